@@ -46,8 +46,8 @@ _RIGHTS = {Permission.PRODUCE: Right.PRODUCE, Permission.CONSUME: Right.CONSUME,
 
 
 class Authorizer:
-    """Decides for callers. `rights` reads the grants of a namespace, `administrators` those of a tenant; `loaded` has
-    the topics here."""
+    """Decides what callers may do. `rights` reads the grants of a namespace, `administrators` the administrators of a
+    tenant; `loaded` returns the topics that this broker has loaded."""
 
     def __init__(
         self, clock: Clock, rights: Callable[[NamespaceName], Awaitable[Rights]],
@@ -70,7 +70,7 @@ class Authorizer:
         self, principal: Principal, permission: Permission, *, topic: TopicName | None = None,
         namespace: NamespaceName | None = None, tenant: str = "", subscription: str = "", peer: str = "",
     ) -> None:  # fmt: skip
-        """Checks that a caller has a permission. Raises Unauthorized; Unavailable: the grants cannot be read."""
+        """Raises Unauthorized if the caller lacks the permission; Unavailable if the grants cannot be read."""
         if may_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
@@ -101,16 +101,16 @@ class Authorizer:
         return decide(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
 
     async def shown(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
-        """Returns whether a topic of the namespace (full name) is shown to the caller: those are that it may look up.
-        """
+        """Returns a predicate that says of the full name of a topic of the namespace whether the caller may see it. A
+        caller sees the topics that it may look up."""
         if may_everything(principal):
             return lambda topic: True
         rights = await self._rights(name)
         return lambda topic: not self._decide(principal, Right.LOOKUP, rights, TopicName.parse(topic), "")
 
     async def administers(self, principal: Principal, tenant: str) -> bool:
-        """Whether the principal administers the tenant. A tenant whose record is damaged has no administrators: it is
-        no matter of others' lists."""
+        """Returns True if the principal administers the tenant. A tenant with a damaged record counts as one without
+        administrators, so that a list of several tenants still succeeds."""
         if may_everything(principal):
             return True
         try:
@@ -121,13 +121,14 @@ class Authorizer:
 
     # ------------------------------------------------------------------ when grants change
     def on_grants_changed(self, tenant: str, namespace: str) -> None:
-        """Decides again, in a task, for all streams of a namespace. `namespace` empty: each of the tenant's; `tenant`
-        too: all."""
+        """Called when grants have changed: decides again, in a task, about all producers and consumers that are
+        connected to topics of the namespace. An empty `namespace` means all of the tenant; an empty `tenant` means all
+        tenants."""
         if not self._again.closed:
             self._again.spawn(self._decide_again(tenant, namespace), "broker-decides-again")
 
     async def _decide_again(self, tenant: str, namespace: str) -> None:
-        """Decides until all is decided: a change whose grants could not be read is not forgotten."""
+        """Decides again for the loaded topics, and repeats it for those whose grants could not be read."""
         left = [
             topic for topic in self._loaded()
             if topic.name.tenant == (tenant or topic.name.tenant)
@@ -152,7 +153,7 @@ class Authorizer:
         return left
 
     def _look_at(self, topic: Topic, rights: Rights) -> None:
-        """Closes the producers and consumers of the topic that may not be there any more."""
+        """Closes the producers and consumers of the topic that have no right to be there any more."""
         for producer in list(topic.producers):
             if why := self._gone(producer.principal, Right.PRODUCE, rights, topic.name):
                 producer.close(self._end_error(producer.principal, Permission.PRODUCE, topic.name, why))
@@ -166,6 +167,7 @@ class Authorizer:
     def _gone(
         self, principal: Principal, right: Right, rights: Rights, topic: TopicName, subscription: str = ""
     ) -> str:
+        """Returns why a connected caller has lost its right; empty: it still has it."""
         return "" if may_everything(principal) else self._decide(principal, right, rights, topic, subscription)
 
     def _end_error(self, principal: Principal, permission: Permission, topic: TopicName, why: str) -> MagnetarError:
@@ -174,8 +176,8 @@ class Authorizer:
 
 
 def may_everything(principal: Principal) -> bool:
-    """Whether the principal may do everything: so may other brokers and operators, by a certificate of the cluster; a
-    bookie has no business at a broker."""
+    """Returns True if the principal may do everything: a super user, a local caller without security, and another
+    broker or an operator with a certificate of the cluster. A bookie may not: it has no business at a broker."""
     member = principal.kind is PrincipalKind.MEMBER and principal.name.startswith(("broker/", "operator/"))
     return principal.is_super or principal.kind is PrincipalKind.LOCAL or member
 
@@ -197,7 +199,9 @@ Granted = dict[str, tuple[str, ...]]
 
 
 def grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
-    """Grants a role its actions. `topic`: its full name, without a partition; empty: the namespace."""
+    """Returns the record in which `role` is granted these actions instead of those that it had. `topic`: its full name
+    without a partition; empty: the grant is for the namespace. Raises InvalidRequest if an action is unknown or none is
+    given."""
     unknown = sorted({each for each in actions if each not in ACTIONS})
     if unknown or not actions:
         raise InvalidRequest(f"actions are {', '.join(ACTIONS)}, not {', '.join(map(repr, unknown)) or 'none'}")
@@ -208,6 +212,7 @@ def grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -
 
 
 def revoke(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
+    """Returns the record without the role's grants at the topic; empty `topic`: at the namespace."""
     if not topic:
         return replace(record, roles=_without(record.roles, role))
     topics = {**record.topics, topic: _without(record.topics.get(topic, {}), role)}
@@ -215,7 +220,8 @@ def revoke(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
 
 
 def grant_subscription(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
-    """Sets the roles that may use a subscription: these and no others. InvalidRequest if none is named."""
+    """Returns the record in which these roles, and no others, may use the subscription. Raises InvalidRequest if no
+    role is given."""
     if not roles:
         raise InvalidRequest("a subscription's list names at least one role; without a list it takes every consumer")
     named = tuple(dict.fromkeys(check_role(each) for each in roles))
@@ -225,14 +231,15 @@ def grant_subscription(record: GrantsRecord, subscription: str, roles: Sequence[
 
 
 def revoke_subscription(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
-    """Removes roles from a subscription's list. With the last role the list goes, and the subscription takes every
-    consumer again, as in Pulsar."""
+    """Returns the record without these roles in the subscription's list. With its last role the list is removed, and
+    the subscription accepts every consumer again, as in Pulsar."""
     left = tuple(each for each in record.subscriptions.get(subscription, ()) if each not in roles)
     lists = {**record.subscriptions, subscription: left}
     return replace(record, subscriptions={name: roles for name, roles in lists.items() if roles})
 
 
 def without_topic(record: GrantsRecord, topic: str) -> GrantsRecord:
+    """Returns the record without the topic's grants."""
     return replace(record, topics={name: granted for name, granted in record.topics.items() if name != topic})
 
 
@@ -241,6 +248,7 @@ def _without(granted: Granted, role: str) -> Granted:
 
 
 def _bounded(record: GrantsRecord) -> GrantsRecord:
+    """Returns the record. Raises InvalidRequest if it has more than GRANTS_MAX grants."""
     count = len(record.roles) + sum(map(len, record.topics.values())) + sum(map(len, record.subscriptions.values()))
     if count > GRANTS_MAX:
         raise InvalidRequest(f"{count} grants in one namespace are more than {GRANTS_MAX}: grant at the namespace")
@@ -267,15 +275,16 @@ STALE_S = 30.0
 KNOWN_MAX = 10_000
 """Namespaces whose grants are remembered: a caller may ask for any number of names."""
 ATTEMPTS_MAX = 20
-"""Tries to take the grants of a topic away, while others change those of its namespace."""
+"""Attempts to remove the grants of a topic, while others change those of its namespace."""
 WATCH_RETRY_S = 1.0
 
 Changed = Callable[[str, str], None]
-"""Called with a tenant and the name of its namespace ("": all of them)."""
+"""Called with a tenant and the name of its namespace (empty: all of its namespaces)."""
 
 
 class Grants:
-    """The grants and administrators, read from the metadata and kept current by watches."""
+    """The grants of namespaces and the administrators of tenants, read from the metadata and kept current by watches.
+    """
 
     def __init__(self, metadata: MetadataStore, clock: Clock, changed: Changed) -> None:
         self._metadata = metadata
@@ -287,6 +296,7 @@ class Grants:
         self._background = Supervisor()
 
     async def open(self) -> None:
+        """Starts the watches: changes are seen from here on."""
         revision = await self._metadata.revision()
         for path in (paths.GRANTS, paths.TENANTS):
             self._background.supervise(f"broker-watch-{path[1:]}", partial(self._follow, path, revision))
@@ -296,7 +306,8 @@ class Grants:
 
     # ------------------------------------------------------------------ asking
     async def rights(self, name: NamespaceName) -> Rights:
-        """Returns the rights; none if the namespace or tenant does not exist. Unavailable: they cannot be read."""
+        """Returns the rights in a namespace; they are empty if the namespace or its tenant does not exist. Raises
+        Unavailable if they cannot be read."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_S:
             raise Unavailable("grants cannot be read from the metadata at the moment; try again")
         found = self._known.get(name)
@@ -317,6 +328,7 @@ class Grants:
         return GrantsRecord() if found is None else found[0]
 
     async def administrators(self, tenant: str) -> frozenset[str]:
+        """Returns the administrators of the tenant, read from the metadata; none if the tenant does not exist."""
         found = await get_record(self._metadata, paths.tenant(tenant), TenantRecord)
         return frozenset(found[0].admin_roles) if found is not None else frozenset()
 
@@ -326,15 +338,16 @@ class Grants:
 
     # ------------------------------------------------------------------ changing
     async def change(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
-        """Changes the grants of a namespace. Raises the InvalidRequest of `change`. Once it returns, this broker
-        decides by the new ones."""
+        """Replaces the grants of a namespace by what `change` returns. Raises the InvalidRequest of `change`. Once it
+        returns, this broker decides by the new grants."""
         path = paths.grants(name.tenant, name.namespace)
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._discard(name.tenant, name.namespace)
 
     async def delete_topic(self, topic: TopicName, *still: Check) -> None:
-        """Deletes the grants of a topic, before its record is deleted: a topic that is made anew has no grants of an
-        earlier one. BadVersion: it is not `still` that topic."""
+        """Deletes the grants of a topic. Must be called before the topic's record is deleted, so that a later topic of
+        that name does not inherit them. Raises BadVersion if a check in `still` fails: the name is another topic's by
+        now; Unavailable if others change the namespace's grants all the time."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
         for _ in range(ATTEMPTS_MAX):

@@ -32,8 +32,8 @@ repeated commit gets its answer."""
 
 
 HAND_OUT_BYTES = 1 << 20
-"""Most bytes that one consumer or range gets at once of what was read, `read_bytes` if that is less: its connection may
-hold so much beyond its bound, and a role may still read so much after it lost the right."""
+"""Most bytes that one consumer or range gets at once of what was read; `read_bytes` if that is less. A connection may
+queue so much beyond its bound, and a role may still read so much after its right was revoked."""
 
 
 class BrokerConfig(Applied, frozen=True):
@@ -185,7 +185,8 @@ class Replication(msgspec.Struct, frozen=True):
 
 
 Policy = Callable[[], Awaitable[Replication]]
-"""Asked before each new ledger, so that a changed policy holds from the next one on."""
+"""Returns the replication of the next ledger. It is called before each new ledger, so a changed policy applies from the
+next ledger on."""
 
 
 # ------------------------------------------------------------------------------------------------------- applied
@@ -208,8 +209,8 @@ DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
 
 
 def resolve(broker: Applied, *levels: Policies) -> Applied:
-    """The policies in force: of the levels above the broker, namespace then topic, the last one that sets a field wins.
-    """
+    """Returns the policies in force. Each field has the value of the last of `levels` (namespace, then topic) that sets
+    it, else the broker's; `max_message_bytes` never exceeds the broker's."""
     values = {name: getattr(broker, name) for name in NAMES}
     for level in levels:
         for name in NAMES:
@@ -230,7 +231,8 @@ UNUSED_S = 60
 
 
 def of_non_persistent(applied: Applied) -> Applied:
-    """The policies of a non-persistent topic: it keeps no state, and ends when it is unused."""
+    """Returns the policies adapted to a non-persistent topic, which stores nothing: without deduplication and
+    compaction, and deleted when it is unused."""
     return replace(
         applied, inactive_s=applied.inactive_s or UNUSED_S, inactive_mode="delete_when_no_subscriptions",
         deduplication=False, compaction_threshold_bytes=0,

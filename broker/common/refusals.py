@@ -146,13 +146,14 @@ class AckRefusal(_Refusal):
 
 
 def is_another(there: int, meant: int) -> bool:
-    """Whether it is known to be another topic of the name than the one that is meant."""
+    """Returns True if the two incarnations are known to differ. `there`: the incarnation of the present topic; `meant`:
+    the one that the caller means; 0 in either: unknown."""
     return bool(meant and there and meant != there)
 
 
 def check_incarnation(topic: TopicName, there: int, meant: int) -> None:
-    """Raises TopicNotFound if the caller means a topic that was deleted, and the one that is `there` has its name.
-    `meant` 0: it means the present one, whichever that is."""
+    """Raises TopicNotFound if the caller means a topic that was deleted, and another one has its name now. `there`: the
+    incarnation of the present topic; `meant`: the caller's; 0: whichever topic is present."""
     if is_another(there, meant):
         raise TopicNotFound(
             f"the topic {topic} that is meant was deleted and made anew since (at {there} ms, not {meant})", topic=topic

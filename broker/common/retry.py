@@ -21,7 +21,7 @@ AGAIN_S = 10.0
 
 
 class LogThrottle:
-    """Remembers what one loop logged last. `news` is asked before each line."""
+    """Limits how often a loop that retries logs the same kind of error. The loop calls `news` before each log line."""
 
     __slots__ = ("_at", "_clock", "_reason")
 
@@ -31,7 +31,8 @@ class LogThrottle:
         self._at = 0.0
 
     def news(self, error: Exception) -> bool:
-        """Whether this error is worth a line: of another class than the last, or AGAIN_S later."""
+        """Returns True if the error should be logged: its class differs from the last one, or AGAIN_S have passed. The
+        error counts as logged then."""
         now = self._clock.monotonic()
         if type(error) is self._reason and now - self._at < AGAIN_S:
             return False
@@ -49,7 +50,8 @@ async def until_done(
     work: Callable[[], Awaitable[T]], clock: Clock, log: logging.Logger, what: str, *,
     ends: Callable[[MagnetarError], bool], pause_s: float,
 ) -> T:  # fmt: skip
-    """The result of the first attempt that succeeds. Raises the first error for which `ends` holds."""
+    """Repeats `work`, with pauses of `pause_s`, until it succeeds, and returns its result. Raises the first error for
+    which `ends` returns True; other errors are logged as warnings about `what`."""
     throttle = LogThrottle(clock)
     while True:
         try:
@@ -76,7 +78,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class SharedRuns(Generic[K, T]):
-    """The shared runs of one part, by key."""
+    """Runs of async work by key: callers that ask for the same key at the same time share one run."""
 
     __slots__ = ("_running",)
 
@@ -84,7 +86,7 @@ class SharedRuns(Generic[K, T]):
         self._running: dict[K, asyncio.Task[T]] = {}
 
     async def get(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Begins or joins the run of `key`; returns its result, or raises its error."""
+        """Starts `work` for `key`, or joins the run in progress. Returns its result, or raises its error."""
         run = self._running.get(key)
         if run is None:
             run = self._running[key] = asyncio.get_running_loop().create_task(work())
@@ -97,7 +99,7 @@ class SharedRuns(Generic[K, T]):
             run.exception()  # the callers get it
 
     async def drain(self) -> None:
-        """Returns when nothing runs."""
+        """Waits until no run is in progress."""
         while self._running:
             await asyncio.wait(list(self._running.values()))
 
@@ -120,13 +122,14 @@ V = TypeVar("V")
 
 
 class LastKnown(Generic[K, V]):
-    """The last answers of the metadata to one question, by key."""
+    """The metadata's last answers to one question, by key, for use while the metadata does not answer."""
 
     def __init__(self) -> None:
         self._answers: dict[K, V] = {}  # in the order of the last answers
 
     async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
-        """Returns the answer of `read`, or the last one. `read` may be cancelled when there is an earlier answer."""
+        """Returns the answer of `read`; if the metadata does not answer in time, the last known answer. `read` may be
+        cancelled when there is an earlier answer."""
         if key not in self._answers:
             answer = await read()
         else:
@@ -141,7 +144,7 @@ class LastKnown(Generic[K, V]):
         return answer
 
     def set(self, key: K, answer: V) -> None:
-        """Notes the answer that holds from now on, by a change that was made here."""
+        """Stores an answer that holds from now on, because this process changed the metadata."""
         self._answers.pop(key, None)
         self._answers[key] = answer
         if len(self._answers) > ANSWERS_MAX:
@@ -149,5 +152,5 @@ class LastKnown(Generic[K, V]):
                 del self._answers[oldest]
 
     def discard(self, key: K) -> None:
-        """Forgets the answer: its object is deleted here."""
+        """Drops the answer, because its object was deleted by this process."""
         self._answers.pop(key, None)

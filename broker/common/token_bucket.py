@@ -44,16 +44,17 @@ class TokenBucket:
         self._tokens = min(self._tokens, rate)
 
     def spend(self, count: float, now: float) -> None:
+        """Takes `count` tokens; the bucket may go below zero."""
         self._fill(now)
         self._tokens -= count
 
     def tokens(self, now: float) -> float:
-        """Tokens now; below zero: a debt."""
+        """Returns the tokens that are available now; a negative number is a debt."""
         self._fill(now)
         return self._tokens
 
     def wait_s(self, now: float) -> float:
-        """Returns the seconds to wait; 0: something may be taken."""
+        """Returns the seconds until tokens are available again; 0 if some are available now."""
         self._fill(now)
         return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
 
@@ -62,7 +63,7 @@ _UNLIMITED: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
 
 
 class Rate:
-    """Messages and bytes a second; 0: no limit."""
+    """A rate limit in messages and bytes per second; 0: no limit."""
 
     __slots__ = ("_buckets", "limited", "throttled")
 
@@ -74,6 +75,7 @@ class Rate:
             self.set_rate(messages, size, now)
 
     def set_rate(self, messages: float, size: float, now: float) -> None:
+        """Sets the limits from `now` on; 0: no limit."""
         if messages <= 0 and size <= 0:
             self._buckets, self.limited = _UNLIMITED, False
             return
@@ -81,15 +83,17 @@ class Rate:
         self._buckets, self.limited = buckets, True
 
     def spend(self, messages: int, size: int, now: float) -> None:
+        """Takes tokens for `messages` messages of `size` bytes together."""
         for bucket, count in zip(self._buckets, (messages, size), strict=True):
             if bucket is not None:
                 bucket.spend(count, now)
 
     def wait_s(self, now: float) -> float:
+        """Returns the seconds until both limits allow something again; 0 if they do now."""
         return max((bucket.wait_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
 
     def available(self, now: float) -> tuple[float, float]:
-        """Messages and bytes that may be taken without a debt."""
+        """Returns how many messages and bytes may be taken now without a debt."""
         messages, size = (float("inf") if bucket is None else bucket.tokens(now) for bucket in self._buckets)
         return messages, size
 
@@ -114,7 +118,8 @@ class Sized(Protocol):
 
 
 def wait_s(rates: Iterable[Rate], now: float) -> float:
-    """Seconds until all of them allow something; each rate that causes a wait counts it."""
+    """Returns the seconds until all of the rates allow something. Each rate that causes a wait counts it in
+    `throttled`."""
     longest = 0.0
     for rate in rates:
         wait = rate.wait_s(now) if rate.limited else 0.0
@@ -125,7 +130,7 @@ def wait_s(rates: Iterable[Rate], now: float) -> float:
 
 
 def portion(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
-    """Returns how many of the entries may go now: those that the tokens cover, and the one that leaves a debt."""
+    """Returns how many of `entries` may be sent now: those that the tokens cover, and one that may overdraw them."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)
@@ -145,7 +150,7 @@ def portion(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
 #     turns = Turns(clock)
 #     for each in many:
 #         do(each)
-#         if turns.over:
+#         if turns.is_over:
 #             await turns.next()
 #
 # A slice lasts SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
@@ -159,7 +164,7 @@ SLICE_S = 0.002
 
 
 class Turns:
-    """The slices of one piece of work."""
+    """Divides a long computation into slices; other tasks of the event loop run between two slices."""
 
     __slots__ = ("_clock", "end")
 
@@ -169,9 +174,10 @@ class Turns:
 
     @property
     def is_over(self) -> bool:
+        """Returns True if the slice is used up: the caller should await `next`."""
         return self._clock.monotonic() > self.end
 
     async def next(self) -> None:
-        """Gives the others their turn."""
+        """Lets other tasks run, and begins the next slice."""
         await asyncio.sleep(0)
         self.end = self._clock.monotonic() + SLICE_S

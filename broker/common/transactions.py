@@ -24,9 +24,11 @@ from ...runtime.access import Principal, PrincipalKind
 
 
 def writer_of(principal: Principal) -> str | None:
-    """The role whose transactions the caller writes in; None: of each role, as a listener without security may, and a
-    broker, which publishes half messages of a role. A broker that calls with a token is a super user, as which it also
-    joins and settles the transactions of each."""
+    """Returns the role in whose transactions the caller may write; None: in those of every role.
+
+    None is returned for a local listener without security, for a broker, which publishes half messages of any role, and
+    for a super user. A broker that calls with a token is a super user, and so it may also join and settle transactions
+    of every role."""
     free = principal.kind is PrincipalKind.LOCAL or (
         principal.kind is PrincipalKind.MEMBER and principal.name.startswith("broker/")
     )
@@ -34,7 +36,7 @@ def writer_of(principal: Principal) -> str | None:
 
 
 class Settlement(NamedTuple):
-    """The end of a transaction, for one of its topics."""
+    """The outcome of a transaction, as its coordinator sends it to one participating topic."""
 
     txn: TxnId
     committed: bool
@@ -49,13 +51,14 @@ Joined = TxnState | Settlement
 
 
 def state_of(joined: Joined) -> TxnState:
+    """Returns the state that an answer to a join means."""
     if isinstance(joined, Settlement):
         return TxnState.COMMITTED if joined.committed else TxnState.ABORTED
     return joined
 
 
 class TransactionFacts(NamedTuple):
-    """The facts that its coordinator tells of a transaction."""
+    """The state of a transaction, as its coordinator reports it."""
 
     txn: TxnId
     state: TxnState
@@ -75,32 +78,35 @@ class Coordinators(Protocol):
     """The coordinators of the cluster."""
 
     async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
-        """Makes the topic a participant. OPEN, PREPARED: it is one now, or was before. COMMITTED, ABORTED, a
-        settlement: the outcome, and nothing may be added. `owner`: the role that writes in the transaction there;
-        InvalidRequest: it is another's. None: who may write in each (`writer_of`), and a topic that was loaded with
-        entries of the transaction.
+        """Makes `topic` a participant of the transaction. Returns OPEN or PREPARED if the topic is a participant now,
+        or was before; COMMITTED, ABORTED or a settlement if the transaction has ended, and nothing may be added.
 
-        Never TransactionForgotten: what ended long ago is ABORTED for a topic that does not know its outcome, because a
-        commit is forgotten after every participant has stored it. Each other error says nothing of the outcome: ask
-        again. Joins that are asked in one turn travel together.
-        """
+        `owner` is the role that writes in the transaction at that topic; InvalidRequest is raised if the transaction is
+        another role's. `owner` is None for a caller that may write in every transaction (`writer_of`), and for a topic
+        that was loaded with entries of the transaction.
+
+        Never raises TransactionForgotten: what ended long ago is ABORTED for a topic that does not know its outcome,
+        because a commit is forgotten only after every participant has stored it. Any other error says nothing of the
+        outcome, and the caller should ask again. Joins that are asked for in one turn of the loop are sent together."""
 
     def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
-        """Whether the topic of that full name is a participant: its coordinator is in this process, and the transaction
-        is the role's, and not decided. False: `join` it, which waits, or says why not."""
+        """Makes the topic of that full name a participant without waiting, and returns True. Returns False if that is
+        not possible: the coordinator is in another process, or the transaction is another role's, or its end is being
+        decided. The caller should then await `join`, which waits, or raises the reason."""
         ...
 
     async def get_facts(self, txn: TxnId) -> TransactionFacts:
-        """Returns the state. Errors as of `join`. One that is being decided may be told as OPEN."""
+        """Returns the state of the transaction. A transaction that is being decided may be reported as OPEN. Errors say
+        nothing of the outcome, as in `join`."""
 
     async def abort_open(self, txn: TxnId) -> TransactionFacts:
-        """Aborts it if it is open, because a topic of it is deleted by force. Its state after that: COMMITTED or
-        ABORTED for ever; or PREPARED, which is left. Errors as of `join`; repeating it is no harm.
-        """
+        """Aborts the transaction if it is open, because one of its topics is deleted by force. Returns its state
+        afterwards: COMMITTED or ABORTED, which are final, or PREPARED, which is left as it is. Idempotent; errors say
+        nothing of the outcome, as in `join`."""
 
 
 class NoCoordinators:
-    """The coordinators of a broker, or a topic, that has no transactions."""
+    """The coordinators of a broker or a topic that has no transactions: nothing can be joined."""
 
     async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         raise NotAllowed(f"topic {topic} takes no transactions")

@@ -1,9 +1,9 @@
-"""Sends what is published to the ledger that is written, and confirms it in order. The driver of log_queue_core.py.
+"""Sends published entries to the ledger that is written, and confirms them in order. The driver of log_queue_core.py.
 
     log: `queue.add` → `send` → ledger → `on_appended` → cache, publisher, `on_confirmed`
 
 `on_stopped` is called when the ledger takes no more: it is full, or it has failed. Then the log stops the queue, and
-opens the next ledger (broker/log/topic_log.py). What a ledger has no room for waits here, in its order.
+opens the next ledger (broker/log/topic_log.py). Entries for which a ledger has no room wait here, in order.
 Guarding tests: tests/broker/log/test_topic_log.py.
 """
 
@@ -36,7 +36,7 @@ from .managed_ledger import ManagedLedger
 
 
 class Publisher(Protocol):
-    """Gets the outcome of a publish. Neither method may wait or raise."""
+    """Gets the outcome of each of its publishes. Neither method may wait or raise."""
 
     def on_confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
     def on_failed(self, publish: Publish, error: MagnetarError) -> None: ...
@@ -79,7 +79,8 @@ AGE_LOOK_MS = 1000
 
 
 class Appender:
-    """The appender of one log. `writer` None: no ledger is written yet. `timestamp_ms`: of the last publish."""
+    """Appends the publishes of one log. `writer` None: no ledger is written yet. `timestamp_ms`: of the last publish.
+    """
 
     __slots__ = (
         "_age_due_ms",
@@ -124,7 +125,8 @@ class Appender:
 
     # ------------------------------------------------------------------ sending
     def send(self) -> None:
-        """Sends queued publishes for which the ledger has room."""
+        """Sends queued publishes as long as the ledger has room. Calls `on_stopped` if there is no ledger, or it is
+        full or has failed."""
         writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
         if writer is None:
             self._on_stopped()
@@ -145,7 +147,7 @@ class Appender:
             self._on_stopped()
 
     def _wait_room(self, writer: LedgerWriter) -> None:
-        """Goes on sending when the ledger has room again, or has ended."""
+        """Starts a task that continues sending when the ledger has room again, or has ended."""
         if self._room is None:
             self._room = self._tasks.spawn(writer.wait_room(), "topic-log-room")
             self._room.add_done_callback(self._has_room)
@@ -167,13 +169,14 @@ class Appender:
 
     # ------------------------------------------------------------------ confirming
     def start_ledger(self, writer: LedgerWriter) -> None:
-        """Begins to write the ledger, which the committed list names."""
+        """Begins to write the ledger, which the committed list must name."""
         self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail
         writer.listener = self
         self.queue.start_ledger(writer.ledger_id)
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
-        """Confirms in order what the ledger has: receipts of one answer of the bookies leave together."""
+        """Called when the ledger has the entries up to `last_entry`: confirms them, in order. Entries that one answer
+        of the bookies confirms get their receipts together."""
         if writer is not self.writer:
             return  # its end is known, and so is what of it was confirmed
         if confirmed := self.queue.take_confirmed(last_entry):
@@ -181,11 +184,12 @@ class Appender:
             self._on_confirmed()
 
     def append_failed(self, writer: LedgerWriter) -> None:
+        """Called when the ledger's writer has failed."""
         if writer is self.writer:
             self._on_stopped()
 
     def confirm(self, confirmed: Sequence[Publish]) -> None:
-        """Confirms publishes in their order, all of the ledger that is written, or was last."""
+        """Confirms publishes, in order. They must all be in the ledger that is written, or was written last."""
         span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
         waits = seconds.waiting
         for publish in confirmed:
@@ -207,7 +211,8 @@ class Appender:
             seconds.count_waiting()
 
     def end_ledger(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
-        """Ends the ledger there; returns what in it is not confirmed yet, and its row in the list (None: no ledger)."""
+        """Ends the ledger that is written at `last_entry`. Returns the publishes in it that are not confirmed yet, and
+        its closed row for the list; None instead of the row if no ledger is written."""
         if self.writer is None:
             return [], None
         stored = self.queue.end_ledger(last_entry)
@@ -217,7 +222,7 @@ class Appender:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> Replication | None:
-        """Returns the replication of the ledger that is written, or was last."""
+        """Returns the replication of the ledger that is written, or was written last; None if there is none."""
         if self.writer is None:
             return None
         record = self.writer.record
@@ -225,7 +230,7 @@ class Appender:
 
     @property
     def degraded(self) -> bool:
-        """Whether that ledger is on fewer bookies, or has fewer copies, than the policy asked for."""
+        """Returns True if that ledger is on fewer bookies, or has fewer copies, than the policy asked for."""
         writer = self.writer
         return writer is not None and (
             writer.record.ensemble_size < self._managed_ledger.wanted.ensemble_size or writer.short_of_bookies

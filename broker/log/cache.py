@@ -1,9 +1,8 @@
 """The tail cache: the newest entries of all topics of a broker, bounded by the memory that they take.
 
-An entry is added when it is confirmed, and removed in the order of adding when the bound is passed. It serves
-consumers
-that follow the tail. What others read from bookies while they catch up is put into a second cache of the same kind
-(`recent`), so that they cannot push the tail out and several of them read storage once.
+An entry is added when it is confirmed; when the bound is passed, the entries that were added first are evicted. The
+cache serves consumers that follow the tail. What others read from bookies while they catch up is put into a second
+cache of the same kind (`recent`), so that they cannot evict the tail, and several of them read storage once.
 An entry weighs its bytes and what it takes beside them (`ENTRY_BYTES`): four times as much for messages of 100 bytes.
 Guarding test: tests/broker/log/test_cache.py.
 """
@@ -27,7 +26,7 @@ for one that was published, 470 for one that was read."""
 
 
 class StoredEntry:
-    """An entry of a topic as it is handed out: its position, how many messages it has, and its bytes."""
+    """An entry of a topic as it is delivered: its position, how many messages it has, and its bytes."""
 
     __slots__ = (
         "_slots", "chunk_of", "count", "deliver_at_ms", "frames", "index", "position", "size", "timestamp_ms",
@@ -49,7 +48,7 @@ class StoredEntry:
 
     @classmethod
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
-        """Parses an entry that was read from a bookie. CorruptEntry when it does not parse."""
+        """Returns the entry that was read from a bookie. Raises CorruptEntry if it does not parse."""
         index, timestamp_ms, metadata, _ = parse_stored(entry)
         if metadata.HasField("num_messages_in_batch"):
             count, slots = metadata.num_messages_in_batch, None
@@ -62,7 +61,8 @@ class StoredEntry:
 
     @property
     def is_continued(self) -> bool:
-        """Whether it is a chunk of a message, and not the last one. Reads the head: for entries with a `chunk_of`."""
+        """Returns True if this is a chunk of a message, and not its last one. Parses the entry's head where it has a
+        `chunk_of`."""
         if not self.chunk_of:
             return False
         metadata = parse_stored(self.frames[-1]).metadata
@@ -70,14 +70,14 @@ class StoredEntry:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The slots of its messages' keys, that of the first one first; for Key_Shared, which calls `find_slots`
-        before.
-        """
+        """Returns the Key_Shared slots of its messages' keys, that of the first message first. `find_slots` must have
+        been called before."""
         assert self._slots is not None, "find_slots comes before"
         return self._slots
 
     def find_slots(self) -> bool:
-        """Finds the slots and keeps them with the entry. False: that takes long (unfolding.py)."""
+        """Computes the slots and stores them in the entry. Returns False if that would take long (unfolding.py): the
+        caller then has them computed in a thread, and sets them by `has_slots`."""
         if self._slots is None:
             self._slots = _slots_of(self.frames[-1])
         return self._slots is not None
@@ -87,15 +87,17 @@ class StoredEntry:
         return self._slots is not None
 
     def has_slots(self, slots: tuple[int, ...]) -> None:
+        """Sets the slots, which were computed in a thread."""
         self._slots = slots
 
     @property
     def weight(self) -> int:
-        """Bytes of memory that it takes."""
+        """Returns the bytes of memory that the entry takes, with its objects."""
         return self.size + ENTRY_BYTES
 
     def stand_alone(self) -> None:
-        """Copies what is a view: the entry may be kept for long, and a view would keep all that was read with it."""
+        """Copies frames that are views, because the entry may be kept for long: a view would keep in memory all that
+        was read with it."""
         if any(isinstance(frame, memoryview) for frame in self.frames):
             self.frames = (b"".join(self.frames),)
 
@@ -144,7 +146,7 @@ _SLOTS = _Slots()
 
 
 class TailCache:
-    """Entries in the order of adding, up to a number of bytes."""
+    """A cache of entries, bounded in bytes; what was added first is evicted first."""
 
     def __init__(self, bytes_max: int, recent: TailCache | None = None) -> None:
         self.bytes_max = bytes_max
@@ -154,6 +156,7 @@ class TailCache:
         self.bytes = 0
 
     def put(self, entry: StoredEntry) -> None:
+        """Adds an entry."""
         ledger_id, entry_id = entry.position
         entries = self._ledgers.get(ledger_id)
         if entries is None:
@@ -166,7 +169,7 @@ class TailCache:
                 self._drop_oldest()
 
     def put_all(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
-        """Puts entries of one ledger, in order."""
+        """Adds entries of one ledger, in order."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             entries = self._ledgers[ledger_id] = {}
@@ -182,7 +185,7 @@ class TailCache:
             self._drop_oldest()
 
     def resize(self, bytes_max: int) -> None:
-        """Drops the oldest entries that are too many now."""
+        """Sets the bound, and evicts the oldest entries beyond it."""
         self.bytes_max = bytes_max
         while self.bytes > bytes_max:
             self._drop_oldest()
@@ -202,7 +205,8 @@ class TailCache:
         return entries.get(position[1]) if entries is not None else None
 
     def run_from(self, position: Position, last_entry: int, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Entries of one ledger from `position` on, without a gap, up to the bounds; none if the first is not here."""
+        """Returns entries of one ledger from `position` on, without a gap, up to `last_entry` and the bounds; none if
+        the entry at `position` is not cached."""
         entries = self._ledgers.get(position[0])
         found: list[StoredEntry] = []
         if entries is None:
@@ -217,7 +221,8 @@ class TailCache:
         return found
 
     def discard(self, ledger_id: int) -> None:
-        """Forgets a ledger that is needed no more; its bytes are freed at once."""
+        """Drops the entries of a ledger that is no longer needed, also those in `recent`; their memory is freed at
+        once."""
         if self.recent is not None:
             self.recent.discard(ledger_id)
         entries = self._ledgers.pop(ledger_id, None)

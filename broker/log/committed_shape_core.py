@@ -1,7 +1,7 @@
 """The positions of a log for readers of committed entries: it ends at the last stable position, without gaps.
 
     shape = CommittedShape(log.shape)        as the log itself, at no cost
-    shape.show(decided)                      from here on it ends where `decided` says, and leaves out what is aborted
+    shape.set_decided(decided)               from here on it ends where `decided` says, and leaves out what is aborted
 
 The *last stable position* is the last entry before which, and at which, each entry is plain, committed or aborted. What
 is aborted is skipped by every question: `after`, `before`, `at_or_after`, `last`, counts. So a cursor's mark moves over
@@ -27,7 +27,7 @@ from .log_shape_core import LogShape
 
 
 def run_end(entries: BitMap, first: int) -> int:
-    """The last of the contiguous values that begin with `first`, which is one of them."""
+    """Returns the last of the contiguous values that begin with `first`, which must be in `entries`."""
     low, step = first, 1
     while entries.contains_range(low, low + step + 1):
         low, step = low + step, step * 2
@@ -39,7 +39,7 @@ def run_end(entries: BitMap, first: int) -> int:
 
 
 def run_start(entries: BitMap, last: int) -> int:
-    """The first of the contiguous values that end with `last`, which is one of them."""
+    """Returns the first of the contiguous values that end with `last`, which must be in `entries`."""
     low, high = 0, last
     while low < high:
         middle = (low + high) // 2
@@ -54,19 +54,20 @@ def run_start(entries: BitMap, last: int) -> int:
 
 
 class Decided(Protocol):
-    """The decided transactions of a topic."""
+    """What is decided of a topic's transactions: which entries are aborted, and up to where all transactions have
+    ended."""
 
     @property
     def aborted(self) -> Mapping[int, BitMap]:
-        """Returns ledger → entries that are never shown."""
+        """Returns the aborted entries, which are never shown, by ledger."""
 
     @property
     def stable(self) -> Position:
-        """The last stable position; before the first entry when nothing is stable."""
+        """Returns the last stable position; the position before the first entry if nothing is stable."""
 
     @property
     def stable_index(self) -> int:
-        """Returns the index after the last message of the stable part."""
+        """Returns the index after the last message at or before the last stable position."""
 
     def aborted_messages(self, first: int, end: int) -> int:
         """Returns how many of the messages `first` … `end - 1` are aborted."""
@@ -83,6 +84,8 @@ class CommittedShape(LogShape):
         log.add_follower(self)
 
     def set_decided(self, decided: Decided) -> None:
+        """Sets the source of outcomes: from here on the shape ends at the last stable position, and leaves out aborted
+        entries."""
         self._decided = decided
 
     @property
@@ -92,7 +95,7 @@ class CommittedShape(LogShape):
 
     # ------------------------------------------------------------------ what is left out
     def _skip_aborted(self, position: Position) -> Position:
-        """The first position at or after `position` that is not aborted."""
+        """Returns the first position at or after `position` that is not aborted."""
         decided = self._decided
         while decided is not None and decided.aborted:
             aborted = decided.aborted.get(position[0])
@@ -102,7 +105,7 @@ class CommittedShape(LogShape):
         return position
 
     def _following(self, position: Position) -> Position:
-        """Returns the position after the given one, like `after`, but of the log itself."""
+        """Returns the position after the given one, like `after`, but without leaving out aborted entries."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
@@ -137,7 +140,7 @@ class CommittedShape(LogShape):
 
     @property
     def stable(self) -> Position:
-        """The last stable position, which may be aborted itself."""
+        """Returns the last stable position; its entry may be aborted."""
         return self.last_confirmed if self._decided is None else self._decided.stable
 
     def readable(self, position: Position) -> bool:
@@ -167,7 +170,7 @@ class CommittedShape(LogShape):
         return found
 
     def shows_all(self, first: Position, last: Position) -> bool:
-        """Whether all entries from `first` to `last`, in one ledger, are shown."""
+        """Returns True if all entries from `first` to `last`, which must be in one ledger, are shown."""
         decided = self._decided
         if decided is None:
             return True

@@ -39,11 +39,11 @@ _ROW = struct.Struct(">QQqqQI")
 
 
 class DamagedCompaction(ValueError):
-    """The bytes are not what a compacted ledger holds."""
+    """Raised if bytes of a compacted ledger are damaged."""
 
 
 class Row(msgspec.Struct):
-    """The survivors of a ledger."""
+    """A row of the table: the entries of one ledger of the topic that survived."""
 
     ledger_id: int
     entries: int
@@ -54,6 +54,7 @@ class Row(msgspec.Struct):
 
     @property
     def removed(self) -> BitMap:
+        """Returns the entry ids that compaction removed from the ledger."""
         return BitMap(range(self.entries)) - self.survivors
 
 
@@ -75,10 +76,12 @@ def _body(data: Buffer, kind: int) -> bytes:
 
 
 def encode_survivor(position: Position, entry: bytes) -> bytes:
+    """Returns the entry of the compacted ledger for a surviving entry of the topic."""
     return _record(SURVIVOR, _POSITION.pack(*position) + entry)
 
 
 def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
+    """Returns the original position of a survivor, and its bytes. Raises DamagedCompaction."""
     body = _body(data, SURVIVOR)
     if len(body) < _POSITION.size:
         raise DamagedCompaction("a survivor ends inside its position")
@@ -86,7 +89,7 @@ def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
 
 
 def encode_table(rows: list[Row]) -> list[bytes]:
-    """The entries that end a compacted ledger."""
+    """Returns the entries that end a compacted ledger: the pieces of its table."""
     parts: list[bytes] = []
     for row in rows:
         bitmap = row.survivors.serialize()
@@ -99,7 +102,8 @@ def encode_table(rows: list[Row]) -> list[bytes]:
 
 
 def decode_piece(data: Buffer) -> tuple[int, int, bytes]:
-    """Decodes (which piece, of how many, part of the rows)."""
+    """Returns the number of a table's piece, the number of pieces, and its part of the rows. Raises DamagedCompaction.
+    """
     body = _body(data, TABLE)
     if len(body) < _PIECE.size:
         raise DamagedCompaction("a piece of a table ends inside its head")
@@ -110,6 +114,7 @@ def decode_piece(data: Buffer) -> tuple[int, int, bytes]:
 
 
 def decode_rows(body: bytes) -> list[Row]:
+    """Returns the rows of a table from the concatenated pieces. Raises DamagedCompaction."""
     rows: list[Row] = []
     offset = 0
     while offset < len(body):

@@ -39,7 +39,8 @@ from .snapshot_ledger import StateLedgers
 
 
 class CompactedLog:
-    """A compacted ledger. `open` it; `read` gives survivors as entries of the topic, at their original positions."""
+    """A compacted ledger, opened by `open`. `read` returns survivors as entries of the topic, at their original
+    positions."""
 
     def __init__(self, record: Compacted, reader: LedgerReader, rows: list[Row]) -> None:
         self.record = record
@@ -49,7 +50,8 @@ class CompactedLog:
 
     @classmethod
     async def open(cls, ledgers: StateLedgers, record: Compacted) -> CompactedLog:
-        """Opens the ledger. DataLost: it is damaged or lost; LedgerNotFound, Unavailable."""
+        """Opens the ledger and reads its table. Raises DataLost if it is damaged or lost; LedgerNotFound if there is no
+        such ledger; Unavailable if bookies do not answer."""
         reader = await ledgers.open(record.ledger_id)
         try:
             _, pieces, body = decode_piece((await reader.read(reader.last_entry, reader.last_entry))[0].payload)
@@ -69,7 +71,7 @@ class CompactedLog:
         return self.record.entries
 
     def number_of(self, position: Position) -> int:
-        """The number of the first survivor at or after `position`; `entries` when there is none."""
+        """Returns the number of the first survivor at or after `position`; `entries` if there is none."""
         at = bisect_left(self._ids, position[0])
         if at == len(self.rows):
             return self.entries
@@ -78,11 +80,12 @@ class CompactedLog:
         return row.first + before
 
     def row(self, ledger_id: int) -> Row | None:
+        """Returns the table's row for that ledger of the topic; None if nothing of it survives."""
         at = bisect_left(self._ids, ledger_id)
         return self.rows[at] if at < len(self.rows) and self._ids[at] == ledger_id else None
 
     async def read(self, first: int, bytes_max: int) -> list[StoredEntry]:
-        """Survivors from that number on, at least one."""
+        """Reads survivors from number `first` on, at least one. Raises DataLost if one is damaged."""
         found = await self._reader.read(first, self.entries - 1, bytes_max)
         try:
             return [StoredEntry.parse(*decode_survivor(each.payload)) for each in found]
@@ -93,11 +96,12 @@ class CompactedLog:
         return (await self.read(number, 1))[0]
 
     async def first_since(self, time_ms: int) -> StoredEntry | None:
-        """The first survivor that arrived at or after the time."""
+        """Returns the first survivor that arrived at or after `time_ms`; None if there is none."""
         return (await first_reached(self.entries - 1, self.entry, lambda entry: entry.timestamp_ms >= time_ms)).entry
 
     async def last_survivor(self) -> tuple[StoredEntry, int] | None:
-        """The last survivor, and the batch index of its last message that is shown (-1: it is no batch)."""
+        """Returns the last survivor, and the batch index of its last message that is shown (-1: it is no batch); None
+        if nothing survives."""
         if not self.entries:
             return None
         entry = await self.entry(self.entries - 1)
@@ -115,7 +119,7 @@ class CompactedShape(CommittedShape):
         super().__init__(log)
 
     def cover(self, rows: list[Row]) -> None:
-        """Adds those ledgers: what survives of them can be read, also where the log has them no more."""
+        """Sets the rows of the compacted ledger: survivors can be read also in ledgers that the log has no more."""
         self._rows = {row.ledger_id: row for row in rows}
         for row in rows:
             if row.ledger_id not in self._spans:
@@ -132,11 +136,12 @@ class CompactedShape(CommittedShape):
             self._ghosts.add(ledger_id)
 
     def trimmed(self, ledger_id: int) -> bool:
-        """Whether the log has the ledger no more."""
+        """Returns True if the log itself has the ledger no more."""
         return ledger_id in self._ghosts
 
 
 def _ghost(row: Row) -> Span:
+    """Returns a span for a ledger that was trimmed, and of which something survives."""
     return Span(row.ledger_id, row.first_index, row.entries - 1, row.end_index)
 
 
@@ -144,7 +149,7 @@ def _ghost(row: Row) -> Span:
 
 
 class CompactedReader:
-    """The SegmentReader of the compacted ledger, and past its horizon that of the log."""
+    """The SegmentReader of the compacted ledger up to its horizon, and of the log after it."""
 
     def __init__(self, shape: CompactedShape, log: SegmentReader) -> None:
         self.compacted: CompactedLog | None = None
@@ -152,9 +157,11 @@ class CompactedReader:
         self._log = log
 
     def read_on_in(self, log: SegmentReader) -> None:
+        """Sets the reader that is used after the horizon."""
         self._log = log
 
     def _covers(self, position: Position) -> CompactedLog | None:
+        """Returns the compacted ledger if the position is at or before its horizon, else None."""
         compacted = self.compacted
         return compacted if compacted is not None and position <= compacted.horizon else None
 
@@ -165,8 +172,8 @@ class CompactedReader:
         return None if self._covers(position) else self._log.get(position)
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Reads from the first entry that survives at or after `position`; none when all of those were removed and
-        nothing follows."""
+        """Reads from the first entry at or after `position` that survived; returns none if compaction removed all of
+        those, and nothing follows."""
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
@@ -227,7 +234,7 @@ class CompactedView:
         return self._log.state
 
     def show_committed(self, log: ReadableLog) -> None:
-        """Reads from here on, past the horizon, `log`, which shows what is committed (log.py)."""
+        """Reads committed entries only after the horizon from here on: `log` is their view (log.py)."""
         self._log = log
         self.reader.read_on_in(log.reader)
         assert isinstance(log.shape, CommittedShape), "it is the view of what is committed"
@@ -238,6 +245,7 @@ class CompactedView:
         return self.reader.compacted
 
     def switch_to(self, compacted: CompactedLog) -> None:
+        """Reads from this compacted ledger from here on."""
         self.shape.cover(compacted.rows)
         self.reader.compacted = compacted
 

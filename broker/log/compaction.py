@@ -80,7 +80,7 @@ class CompactionProgress:
 
 
 class Compaction:
-    """The compaction of one topic. `changed` is called when another compacted ledger is to be read."""
+    """The compaction of one topic. `changed` is called when readers have to go over to another compacted ledger."""
 
     __slots__ = (
         "_changed", "_ledger_client", "_progress", "_replication", "_task", "_tasks", "_turn", "_view", "config", "log",
@@ -130,7 +130,8 @@ class Compaction:
 
     @property
     def shape(self) -> LogShape:
-        """The positions of the view; of a topic that was never compacted the log has the same."""
+        """Returns the shape that a consumer sees that reads compacted; of a topic that was never compacted it is the
+        log's."""
         return self.view.shape if self.record is not None else self.log.shape
 
     @property
@@ -138,14 +139,13 @@ class Compaction:
         return self._task is not None
 
     def show_committed(self, log: ReadableLog) -> None:
-        """Compacts from here on only what `log` shows, which is also read after the horizon."""
+        """Compacts only committed entries from here on: `log` is their view, and is also read after the horizon."""
         view = self.view
         self.shown = log
         view.show_committed(log)
 
     def trim_limit(self, applied: Applied) -> Safe | None:
-        """Returns the mark up to which ledgers may be trimmed, as for a durable cursor; None if compaction keeps
-        nothing."""
+        """Returns what compaction no longer needs of the log, as a durable cursor does; None if it keeps nothing."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.running or applied.compaction_threshold_bytes:
@@ -158,7 +158,7 @@ class Compaction:
         return [self.record.ledger_id] if self.record is not None else []
 
     def due_bytes(self) -> int:
-        """Bytes stored after the horizon."""
+        """Returns about how many bytes are stored after the horizon, that is, are not compacted."""
         horizon = self.record
         size = 0.0
         for span in self.log.shape.spans:
@@ -171,7 +171,8 @@ class Compaction:
 
     # ------------------------------------------------------------------ life
     async def open(self, applied: Applied) -> None:
-        """Opens the compacted ledger that the record names, after the log was taken over."""
+        """Opens the compacted ledger that the topic's record names; the log must be taken over before. Raises the error
+        if it cannot be read."""
         record = self.record
         if record is None:
             return
@@ -185,7 +186,7 @@ class Compaction:
             raise
 
     def start(self) -> bool:
-        """Starts a compaction. False: one is running."""
+        """Starts a compaction. Returns False if one is running."""
         if self._task is not None:
             return False
         self._progress = CompactionProgress()
@@ -196,23 +197,23 @@ class Compaction:
         return True
 
     def run_due(self, applied: Applied) -> None:
-        """Starts one when the policy's number of bytes is not compacted."""
+        """Starts a compaction if as many bytes as the policy's threshold are not compacted."""
         threshold_bytes = applied.compaction_threshold_bytes
         if threshold_bytes and self.due_bytes() >= threshold_bytes:
             self.start()
 
     async def wait(self) -> None:
-        """Waits until none is running."""
+        """Waits until no compaction is running."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
     def stop(self) -> None:
-        """Gives a running compaction up, because the topic ends here; the next owner deletes its ledger."""
+        """Cancels a running compaction, because the topic ends here; the next owner deletes its ledger."""
         if self._task is not None:
             self._task.cancel()
 
     async def close(self) -> None:
-        """Returns when nothing of it is running any more."""
+        """Cancels a running compaction, and waits until its tasks have ended."""
         if self._tasks is not None:
             self._tasks.cancel()
             await self._tasks.drain()
@@ -233,12 +234,13 @@ class Compaction:
             self._task = None
 
     def published(self, compacted: CompactedLog) -> None:
+        """Called when the record names another compacted ledger: reads from that one from here on."""
         self.view.switch_to(compacted)
         self._changed()
 
 
 class CompactionRun:
-    """A run of the compaction."""
+    """One run of a compaction, in the order of `STEPS`."""
 
     def __init__(self, of: Compaction) -> None:
         self._of = of
@@ -259,6 +261,7 @@ class CompactionRun:
         self._breath = 0
 
     async def run(self) -> None:
+        """Runs all steps; does nothing if nothing new was stored. Raises the error of the step that fails."""
         old = self._old
         if self._horizon.entry_id < 0 or (old is not None and self._horizon <= old.horizon):
             return  # nothing is new
@@ -271,7 +274,7 @@ class CompactionRun:
             raise
 
     async def _give_up(self, error: BaseException) -> None:
-        """Deletes the ledger when it is certain that the record does not name it; else the next owner decides."""
+        """Deletes the new ledger if it is certain that the record does not name it; else the next owner decides."""
         writer, step = self._writer, self._of.progress.step
         if writer is None or step == "delete":
             return
@@ -354,7 +357,7 @@ class CompactionRun:
         return self._end_index - first + (self._old.record.messages if self._old is not None else 0)
 
     async def _read(self) -> AsyncIterator[list[StoredEntry]]:
-        """Yields what the last compaction left, then the log up to the horizon."""
+        """Yields the survivors of the last compaction, then the log up to the horizon."""
         old, bytes_max = self._old, self._of.config.read_bytes
         number = 0
         while old is not None and number < old.entries:
@@ -369,6 +372,7 @@ class CompactionRun:
             position = shape.after(entries[-1].position)
 
     async def _tried(self, read: Callable[[], Awaitable[list[StoredEntry]]]) -> list[StoredEntry]:
+        """Returns what `read` returns, retried while bookies do not answer."""
         for left in reversed(range(READ_TRIES)):
             try:
                 return await read()
@@ -382,6 +386,7 @@ class CompactionRun:
         return aside(entry.frames[-1], self._of.world, work, *args, **kwargs)
 
     async def _breathe(self, messages: int) -> None:
+        """Counts messages as read, and lets other tasks run after each BREATH_MESSAGES."""
         self._of.progress.looked_at += messages
         self._breath += messages
         if self._breath >= BREATH_MESSAGES:
@@ -393,6 +398,7 @@ class CompactionRun:
         self._written.append(self._writer.append(record))
 
     async def _stored(self) -> None:
+        """Waits until the entries that were appended are confirmed."""
         written, self._written = self._written, []
         await asyncio.gather(*written)
 

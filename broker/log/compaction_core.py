@@ -1,8 +1,8 @@
 """Compaction by key: which messages survive, and what is left of an entry. Nothing here reads or writes.
 
-    survey = Survey(keys_max, retain_null_key=False, salt=…)
-    while not survey.done:                       # one round reads everything once
-        for entry in …: survey.look(entry.first_index, entry.count, opened(entry.bytes))
+    survey = KeySurvey(keys_max, retain_null_key=False, salt=…)
+    while not survey.is_done:                    # one round reads everything once
+        for entry in …: survey.add_entry(entry.first_index, entry.count, parse_entry(entry.bytes))
         survey.end_round()
     cut(entry.bytes, entry.first_index, entry.count, survey.survivors)   # the bytes to keep; None: nothing survives
 
@@ -59,7 +59,8 @@ Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
 
 
 def parse_entry(entry: Buffer) -> Opened | None:
-    """Returns header, metadata and payloads of the messages of an entry; None: it cannot be parsed."""
+    """Returns the header of a stored entry, and metadata and payload of each of its messages; None if it cannot be
+    parsed or is an encrypted batch. A chunk, or an encrypted message, has a placeholder as its payload."""
     try:
         part = split_broker_part(entry)[2]
         header = parse_header(part, verify=False)
@@ -73,7 +74,7 @@ def parse_entry(entry: Buffer) -> Opened | None:
 
 
 class KeySurvey:
-    """The first pass: finds which messages survive."""
+    """The first pass of a compaction: finds which messages survive."""
 
     def __init__(self, keys_max: int, *, retain_null_key: bool = False, salt: bytes = b"") -> None:
         assert keys_max >= 1
@@ -92,7 +93,7 @@ class KeySurvey:
         return self._low >= _SPACE
 
     def add_entry(self, first_index: int, count: int, entry: Opened | None) -> None:
-        """Surveys the next entry, in the order of the topic."""
+        """Adds the next entry, in log order. `entry` None: it cannot be parsed, and all of its messages survive."""
         if entry is None:
             if not self._low:
                 self.survivors.add_range(first_index, first_index + count)
@@ -122,7 +123,7 @@ class KeySurvey:
             self._narrow()
 
     def _hashed(self, key: str) -> bytes | None:
-        """The key's hash; None: it belongs to another round."""
+        """Returns the hash of the key; None if the key belongs to another round."""
         digest = blake2b(key.encode(), digest_size=16, key=self._salt).digest()
         return digest if self._low <= int.from_bytes(digest[:4]) < self._high else None
 
@@ -141,7 +142,8 @@ class KeySurvey:
             self._latest[key] = tuple(self._chunks.pop(name)[1])
 
     def _narrow(self) -> None:
-        """Puts half of the keys off to another round. Those that stay have been followed from the beginning."""
+        """Leaves half of the keys to a later round, as often as needed. The keys that stay were followed from the
+        beginning."""
         while len(self._latest) > self._keys_max and self._high - self._low > 1:
             self._high = (self._low + self._high) // 2
             high = self._high
@@ -149,7 +151,7 @@ class KeySurvey:
             self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
 
     def end_round(self) -> None:
-        """Ends a round, after everything was read: its keys are decided."""
+        """Ends a round, after everything was read: adds the surviving messages of its keys to `survivors`."""
         for value in self._latest.values():
             if isinstance(value, tuple):
                 self.survivors.update(value)
@@ -163,7 +165,8 @@ class KeySurvey:
 
 
 def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> bytes | None:
-    """Returns the part of a stored entry that is kept: all of it, the entry without some of its messages, or None."""
+    """Returns what compaction keeps of a stored entry: all of its bytes, or a batch in which removed messages are
+    empty; None if no message of it survives."""
     kept = survivors.range_cardinality(first_index, first_index + count)
     if kept == 0:
         return None
@@ -186,8 +189,8 @@ def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> byt
 
 
 def last_shown(entry: Buffer) -> int:
-    """Returns the batch index of the last message of an entry that is shown; -1: it is no batch, or cannot be parsed.
-    """
+    """Returns the batch index of the last message of an entry that no compaction removed; -1 if the entry is no batch,
+    or cannot be parsed."""
     found = parse_entry(entry)
     if found is None or not found[0].batched:
         return -1
@@ -198,4 +201,5 @@ def last_shown(entry: Buffer) -> int:
 
 
 def _is_out(fields: MessageFields) -> bool:
+    """Returns True if an earlier compaction removed this message from its batch."""
     return isinstance(fields, SingleMessageMetadata) and fields.compacted_out

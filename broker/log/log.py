@@ -30,34 +30,37 @@ from .reader import IndexedPosition
 
 
 class SegmentReader(Protocol):
-    """Entries of a log, wherever their segments are kept: caches, bookies, a compacted ledger, memory."""
+    """Reads entries of a log, wherever its segments are: caches, bookies, a compacted ledger, memory."""
 
     def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns confirmed entries from `position` on that are in memory; all of one ledger; maybe none."""
+        """Returns confirmed entries of one ledger from `position` on that are in memory; there may be none."""
 
     def get(self, position: Position) -> StoredEntry | None:
-        """The entry, if it is in memory."""
+        """Returns the entry if it is in memory, else None."""
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Entries of one ledger from `position` on, up to `last_entry`. InvalidRequest: it does not exist (any more).
-        """
+        """Returns entries of one ledger from `position` on, up to `last_entry`. Raises InvalidRequest if no entry is at
+        `position` (any more)."""
 
     async def entry(self, position: Position) -> StoredEntry: ...
 
     async def locate(self, index: int) -> IndexedPosition:
-        """The entry that holds message `index`, or the first after it; at or past the end: the end."""
+        """Returns the position of the entry that contains message `index`, or of the first entry after it; at or past
+        the end, the position after the last entry."""
 
     async def locate_time(self, time_ms: int) -> IndexedPosition:
-        """The first entry that arrived at or after the time; the end when there is none."""
+        """Returns the position of the first entry that arrived at or after `time_ms`; the position after the last entry
+        if there is none."""
 
     def index_now(self, mark: Position) -> int | None:
-        """Returns the index like `index_after`; None if an entry has to be read for it."""
+        """Returns what `index_after` returns, or None if an entry would have to be read for it."""
 
     async def index_after(self, mark: Position) -> int:
-        """The index of the first message after the entry `mark`."""
+        """Returns the index of the first message after the entry `mark`."""
 
     async def last_shown(self) -> tuple[Position, int, int] | None:
-        """The last message that is shown: its entry, its batch index (-1: no batch) and its index. None: none."""
+        """Returns the last message that is shown: the position of its entry, its batch index (-1: the entry is no
+        batch) and its index; None if there is none."""
 
 
 class ReadableLog(Protocol):
@@ -75,10 +78,11 @@ class ReadableLog(Protocol):
     def world(self) -> World: ...
     @property
     def is_compacted(self) -> bool:
-        """Whether what a compaction removed is left out, as far as the topic is compacted."""
+        """Returns True if messages that a compaction removed are left out, as far as the topic is compacted."""
 
     def left_out(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns what a compaction removed, by ledger: no consumer gets it, so it counts as acknowledged."""
+        """Returns the entries that a compaction removed, by ledger. No consumer gets them, so they count as
+        acknowledged."""
 
 
 class Log(ReadableLog, Protocol):
@@ -86,63 +90,66 @@ class Log(ReadableLog, Protocol):
 
     @property
     def record(self) -> TopicRecord:
-        """The topic's record, as it was committed last; an empty one where nothing is stored."""
+        """Returns the topic's record as it was committed last; an empty one where nothing is stored."""
 
     @property
     def queued_index(self) -> int:
-        """The index that the next message gets."""
+        """Returns the index that the next message gets."""
 
     @property
     def pending_entries(self) -> int: ...
     @property
     def published_ms(self) -> int:
-        """Returns when the last message came since the log was opened; 0: none did."""
+        """Returns when the last message was published, in ms since the epoch; 0 if none was since the log was opened.
+        """
 
     @property
     def age_s(self) -> float:
-        """Seconds since the ledger that is written, or was last, was made."""
+        """Returns the age in seconds of the ledger that is written, or was written last."""
 
     @property
     def replication(self) -> Replication | None:
-        """The quorums of the ledger that is written, or was last; None: there is none."""
+        """Returns the replication of the ledger that is written, or was written last; None if there is none."""
 
     @property
     def wanted(self) -> Replication:
-        """The quorums of the policy when the ledger that is written was made."""
+        """Returns the replication that the policy asked for when that ledger was made."""
 
     @property
     def degraded(self) -> bool: ...
     @property
     def ensemble(self) -> Mapping[int, tuple[str, ...]]:
-        """Bookies of the ledger that is written."""
+        """Returns the bookies of the ledger that is written, by its id."""
 
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over; one that does not exist is made by `create`, where that is given. TopicNotFound."""
+        """Takes the topic over. If it does not exist, and `create` is given, `create` makes it first; else raises
+        TopicNotFound."""
 
     async def is_ours(self) -> bool:
-        """Whether no other broker took the topic over since. The metadata's errors: no answer."""
+        """Returns True if no other broker has taken the topic over. Raises the metadata's errors if that is not known.
+        """
 
     def publish(self, publish: Publish) -> None:
-        """Queues an entry. Raises at once when the log takes nothing."""
+        """Queues an entry; its publisher gets the outcome later. Raises at once if the log takes no entries."""
 
     async def roll(self) -> None:
-        """Continues in a new ledger."""
+        """Switches to a new ledger."""
 
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
-        """Removes the ledgers that `choose` names; those that were removed."""
+        """Removes the ledgers that `choose` returns; returns those that were removed."""
 
     async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
-        """Commits other fields of the topic's record, and `together` other records in the same commit. `within`:
-        as part of work that runs to its end."""
+        """Commits other fields of the topic's record, and in the same commit the changes `together`. `within`: the
+        caller is part of work that runs to its end."""
 
     async def terminate(self) -> Position:
-        """Seals the log: it takes nothing more, for ever; returns its last entry. Idempotent."""
+        """Terminates the log, which takes nothing more from then on; returns its last entry. Idempotent."""
 
     def lose(self, error: MagnetarError) -> None:
-        """Stops everything; what is in flight has an unknown outcome."""
+        """Gives the topic up at once and stops all work; the publishes in flight fail with an unknown outcome."""
 
     async def close(self) -> None:
-        """Stops in order. Idempotent."""
+        """Stops in order: the publishes in flight get their outcome first. Idempotent."""
 
 
 # ------------------------------------------------------------------------------------------------ committed_view
@@ -156,7 +163,8 @@ class Log(ReadableLog, Protocol):
 
 
 class CommittedReader:
-    """The SegmentReader of what is committed: the one filter of all that reads."""
+    """The SegmentReader that leaves out entries of open and aborted transactions. Everything that reads committed
+    entries reads through it."""
 
     def __init__(self, shape: CommittedShape, log: SegmentReader) -> None:
         self._shape = shape
@@ -175,7 +183,8 @@ class CommittedReader:
         return self._log.get(position) if self._shape.readable(position) else None
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Reads at least the entry at `position`, which is shown."""
+        """Returns entries from `position` on, where a committed entry must be. Raises InvalidRequest if there is none.
+        """
         self._check(position)
         stable = self._shape.stable
         if position[0] == stable[0]:
@@ -219,7 +228,7 @@ class CommittedReader:
 
 
 class CommittedView:
-    """The ReadableLog of what is committed."""
+    """The ReadableLog of the committed entries only."""
 
     is_compacted = False
 

@@ -25,7 +25,7 @@ from ...ledger.reader_core import Payload
 
 
 class Queued(Payload):
-    """A publish in flight. `index` is that of its last message; `entry`, its id, is valid while it is sent."""
+    """A publish in flight. `index` is that of its last message; `entry` is its entry id while it is sent."""
 
     __slots__ = ("index",)
 
@@ -55,7 +55,7 @@ class LogQueue(Generic[Q]):
 
     # ------------------------------------------------------------------ intents
     def add(self, queued: Q, count: int) -> None:
-        """Queues an entry of `count` messages and gives it its index."""
+        """Queues an entry of `count` messages and assigns its index."""
         assert count > 0, "an entry holds at least one message"
         self.end_index += count
         queued.index, queued.entry = self.end_index - 1, -1
@@ -64,7 +64,7 @@ class LogQueue(Generic[Q]):
         self.pending.append(queued)
 
     def on_sent(self) -> None:
-        """Notes that the ledger has taken the first of the pending ones."""
+        """Called when the ledger has taken the first of the pending entries: assigns its entry id."""
         queued = self.pending.popleft()
         queued.entry = self.next_entry
         self.next_entry += 1
@@ -72,7 +72,7 @@ class LogQueue(Generic[Q]):
 
     # ------------------------------------------------------------------ facts
     def start_ledger(self, ledger_id: int) -> None:
-        """Opens a new ledger, which is in the committed list and takes entries."""
+        """Begins a new ledger, which takes entries from now on. The committed list must name it."""
         assert self.ledger_id < 0, "one ledger takes entries at a time"
         assert not self._sent, "nothing is outstanding on another ledger"
         self.ledger_id, self.next_entry = ledger_id, 0
@@ -85,13 +85,13 @@ class LogQueue(Generic[Q]):
         return found
 
     def stopped(self) -> None:
-        """Notes that the ledger takes no more entries: it failed, or it is full. What was sent stays until its end is
-        known."""
+        """Called when the ledger takes no more entries: it failed, or it is full. Entries that were sent stay in the
+        queue until the ledger's end is known."""
         self.ledger_id = -1
 
     def end_ledger(self, last_entry: int) -> list[Q]:
-        """Ends the ledger at `last_entry`; returns the publishes that are in it and are confirmed; the rest goes back
-        to the front."""
+        """Ends the ledger at `last_entry`. Returns the sent publishes that are in it, and so are confirmed; the other
+        sent ones become pending again, in order, before those that are pending already."""
         assert self.ledger_id < 0, "a ledger that ended takes no entries"
         stored: list[Q] = []
         while self._sent and self._sent[0].entry <= last_entry:
@@ -103,8 +103,8 @@ class LogQueue(Generic[Q]):
         return stored
 
     def take_all(self) -> list[Q]:
-        """Removes and returns all that is left, in order, as the topic is lost to this broker; the outcome of each is
-        unknown."""
+        """Removes and returns all publishes, in order: sent ones, whose outcome is unknown, and pending ones. No ledger
+        takes entries from then on."""
         left = [*self._sent, *self.pending]
         self._sent.clear()
         self.pending.clear()
@@ -133,7 +133,7 @@ class LogQueue(Generic[Q]):
 
 
 SPAN_MAX = 1 << 20
-"""Ids from the first to the last of an entry whose ids are noted one by one: some hundred bytes."""
+"""Most ids of an entry whose ids are recorded one by one: some hundred bytes."""
 ID_END = 1 << 63
 """Ids of Pulsar's clients are below."""
 
@@ -149,10 +149,11 @@ class SequenceRange(NamedTuple):
 
     @property
     def is_wide(self) -> bool:
-        """Whether its ids are too many to be noted. A header may declare any two, whatever the entry contains."""
+        """Returns True if there are too many ids to record each of them. A header may declare any first and last id,
+        whatever the entry contains."""
         return self.last - self.first >= SPAN_MAX or self.last >= ID_END
 
     def add_to(self, ids: BitMap64) -> None:
-        """Adds its ids; those of a wide one are left out."""
+        """Adds the ids to `ids`; those of a wide range are left out."""
         if not self.is_wide:
             ids.add_range(self.first, self.last + 1)

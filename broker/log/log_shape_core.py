@@ -41,7 +41,8 @@ class Span(msgspec.Struct):
 
 
 class LogShape:
-    """Ordered spans, oldest first. Changed by `add`, `close_span`, `remove`; what is confirmed is noted in the tail."""
+    """The spans of a log, oldest first. Changed by `add`, `close_span` and `remove`; the tail span grows as entries are
+    confirmed."""
 
     __slots__ = ("_followers", "_holes", "_ids", "_least_index", "_spans")
 
@@ -54,7 +55,7 @@ class LogShape:
 
     # ------------------------------------------------------------------ changes
     def add(self, span: Span) -> Span:
-        """Appends a ledger; its id is above all before it, and they are closed."""
+        """Appends a ledger. Its id must be above all before it, and these must be closed."""
         assert not self._ids or span.ledger_id > self._ids[-1], "ledger ids of a topic increase"
         assert not self._ids or not self._spans[self._ids[-1]].open, "only the last ledger of a topic is open"
         self._ids.append(span.ledger_id)
@@ -64,14 +65,14 @@ class LogShape:
         return span
 
     def close_span(self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int) -> None:
-        """Closes a span: the ledger is CLOSED in its metadata and ends here, for ever."""
+        """Closes a span at its end, which is final: the ledger must be CLOSED in its metadata."""
         span = self._spans[ledger_id]
         assert last_entry >= span.last_entry, "a ledger closes at or after what was confirmed"
         span.last_entry, span.end_index, span.size = last_entry, end_index, size
         span.open, span.closed_ms = False, closed_ms
 
     def remove(self, ledger_id: int) -> None:
-        """Forgets a ledger that was trimmed from the committed list."""
+        """Removes a ledger that was trimmed from the committed list."""
         assert not self._spans[ledger_id].open, "the open ledger is never trimmed"
         self._ids.remove(ledger_id)
         del self._spans[ledger_id]
@@ -79,24 +80,27 @@ class LogShape:
             follower.remove(ledger_id)
 
     def pass_over(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
-        """Passes over lost entries: no consumer waits for these holes, and no index before `least_index` is given
-        again."""
+        """Sets the lost entries that an operator passed over, by ledger: no consumer waits for them. No message gets an
+        index below `least_index` any more."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
             follower.pass_over(holes, least_index)
 
     def hole(self, position: Position) -> Position | None:
-        """Returns the last of the lost entries that this one is among; None: it was not passed over."""
+        """Returns the last entry of the passed-over lost entries that `position` is among; None if it is not among any.
+        """
         found = self.hole_of(position)
         return None if found is None else Position(position[0], found[1])
 
     def hole_of(self, position: Position) -> tuple[int, int] | None:
-        """The first and the last of the lost entries that this one is among, and that were passed over."""
+        """Returns the first and the last entry id of the passed-over lost entries that `position` is among; None if it
+        is not among any."""
         found = self._holes.get(position[0]) if self._holes else None
         return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
 
     def there(self, position: Position) -> Position:
-        """Returns the position like `at_or_after`, past lost entries that are passed over."""
+        """Returns the first position at or after `position`, like `at_or_after`, that is not among passed-over lost
+        entries."""
         position = self.at_or_after(position)
         while (last := self.hole(position)) is not None:
             position = self.after(last)
@@ -104,14 +108,14 @@ class LogShape:
 
     @property
     def last_there(self) -> Position:
-        """Returns the last position like `last`, before lost entries that are passed over."""
+        """Returns the last position, like `last`, that is not among passed-over lost entries."""
         position = self.last
         while (run := self.hole_of(position)) is not None:
             position = self.before(Position(position[0], run[0]))
         return position
 
     def add_follower(self, follower: LogShape) -> None:
-        """Gives the follower every span of this shape, now and from now on."""
+        """Adds a shape that gets every span of this shape, those of now and later ones."""
         self._followers.append(follower)
         follower.pass_over(self._holes, self._least_index)
         for span in self.spans:
@@ -144,7 +148,7 @@ class LogShape:
         return max(self.tail.end_index, self._least_index) if self._ids else self._least_index
 
     def messages_from(self, index: int) -> int:
-        """Returns how many messages at or after `index` are kept."""
+        """Returns how many messages with `index` or a later index are in the log."""
         if not self._ids or index >= self.tail.end_index:
             return 0
         count = 0
@@ -156,7 +160,7 @@ class LogShape:
         return count
 
     def ahead(self, index: int, messages: int) -> int:
-        """The index so many kept messages after `index`; the end when there are fewer."""
+        """Returns the index that is so many kept messages after `index`; the end index if there are fewer."""
         for ledger_id in self._ids:
             span = self._spans[ledger_id]
             index = max(index, span.first_index)
@@ -171,22 +175,23 @@ class LogShape:
 
     @property
     def start(self) -> Position:
-        """The position before the first entry: where a cursor at `earliest` has its mark."""
+        """Returns the position before the first entry: the mark of a cursor that begins at the earliest message."""
         return Position(self._ids[0], -1) if self._ids else Position(-1, -1)
 
     @property
     def last(self) -> Position:
-        """The last entry that is shown: the last confirmed one; `start` when there is none."""
+        """Returns the last entry that is shown: the last confirmed one; `start` if there is none."""
         return self.last_confirmed
 
     @property
     def stable(self) -> Position:
-        """The position up to which all is decided: the last confirmed entry, where there is no transaction."""
+        """Returns the position up to which all transactions have ended; without transactions the last confirmed entry.
+        """
         return self.last_confirmed
 
     @property
     def last_confirmed(self) -> Position:
-        """The last confirmed entry, shown or not (committed_shape_core.py); `start` when nothing is stored."""
+        """Returns the last confirmed entry, shown or not (committed_shape_core.py); `start` if nothing is stored."""
         for ledger_id in reversed(self._ids):
             span = self._spans[ledger_id]
             if span.last_entry >= 0:
@@ -194,7 +199,7 @@ class LogShape:
         return self.start
 
     def at_or_after(self, position: Position) -> Position:
-        """The first position at or after `position` where an entry is or will be."""
+        """Returns the first position at or after `position` where an entry is or will be."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id <= span.last_entry):
@@ -207,7 +212,7 @@ class LogShape:
         return Position(self._ids[-1], self.tail.last_entry + 1)
 
     def after(self, position: Position) -> Position:
-        """The place that follows `position`, across ledgers; it may not be written yet."""
+        """Returns the position that follows `position`, across ledgers; its entry may not be written yet."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
@@ -215,7 +220,7 @@ class LogShape:
         return self.at_or_after(Position(ledger_id, entry_id + 1))
 
     def before(self, position: Position) -> Position:
-        """The last entry before `position`; the mark of a cursor that wants `position` next."""
+        """Returns the last entry before `position`: the mark of a cursor that reads `position` next."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and entry_id > 0:
@@ -228,16 +233,16 @@ class LogShape:
         return self.start
 
     def readable(self, position: Position) -> bool:
-        """Whether an entry is at exactly this position, is confirmed, and is shown."""
+        """Returns True if an entry is at exactly this position, is confirmed, and is shown."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
     def hidden_in(self, ledger_id: int) -> BitMap | None:
-        """Entries of the ledger that are never shown; None: none."""
+        """Returns the entries of the ledger that are never shown; None if there are none."""
         return None
 
     def shown_in(self, ledger_id: int, first: int) -> int:
-        """Entries of a ledger that are shown, from entry `first` on."""
+        """Returns how many entries of the ledger are shown, from entry id `first` on."""
         span = self._spans.get(ledger_id)
         return max(0, span.last_entry - first + 1) if span is not None else 0
 
@@ -246,20 +251,21 @@ class LogShape:
         return 0
 
     def skip_hidden(self, mark: Position) -> Position:
-        """The mark, or the last of the entries that follow it and are never shown."""
+        """Returns the last of the hidden entries that directly follow `mark`; `mark` itself if none does."""
         return mark
 
     def has(self, position: Position) -> bool:
-        """Whether an entry is at exactly this position and is confirmed, shown or not."""
+        """Returns True if an entry is at exactly this position and is confirmed, shown or not."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
     def clamp(self, mark: Position) -> Position:
-        """The mark inside the log: not before its start, not after its last confirmed entry."""
+        """Returns `mark` limited to the log: not before its start, not after its last entry."""
         return min(max(mark, self.start), max(self.last, self.start))
 
     def span_of_index(self, index: int) -> Span | None:
-        """The ledger of the first message at or after `index` that is kept."""
+        """Returns the span of the first message that is kept and has `index` or a later index; None if there is none.
+        """
         spans = [span for span in self.spans if span.last_entry >= 0]
         place = bisect_right(spans, index, key=lambda span: span.end_index)
         return spans[place] if place < len(spans) else None
@@ -279,11 +285,10 @@ class LogShape:
 # Rules:
 # - What an operator passed over (`topics skip-lost`) is left out: the answer is the next entry that exists.
 # - A lost entry that was not passed over is skipped by the search as long as the answer does not depend on it. Where it
-#   does, the answer is `DataLost` with the range: `LookupResult.lost` are the lost entries directly before the one that
-# was
-#   found, which may be those that are looked for.
-# - Unavailable is not lost: it ends the search, and who asked may ask again.
-# Bounds: LOST_LOOKED_AT lost entries in a row are looked at, each costs a question to every replica.
+#   does, the caller raises `DataLost` with the range: `LookupResult.lost` are the lost entries directly before the one
+#   that was found, and one of them may be the right answer.
+# - Unavailable is not lost: it ends the search, and the caller may ask again.
+# Bounds: LOST_LOOKED_AT lost entries in a row are tried; each costs a question to every replica.
 # Guarding test: tests/broker/log/test_lookup.py.
 
 
@@ -293,11 +298,11 @@ LOST_LOOKED_AT = 100
 Run = tuple[int, int]
 """The first and the last of entries of a ledger."""
 EntryOf = Callable[[int], Awaitable[StoredEntry]]
-"""Reads an entry of the ledger. DataLost."""
+"""Reads an entry of the ledger. Raises DataLost if it is lost."""
 
 
 class LookupResult(NamedTuple):
-    """The result of a search: the entry, and the lost run before it."""
+    """The result of a search: the entry, and the lost entries directly before it."""
 
     entry: StoredEntry | None
     lost: Run | None = None  # directly before it, or at the end of the ledger
@@ -307,8 +312,8 @@ async def first_reached(
     last: int, entry_of: EntryOf, reached: Callable[[StoredEntry], bool],
     passed_over: Callable[[int], Run | None] = lambda entry_id: None,
 ) -> LookupResult:  # fmt: skip
-    """The first entry that is there and for which `reached` is true; it is true for all after it. DataLost: more than
-    LOST_LOOKED_AT in a row are lost."""
+    """Returns, by bisection, the first entry from 0 to `last` that exists and for which `reached` is true; `reached`
+    must be true for all entries after it. Raises DataLost if more than LOST_LOOKED_AT entries in a row are lost."""
     lost: set[int] = set()
 
     async def there(first: int, end: int) -> StoredEntry | None:
@@ -342,7 +347,8 @@ async def first_reached(
 
 
 def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | None]) -> Run | None:
-    """The first and the last lost entry of the missing ones directly before the entry; None: none of them was lost."""
+    """Returns the first and the last lost entry in the gap directly before the entry; None if none of that gap is lost.
+    """
     found: list[int] = []
     at = entry_id - 1
     while at >= 0:
@@ -356,7 +362,8 @@ def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | No
 
 
 def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
-    """Returns the error for entries that every replica lost. `about`: the subscription or topic, with a colon."""
+    """Returns the error for entries that every replica lost. `about`: a prefix that names the subscription or topic,
+    with a colon."""
     first, last = run
     return DataLost(
         f"{about}entries {first} to {last} of ledger {ledger_id} are lost: every replica is certain to lack them. "
@@ -392,13 +399,15 @@ def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
 
 
 class Safe(NamedTuple):
-    """The data that a holder does not need, neither now nor after a crash."""
+    """What a holder no longer needs of the log, neither now nor after a crash: everything up to `mark`, and the ledgers
+    `done`."""
 
     mark: Position
     done: frozenset[int] = frozenset()  # ledgers after the mark
     why: LedgerStays = LedgerStays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
 
     def is_past(self, span: Span) -> bool:
+        """Returns True if the holder no longer needs the ledger of this span."""
         return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.done
 
 
@@ -422,7 +431,8 @@ NOTHING = Retention()
 def verdicts(
     shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, LedgerStays | None]]:
-    """Returns (ledger, why it stays; None: it is to be deleted), oldest first."""
+    """Returns (ledger id, why it stays), oldest first; None instead of the reason: the ledger is to be deleted.
+    `unread`: the retention of messages in a topic without durable subscriptions."""
     result: list[tuple[int, LedgerStays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
@@ -440,13 +450,14 @@ def verdicts(
 def trimmable(
     shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[int]:
+    """Returns the ids of the ledgers that are to be deleted; see `verdicts`."""
     return [ledger for ledger, stays in verdicts(shape, holders, retention, now_ms, unread) if stays is None]
 
 
 def would_go(
     last: Span, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> bool:
-    """Whether the last ledger, which is closed, would be deleted if there were another one after it."""
+    """Returns True if the last ledger, which must be closed, would be deleted once another one follows it."""
     return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
 
 
@@ -457,8 +468,8 @@ def _kept(span: Span, retention: Retention, now_ms: int, younger: int, unread: R
 
 
 def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> LedgerStays | None:
-    """Returns why retention keeps a ledger; None: it does not. `younger`: bytes of younger ledgers that all have
-    acknowledged."""
+    """Returns why retention keeps a ledger; None if it does not. `younger`: the bytes of later ledgers that all holders
+    have released."""
     by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
     by_size = retention.mib < 0 or younger < retention.mib << 20
     if retention.minutes == 0 and retention.mib == 0:
@@ -475,7 +486,7 @@ def _passed(span: Span, holders: Sequence[Safe]) -> bool:
 
 
 def _holder(span: Span, holders: Sequence[Safe]) -> Safe | None:
-    """The first holder that still needs the ledger."""
+    """Returns the first holder that still needs the ledger; None if none does."""
     if span.last_entry < 0:
         return None
     return next((holder for holder in holders if not holder.is_past(span)), None)
@@ -497,12 +508,13 @@ def _holder(span: Span, holders: Sequence[Safe]) -> Safe | None:
 
 
 def allowed(*, degraded_writes: bool) -> Shrink:
-    """Returns what a new ledger may lack while bookies are missing: bookies in any case, copies where that is set."""
+    """Returns how a new ledger may shrink while bookies are missing: to fewer bookies in any case, to fewer copies if
+    `degraded_writes` is set."""
     return Shrink.COPIES if degraded_writes else Shrink.BOOKIES
 
 
 def risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
-    """Returns the risks of the choice, one sentence each; `bookies` is the number that is writable now."""
+    """Returns the risks of these quorums, one sentence each. `bookies`: how many bookies are writable now."""
     found = []
     if ack_quorum < 2:
         found.append("an ack quorum of 1 confirms with one synced copy: what is confirmed is lost with one disk")

@@ -77,7 +77,8 @@ def path_of(topic: TopicName) -> str:
 
 
 def still_claimed(topic: TopicName, claim: str) -> Change:
-    """Changes nothing: what is committed with it is of the owner with that claim. Its transform raises TopicFenced."""
+    """Returns a change that changes nothing, but lets its commit succeed only while the topic has this claim: its
+    transform raises TopicFenced otherwise."""
     path = path_of(topic)
 
     def transform(node: Versioned | None) -> bytes | None:
@@ -100,6 +101,7 @@ class ManagedLedgerRecord:
         self.record = TopicRecord()
 
     async def read(self) -> TopicRecord:
+        """Reads the record. Raises TopicNotFound if there is none; DataLost if it is damaged."""
         node = await self.store.get(self._path)
         if node is None:
             raise TopicNotFound(f"topic {self.topic} does not exist", topic=self.topic)
@@ -111,7 +113,7 @@ class ManagedLedgerRecord:
         return self.record
 
     async def is_current(self) -> bool:
-        """Whether the node still contains what was read or written last."""
+        """Returns True if the metadata still has what was read or written last."""
         node = await self.store.get(self._path)
         return node is not None and node.value == self.stored
 
@@ -119,9 +121,9 @@ class ManagedLedgerRecord:
         self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, together: Sequence[Change] = (),
         **fields: object,
     ) -> None:  # fmt: skip
-        """Writes the list, and other `fields` of the record, and `together` other records in the same commit.
-        TopicFenced: definitely another broker's; what a change of another record raises; other errors: unknown.
-        """
+        """Writes the list of ledgers and other `fields` of the record, and in the same commit the changes `together`.
+        Raises TopicFenced if another broker certainly has the topic, and what a transform of `together` raises; after
+        any other error the outcome is unknown."""
         before = self.record
         after = msgspec.structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
@@ -169,15 +171,16 @@ topic. What it leaves out is claimed when it is opened."""
 
 
 def no_claims(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[Change]:
+    """Returns no claims: the owner of the topic has nothing else to claim."""
     return ()
 
 
 class ManagedLedger:
-    """The ledgers of a topic. Called in the order `read`, `recover`, `claim`, and for each ledger that is written
-    `draft`, `add`, `install`.
+    """The ledgers of a topic. A take-over calls `read`, `recover` and `claim`, in this order; each new ledger is made
+    by `draft`, `add` and `install`.
 
-    Before the next one: `end_of` its writer; `closed_row` is what the list shall say of it, `close_tail` what the
-    shape."""
+    Before the next ledger is made, `end_of` ends the one that is written; `closed_row` returns its row for the list,
+    and `close_tail` closes it in the shape."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
@@ -210,9 +213,9 @@ class ManagedLedger:
         await self.listed.read()
 
     async def recover(self) -> list[TopicLedger]:
-        """Recovers every ledger that is not known to be closed, from the last on; returns the rows of all. The last one
-        is fenced, its end is known, and `claim` closes it. DataLost when one is lost.
-        """
+        """Recovers every ledger that is not known to be closed, the last one first; returns the rows of all ledgers.
+        The last one is fenced and its end is known then, but only `claim` closes it. Raises DataLost if a ledger is
+        lost."""
         closed, self._end = list(self.listed.record.ledgers), None
         for number in reversed(range(len(closed))):
             if closed[number].entries < 0:
@@ -220,8 +223,8 @@ class ManagedLedger:
         return closed
 
     async def claim(self, closed: list[TopicLedger]) -> None:
-        """Commits the list as it was recovered, as this owner's, and in the same commit the end of its last ledger and
-        the `claims` of what else is the owner's. TopicFenced: another broker was faster."""
+        """Commits the recovered list as this owner's; the same commit closes its last ledger, and has the `claims` of
+        what else the owner takes over. Raises TopicFenced if another broker was faster."""
         claim = self._world.rng.randbytes(16).hex()
         claims = self._claims(self._topic, self.listed.record, claim)
         while True:
@@ -276,8 +279,8 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the next ledger
     async def draft(self) -> LedgerRecord:
-        """A ledger whose id is above all in the list: ids come in blocks, and another broker may hold a later block.
-        Nothing is stored. NotEnoughBookies: it cannot be made now."""
+        """Returns the record of a new ledger, without storing it. Its id is above all in the list: ids come in blocks,
+        and another broker may have a later block. Raises NotEnoughBookies if no ledger can be made now."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
         above = max([above, *(lost.ledger_id for lost in self.listed.record.lost)])  # a mark may still be there
         wanted = self.wanted = await self._replication()
@@ -289,11 +292,11 @@ class ManagedLedger:
     async def add_anyhow(
         self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
     ) -> tuple[LedgerWriter, list[int]]:
-        """Adds a ledger like `add`, that draft or one of its own. Tries until it is done, or the caller's deadline
-        passes; `on_waits` learns why not, every TELL_EVERY_S.
+        """Adds a ledger like `add`, from the given draft or from one of its own. Retries until it succeeds, or the
+        caller's deadline cancels it; every TELL_EVERY_S `on_waits` is called with the reason.
 
-        A draft stays the same while it may have been committed: the next attempt finds its own ledger in the list.
-        """
+        A draft is used again while it may have been committed, so that the next attempt finds its own ledger in the
+        list."""
         throttle, told_s = LogThrottle(self._world.clock), -TELL_EVERY_S
         self.waits_for = ""
         while True:
@@ -318,19 +321,19 @@ class ManagedLedger:
     async def add(
         self, draft: LedgerRecord, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
     ) -> tuple[LedgerWriter, list[int]]:
-        """Makes the ledger and commits the list with it at the end, after `ended`, which was the last (None: all are
-        closed).
+        """Creates the ledger of the draft and commits the list with it at the end. `ended` is the closed row of the
+        ledger that was the last; None: all of the list are closed.
 
-        Ledgers that closed empty are removed from the list; they are returned, for `install`.
-        """
+        Returns its writer, and the ids of ledgers that closed empty: the list does not name them any more, and
+        `install` deletes them."""
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
         await self.listed.change([*_without_empty(closed), new], together=(self._ledgers.creation(draft),))
         return self._ledgers.writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
-        """Applies the list that was committed: the shape follows, and ledgers that are not in it any more are deleted.
-        """
+        """Applies the list that was committed: adds the new ledger to the shape, and removes and deletes the ledgers in
+        `empty`."""
         self._discard_ledgers(empty)
         self.shape.add(Span(writer.ledger_id, end_index, open=True))
         self.reader.writing(writer)
@@ -338,7 +341,9 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the end of a ledger
     async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
-        """Closes the ledger, or learns how another process closed it; returns its true last entry and its bytes."""
+        """Closes the ledger, or recovers it if another process fenced it or the outcome is unknown; returns its last
+        entry and its size in bytes. Retries while bookies do not answer. Raises TopicFenced if the topic is no longer
+        this broker's."""
         throttle = LogThrottle(self._world.clock)
         while True:
             try:
@@ -361,36 +366,36 @@ class ManagedLedger:
             await asyncio.sleep(REROUTE_RETRY_S)
 
     def closed_row(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
-        """Returns the list's row for that ledger, which is the last and ended there."""
+        """Returns the list's row for the last ledger, which ended at `last_entry`."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail.size
         assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
     async def is_ours(self) -> bool:
-        """Whether the list is as this owner wrote it: a broker that takes the topic over changes it."""
+        """Returns True if the list is as this owner wrote it: a broker that takes the topic over changes it."""
         return await self.listed.is_current()
 
     def close_tail(self, ended: TopicLedger) -> None:
+        """Closes the last ledger in the shape, as its row `ended` says."""
         self.shape.close_span(ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms)
         self.reader.discard(ended.ledger_id)
 
     async def seal(self, ended: TopicLedger, *, terminated: bool | None) -> None:
-        """Commits that the last ledger ended, with none after it."""
+        """Commits that the last ledger has ended, without a ledger after it."""
         await self.listed.change([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 
     async def terminate(self) -> None:
-        """Commits that nothing follows the last ledger, which is closed."""
+        """Commits that the topic is terminated. Its last ledger must be closed."""
         await self.listed.change(self.listed.record.ledgers, terminated=True)
 
     async def commit_fields(self, together: Sequence[Change] = (), **fields: object) -> None:
-        """Commits other fields of the topic's record, and `together` other records in the same commit."""
+        """Commits other fields of the topic's record, and in the same commit the changes `together`."""
         await self.listed.change(self.listed.record.ledgers, terminated=None, together=together, **fields)
 
     # ------------------------------------------------------------------ removing
     async def remove(self, gone: list[int]) -> None:
-        """Removes ledgers from the list first, then deletes them. Nothing is deleted when the change of the list is not
-        certain.
-        """
+        """Removes these ledgers from the list, then deletes them. Nothing is deleted unless the change of the list is
+        certain."""
         await self.listed.change([each for each in self.listed.record.ledgers if each.ledger_id not in gone])
         self._discard_ledgers(gone)
         await self.delete(gone)
@@ -403,7 +408,8 @@ class ManagedLedger:
             self._cache.discard(ledger_id)
 
     async def delete(self, ledger_ids: list[int]) -> None:
-        """Deletes ledgers that the committed list does not name. One that is left costs space and nothing else."""
+        """Deletes ledgers that the committed list does not name. A failure is logged: a ledger that stays only costs
+        space."""
         for ledger_id in ledger_ids:
             try:
                 await self._ledgers.delete(ledger_id)

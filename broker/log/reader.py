@@ -1,15 +1,12 @@
 """Reading a topic's log: by position, by message index, by time. Entries are served from the caches or from bookies.
 
 The tail cache serves consumers at the tail. What is read from bookies is put into a cache of its own (both belong to
-all
-topics of the broker), and a read in progress is shared: a hundred subscriptions that catch up side by side read
-storage
-once.
+all topics of the broker), and a read in progress is shared: a hundred subscriptions that catch up side by side read
+storage once.
 
 Nothing beyond the last confirmed entry is read. An index is found by its ledger (the list has each one's first index)
 and then by bisection over the entries, each of which has the index of its last message. A time is found the same way
-by
-the broker's timestamp, which never falls along the log; it is when the entry arrived, so it is at or after the
+by the broker's timestamp, which never falls along the log; it is when the entry arrived, so it is at or after the
 producer's publish time as far as their clocks agree.
 """
 
@@ -30,7 +27,7 @@ from .log_shape_core import LOST_LOOKED_AT, LogShape, LookupResult, Span, data_l
 
 
 class IndexedPosition(NamedTuple):
-    """An entry, and the message of the topic that it begins with."""
+    """The position of an entry, and the index of its first message."""
 
     position: Position
     first_index: int
@@ -49,20 +46,20 @@ class TopicLogReader:
         self.storage_reads = 0
 
     def writing(self, writer: LedgerWriter) -> None:
-        """Sets the ledger that is written in this process: what is confirmed can be read at once."""
+        """Adds the ledger that this process writes: its confirmed entries can be read at once."""
         self._readers[writer.ledger_id] = self._ledgers.reader_of(writer)
 
     def discard(self, ledger_id: int) -> None:
-        """Forgets a ledger that was closed (its record has changed) or deleted."""
+        """Drops the reader of a ledger that was closed (its record has changed) or deleted."""
         self._readers.pop(ledger_id, None)
 
     def get(self, position: Position) -> StoredEntry | None:
-        """The entry, if it is in memory."""
+        """Returns the entry if it is in memory, else None."""
         found = self._cache.get(position)
         return self._recent.get(position) if found is None and self._recent is not None else found
 
     def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns confirmed entries from `position` on that are in memory; all of one ledger."""
+        """Returns confirmed entries of one ledger from `position` on that are in memory; there may be none."""
         span = self._shape.span(position[0])
         if span is None:
             return []
@@ -72,7 +69,8 @@ class TopicLogReader:
         return found
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Entries of one ledger from `position` on, up to `last_entry`, at least one, from bookies."""
+        """Reads entries of one ledger from bookies: from `position` on, up to `last_entry`, at least one. Raises
+        InvalidRequest if no entry is at `position` (any more); DataLost, with the range, if it is lost."""
         span = self._shape.span(position[0])
         if span is None or not self._shape.readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
@@ -89,8 +87,8 @@ class TopicLogReader:
         raise data_lost(position[0], (position[1], await self._lost_upto(position))) from lost
 
     async def _lost_upto(self, position: Position) -> int:
-        """Returns the last of the entries that are lost from `position` on, as far as LOST_LOOKED_AT entries show. An
-        operator has to decide: looks at more of them would bring nothing back."""
+        """Returns the id of the last lost entry of the run that begins at `position`; LOST_LOOKED_AT entries are tried
+        at most. That is enough for the operator, who has to decide what to do."""
         ledger_id, last = position
         span = self._shape.span(ledger_id)
         end = last if span is None else min(span.last_entry, last + LOST_LOOKED_AT)
@@ -121,7 +119,8 @@ class TopicLogReader:
         return entries
 
     async def entry(self, position: Position) -> StoredEntry:
-        """Reads one entry. DataLost, with the range; InvalidRequest: there is no such entry (any more)."""
+        """Returns one entry, from memory or from bookies. Raises DataLost, with the range, if it is lost;
+        InvalidRequest if there is no such entry (any more)."""
         cached = self.get(position)
         return cached if cached is not None else (await self.read(position, 1))[0]
 
@@ -133,11 +132,11 @@ class TopicLogReader:
 
     # ------------------------------------------------------------------ by index and time
     async def locate(self, index: int) -> IndexedPosition:
-        """The entry that holds message `index`; at or beyond the end: the place after the last entry.
+        """Returns the position of the entry that contains message `index`; at or beyond the end, the position after the
+        last entry.
 
-        Where messages were trimmed, or lost and passed over, it is the first entry after them. DataLost: the message
-        may be one of those that are lost.
-        """
+        Where the message was trimmed, or lost and passed over, it is the first entry after it. Raises DataLost if the
+        message may be among lost entries."""
         index = max(index, self._shape.first_index)
         span = self._shape.span_of_index(index)
         if span is None:
@@ -148,8 +147,9 @@ class TopicLogReader:
         return _indexed(found) if found is not None else await self._after(span)
 
     async def locate_time(self, time_ms: int) -> IndexedPosition:
-        """The first entry that arrived at or after the time; the end when there is none. DataLost: a lost entry may be
-        that: the one before it arrived before the time, and the one after it did not."""
+        """Returns the position of the first entry that arrived at or after `time_ms`; the position after the last entry
+        if there is none. Raises DataLost if a lost entry may be the answer: the entry before it arrived earlier, and
+        the one after it did not."""
         doubt: DataLost | None = None
         for span in self._shape.spans:
             if span.last_entry < 0:
@@ -168,7 +168,8 @@ class TopicLogReader:
         return self._end_position()
 
     async def index_after(self, mark: Position) -> int:
-        """The index of the first message after the entry `mark`. DataLost: it is lost, and so is the mark."""
+        """Returns the index of the first message after the entry `mark`. Raises DataLost if that message's entry is
+        lost, and so is `mark`."""
         known = self.index_now(mark)
         if known is not None:
             return known
@@ -180,7 +181,7 @@ class TopicLogReader:
         return (await self.entry(mark)).index + 1
 
     def index_now(self, mark: Position) -> int | None:
-        """Returns what `index_after` does; None: the entry has to be read for it."""
+        """Returns what `index_after` returns, or None if an entry would have to be read for it."""
         position = self._following(mark)
         span = self._shape.span(position[0])
         if span is None:
@@ -206,24 +207,25 @@ class TopicLogReader:
         return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
 
     async def _after(self, span: Span) -> IndexedPosition:
-        """The first entry after a ledger's."""
+        """Returns the position of the first entry after the span."""
         position = self._shape.there(Position(span.ledger_id, span.last_entry + 1))
         return _indexed(await self.entry(position)) if self._shape.readable(position) else self._end_position()
 
     def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
-        """Whether an entry of the ledger is there before this one, or at all."""
+        """Returns True if an entry of the ledger exists before this one; `entry` None: if the ledger has any."""
         first = self._shape.there(Position(span.ledger_id, 0))
         return self._shape.has(first) and first < (Position(span.ledger_id + 1, 0) if entry is None else entry.position)
 
     async def _since(self, span: Span, time_ms: int) -> LookupResult:
-        """Finds the first entry that arrived at or after the time; a ledger that ended before is not searched."""
+        """Finds the first entry of the ledger that arrived at or after `time_ms`; does not search a ledger whose last
+        entry arrived before."""
         last = await self._one(span, span.last_entry)
         if last is not None and last.timestamp_ms < time_ms:
             return LookupResult(None)
         return await self._first(span, lambda entry: entry.timestamp_ms >= time_ms)
 
     async def _one(self, span: Span, entry_id: int) -> StoredEntry | None:
-        """Reads one entry; None: it is lost, passed over or not."""
+        """Returns one entry; None if it is lost, whether it was passed over or not."""
         if self._shape.hole_of(Position(span.ledger_id, entry_id)) is not None:
             return None
         try:
@@ -232,12 +234,12 @@ class TopicLogReader:
             return None
 
     async def _stored(self, position: Position) -> StoredEntry:
-        """Returns the entry like `entry`; if it is lost, those after it are not searched."""
+        """Returns one entry, like `entry`; if it is lost, the entries after it are not searched for the range."""
         cached = self.get(position)
         return cached if cached is not None else (await self._read_stored(position, 1, position[1]))[0]
 
     async def _first(self, span: Span, reached: Callable[[StoredEntry], bool]) -> LookupResult:
-        """The first entry of the ledger for which `reached` is true; it is true for all after it."""
+        """Finds the first entry of the ledger for which `reached` is true; it must be true for all entries after it."""
         return await first_reached(
             span.last_entry, lambda id_: self._stored(Position(span.ledger_id, id_)), reached,
             lambda id_: self._shape.hole_of(Position(span.ledger_id, id_)),
@@ -266,10 +268,10 @@ CHUNK_BYTES_MIN = 64 << 10
 
 
 class Holder(Protocol):
-    """A holder of read entries that can drop them."""
+    """A holder of entries that were read, which can drop them."""
 
     def give_back(self) -> None:
-        """Drops all that can be read again, and says so (`holds`)."""
+        """Drops all entries that can be read again, and reports that to `ReadMemory.holds`."""
         ...
 
 
@@ -289,8 +291,9 @@ class ReadMemory:
         return self.held + self.under_way
 
     def chunk(self, wanted: int) -> int:
-        """Returns `wanted`, or a half, a quarter, … of it, so that two and a half for each are within the limit: equal
-        sizes let subscriptions that are side by side share a read."""
+        """Returns how many bytes to read at once: `wanted`, or a half, a quarter, … of it, so that two and a half such
+        reads for each subscription fit within the limit. Equal sizes let subscriptions at the same position share a
+        read."""
         several = 2.5 * (len(self._holders) + 1)
         while wanted > CHUNK_BYTES_MIN and wanted * several > self.limit:
             wanted //= 2
@@ -298,6 +301,7 @@ class ReadMemory:
 
     @asynccontextmanager
     async def reading(self, size: int) -> AsyncIterator[None]:
+        """Reserves memory for a read of `size` bytes; first waits while the reads in progress take all of it."""
         while self.under_way and self.under_way + size > self.limit:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -318,14 +322,14 @@ class ReadMemory:
             soon(soon, self._on_read_ended, size)
 
     def _on_read_ended(self, size: int) -> None:
-        """Ends a read two turns of the loop after it: its subscription has handed out what it can before another read
-        may make it give back the rest. Else subscriptions that are side by side could read for ever and deliver
+        """Ends a read two turns of the loop after it, so that its subscription has handed out what it can before
+        another read makes it drop the rest. Else subscriptions at the same position could read for ever and deliver
         nothing."""
         self.under_way -= size
         self._next_turn()
 
     def _next_turn(self) -> None:
-        """Lets one waiting read go on: it looks whether it fits, and the end of its read lets the next one look."""
+        """Resumes one waiting read: it checks whether it fits, and its end resumes the next one."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -340,6 +344,7 @@ class ReadMemory:
             assert holder not in self._holders, "it has given all back"
 
     def holds(self, holder: Holder, size: int) -> None:
+        """Records that `holder` has `size` bytes in memory now; 0: none."""
         self.held += size - self._holders.get(holder, 0)
         if size:
             self._holders[holder] = size

@@ -11,7 +11,7 @@ as from another owner (TopicFenced). Nothing is deleted before that commit.
 - Indexes of lost messages are not given to others. Where their number is not known, `LOST_INDEXES` are left.
 - A ledger whose own record is missing is lost when its deletion was noted (ledger/client.py). A record that is
   merely absent says nothing of the entries on the bookies: that needs `force`.
-- Unknown is not lost: what a silent replica may have stays (`force`: it is given up).
+- Unknown is not lost: entries that a replica may have which does not answer stay (`force`: they count as lost).
 Bounds: `LOST_MAX` ranges in a record. Guarding tests: tests/broker/log/test_skip_lost.py.
 """
 
@@ -47,11 +47,11 @@ _LOG = logging.getLogger("magnetar.broker.log")
 LOST_INDEXES = 1 << 32
 """Indexes left free after a ledger whose number of messages is not known: more than a ledger has."""
 LOST_MAX = 1000
-"""Ranges in a topic's record, about 100 KB; those of ledgers that are gone are forgotten first, the oldest first."""
+"""Ranges in a topic's record, about 100 KB; those of ledgers that are gone are dropped first, the oldest first."""
 
 
 class _Looked(NamedTuple):
-    """A ledger of the list as it is after this: its row, and the holes in it."""
+    """A ledger of the list after its inspection: its new row, and the lost entries found in it."""
 
     row: TopicLedger
     holes: list[LostRange]
@@ -59,7 +59,8 @@ class _Looked(NamedTuple):
 
 
 class SkipLost:
-    """A call that passes over lost entries. `only`: this ledger alone; -1: all of the topic."""
+    """One request to pass over lost entries of a topic. `only`: those of this ledger; -1: those of all its ledgers.
+    `force`: entries also count as lost where this is not certain."""
 
     def __init__(self, ledgers: LedgerClient, listed: ManagedLedgerRecord, world: World, *, only: int, force: bool):
         self._list, self._ledgers, self._world = listed, ledgers, world
@@ -69,8 +70,9 @@ class SkipLost:
         self._doubts = 0  # entries that no bookie gave, and that are not certainly lost
 
     async def run(self) -> list[LostRange]:
-        """Passes over lost entries; returns the ranges, durable now; empty: nothing is lost. InvalidRequest: no such
-        ledger in the topic. NotAllowed: something may be lost, and it is not known. TopicFenced: try again."""
+        """Passes over lost entries. Returns their ranges, which are durable then; empty if nothing is lost. Raises
+        InvalidRequest if the topic has no ledger `only`; NotAllowed if entries may be lost, but that is not certain;
+        TopicFenced if the topic has changed meanwhile, and the caller should try again."""
         before = await self._list.read()
         if self._only >= 0 and all(each.ledger_id != self._only for each in before.ledgers):
             raise InvalidRequest(f"topic {self._topic} has no ledger {self._only}", topic=self._topic)
@@ -148,7 +150,8 @@ class SkipLost:
         return _Looked(row, [*holes, *tail])
 
     async def _closed(self, row: TopicLedger) -> tuple[LedgerRecord, bool]:
-        """The ledger's record, closed; whether it ended without entries that no bookie knows of. LedgerNotFound."""
+        """Returns the ledger's record, closed, and whether it had to be ended without entries that no bookie has.
+        Raises LedgerNotFound if its record is missing."""
         record = await self._ledgers.record(row.ledger_id)
         if record.state == CLOSED:
             return record, False
@@ -188,14 +191,15 @@ class SkipLost:
         return StoredEntry.parse(Position(row.ledger_id, entry), found.payload)
 
     async def _end_index(self, reader: LedgerReader, row: TopicLedger, lost: Sequence[Run]) -> int:
-        """Returns the index after the last known message: up to the last entry that exists."""
+        """Returns the index after the last message of the last entry that exists."""
         last = reader.record.last_entry
         if lost and lost[-1][1] == last:
             last = lost[-1][0] - 1
         return (await self._entry(reader, row, last)).index + 1 if last >= 0 else row.first_index
 
     async def _index_of(self, reader: LedgerReader, row: TopicLedger, entry: int, step: int) -> int:
-        """The index at an edge of a hole: one past that of the entry before it (-1), the first of the one after (1)."""
+        """Returns the message index at an edge of lost entries; `step` -1: one past the last message of the entry
+        before, 1: the first message of the entry after."""
         beside = entry + step
         if beside < 0:
             return row.first_index
@@ -209,11 +213,13 @@ class SkipLost:
 
 
 def _emptied(row: TopicLedger, end_index: int) -> TopicLedger:
+    """Returns the row of a ledger of which no entry is left."""
     return msgspec.structs.replace(row, entries=0, size=0, first_index=end_index, end_index=end_index)
 
 
 def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[LostRange, ...]:
-    """Returns the ranges. InvalidRequest: too many of them are in ledgers that exist."""
+    """Returns the ranges to store, those of removed ledgers only as far as LOST_MAX allows. Raises InvalidRequest if
+    too many are in ledgers that still exist."""
     listed, least = {each.ledger_id for each in rows}, max(each.end_index for each in lost)
     gone = [each for each in lost if each.ledger_id not in listed and each.end_index != least]
     drop = set(gone[: max(0, len(lost) - LOST_MAX)])
@@ -224,7 +230,7 @@ def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[Lo
 
 
 def told(lost: LostRange) -> str:
-    """Returns the range in words."""
+    """Returns a description of the range for people."""
     if lost.last_entry < 0:
         return f"ledger {lost.ledger_id} from entry {lost.first_entry} on, from index {lost.first_index} on"
     return (

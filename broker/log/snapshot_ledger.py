@@ -48,15 +48,15 @@ class Piece(Protocol):
 
     @property
     def sequence(self) -> int:
-        """The number of the write that it is of; it grows by one with each."""
+        """Returns the number of the snapshot write that this piece belongs to. Each write has the next number."""
 
     @property
     def piece(self) -> int:
-        """Returns its number among the pieces, from 0."""
+        """Returns its number among the pieces of its record, from 0."""
 
     @property
     def ends(self) -> bool:
-        """Whether it is the last piece of a snapshot."""
+        """Returns True if it is the last piece of a snapshot."""
 
 
 P = TypeVar("P", bound=Piece)
@@ -64,7 +64,7 @@ S = TypeVar("S")
 
 
 class StateLedgers:
-    """Creates and deletes the ledgers of one kind of state; `properties` are those of each ledger."""
+    """Creates, opens and deletes the ledgers of one kind of state; each ledger gets the `properties`."""
 
     __slots__ = ("_ledgers", "_properties", "_replication", "_shrink", "_topic")
 
@@ -78,6 +78,7 @@ class StateLedgers:
         self._topic = topic
 
     async def create(self) -> LedgerWriter:
+        """Creates a ledger with the replication that the policy has now."""
         replication = await self._replication()
         return await self._ledgers.create(
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
@@ -86,7 +87,8 @@ class StateLedgers:
         )  # fmt: skip
 
     async def create_closed(self, entries: Sequence[bytes]) -> int:
-        """Makes a closed ledger of the entries; returns its id. After an error no record needs to know it."""
+        """Creates a closed ledger that contains these entries; returns its id. After an error there is no ledger that a
+        record would have to name."""
         writer = await self.create()
         try:
             await append_all(writer, entries)
@@ -103,13 +105,14 @@ class StateLedgers:
         return await self._ledgers.recover(ledger_id)
 
     async def abandon(self, writer: LedgerWriter, *, unnamed: bool) -> None:
-        """Gives a new ledger up. `unnamed`: certainly no record names it."""
+        """Abandons a new ledger. `unnamed`: it is certain that no record names it, so it is deleted as well."""
         await writer.abandon()
         if unnamed:
             await self.delete(writer.ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Deletes ledgers that no record names; -1 is none. One that is left costs space and nothing else."""
+        """Deletes ledgers that no record names; -1 stands for none. A failure is logged: a ledger that stays only costs
+        space."""
         for ledger_id in ledger_ids:
             try:
                 if ledger_id >= 0:
@@ -143,7 +146,8 @@ class SnapshotLedger(Generic[P]):
     async def recover(
         self, ledger_id: int, whole: Callable[[LedgerReader, list[P]], Awaitable[S]]
     ) -> S | None:
-        """Returns what `whole` makes of the last whole snapshot; None if there is none. Raises Unavailable."""
+        """Recovers the ledger, and returns what `whole` makes of its last complete snapshot; None if there is none.
+        Raises Unavailable if bookies do not answer."""
         self.ledger_id = ledger_id
         try:
             reader = await self._ledgers.recover(ledger_id)
@@ -160,7 +164,7 @@ class SnapshotLedger(Generic[P]):
         return None
 
     async def _pieces(self, reader: LedgerReader, last: int) -> list[P]:
-        """The pieces of the snapshot that ends at that entry; empty when none ends there, or it is torn."""
+        """Returns the pieces of the snapshot that ends at entry `last`; empty if none ends there, or it is torn."""
         end = await self.piece(reader, last)
         self.sequence = max(self.sequence, end.sequence)
         if not end.ends or last < end.piece:
@@ -169,17 +173,19 @@ class SnapshotLedger(Generic[P]):
         return pieces if all(each.sequence == end.sequence for each in pieces) else []
 
     async def piece(self, reader: LedgerReader, entry_id: int) -> P:
+        """Reads and decodes one entry of the ledger."""
         (entry,) = await reader.read(entry_id, entry_id)
         return self._decode(bytes(entry.payload))
 
     # ------------------------------------------------------------------ writing
     @property
     def writable(self) -> bool:
-        """Whether there is a ledger of this owner that takes entries."""
+        """Returns True if this owner has a ledger that takes entries."""
         return self._writer is not None and self._writer.writable
 
     async def append(self, entries: Sequence[bytes]) -> bool:
-        """Whether the entries are stored; if not, they may be in the ledger in part, and `roll` has to follow."""
+        """Appends entries; returns True if they are stored. If not, some of them may be in the ledger, and the caller
+        must `roll`."""
         if self._writer is None or not self._writer.writable:
             return False
         try:
@@ -190,7 +196,8 @@ class SnapshotLedger(Generic[P]):
         return True
 
     async def roll(self, entries: Sequence[bytes], name: Callable[[int], Awaitable[None]]) -> None:
-        """Rolls in the order of `ROLL`. Raises what `name` raises; MagnetarError of the new ledger."""
+        """Begins a new ledger with these entries, in the order of `ROLL`; `name` writes its id into the record. Raises
+        what `name` raises, or the error of the new ledger."""
         writer, unnamed = await self._ledgers.create(), True
         try:
             await append_all(writer, entries)
@@ -228,7 +235,7 @@ class SnapshotLedger(Generic[P]):
 
 
 async def append_all(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
-    """Appends entries and waits for the last one: they are confirmed in their order."""
+    """Appends entries and waits until all are confirmed; they are confirmed in their order."""
     appended = [writer.append(entry) for entry in entries]
     if not appended:
         return

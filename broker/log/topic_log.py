@@ -20,8 +20,8 @@ publish switches to the first ledger as any later one switches to the next.
 **Switching** to the next ledger is one function, `_switch`, whether there was none, or the old one is full, old or
 ended (§3.3; a bookie that fails is replaced in the ledger, which ends only when none is there to replace it, or when it
 is poisoned): stop sending → close the ledger and learn its true end → make the next one and append it to the list, in
-one commit → confirm what the end covers → send the rest again in order → go on. TopicFenced from the list, at any time:
-all work stops, `on_lost` is told.
+one commit → confirm what the end covers → send the rest again in order → go on. When a change of the list raises
+TopicFenced, at any time, all work stops and `on_lost` is called.
 
 The ledgers themselves, their list and what follows from it are broker/log/managed_ledger.py's. What is published goes
 through broker/log/appender.py. **Back-pressure** is the producers' (broker/topic/producer.py).
@@ -66,10 +66,10 @@ _LOG = logging.getLogger("magnetar.broker.log")
 
 
 class TopicLog:
-    """The Log on bookies.
+    """The Log on bookies. Must be called from one event loop.
 
-    Call from one event loop. `on_confirmed` after entries were confirmed, once per turn; `on_lost` once, at most.
-    `on_waits`: what was published waits for a ledger, for that reason; again every TELL_EVERY_S."""
+    `on_confirmed` is called after entries were confirmed, once per turn of the loop; `on_lost` at most once; `on_waits`
+    while publishes wait for a ledger, with the reason, every TELL_EVERY_S."""
 
     is_compacted = False
 
@@ -108,14 +108,15 @@ class TopicLog:
         )  # fmt: skip
 
     def left_out(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns nothing: no entry was removed from between others."""
+        """Returns nothing: compaction removes no entry of the log itself."""
         return ()
 
     # ------------------------------------------------------------------ take-over
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over; one that does not exist is made by `create`, where that is given.
+        """Takes the topic over. If it does not exist, and `create` is given, `create` makes it first.
 
-        TopicNotFound; TopicFenced when another broker is faster; Unavailable and others."""
+        Raises TopicNotFound if the topic does not exist and `create` is None; TopicFenced if another broker was faster;
+        Unavailable and other errors of bookies and metadata."""
         async with self._changing:
             try:
                 await self._take_over()
@@ -145,13 +146,14 @@ class TopicLog:
         self.state = TopicState.TERMINATED if self.record.terminated else TopicState.SERVING
 
     def _now_ms(self) -> int:
-        """Returns the time of day, never before that of an entry: ages are told by it, and it does not go back with the
-        clock."""
+        """Returns the time of day, but never an earlier time than that of an entry: ages are measured with it, and it
+        does not go back with the clock."""
         return max(self.world.clock.wall_ms(), self._appender.timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
     def publish(self, publish: Publish) -> None:
-        """Queues an entry; its publisher is told the outcome. Raises at once when the log takes nothing."""
+        """Queues an entry; its publisher gets the outcome later. Raises at once if the log takes no entries:
+        TopicTerminated, or NotOwner."""
         state = self.state
         if state is not TopicState.SERVING and state is not TopicState.SWITCHING:
             raise self._refusal()
@@ -180,10 +182,10 @@ class TopicLog:
             self._switching = self._tasks.spawn(self._switch(draft), "topic-log-switch")
 
     async def roll(self) -> None:
-        """Goes on in a new ledger although this one is not full, so that trimming may free it.
+        """Switches to a new ledger although this one is not full, so that trimming may delete this one.
 
-        A place for the new one is found first: while there is none (no bookie has room) nothing changes.
-        """
+        Bookies for the new one are chosen first: raises NotEnoughBookies, and nothing has changed, while there are
+        none. Does nothing if the ledger is empty."""
         await unbroken(self._roll())
 
     async def _roll(self) -> None:
@@ -213,7 +215,8 @@ class TopicLog:
             self.lose(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
 
     async def _end_ledger(self) -> int:
-        """Closes the ledger that is written, if any, or learns how another closed it; returns its true last entry."""
+        """Closes the ledger that is written, or learns how another process closed it; returns its true last entry, or
+        -1 if none is written. Raises DataLost if a confirmed entry is missing."""
         writer = self._appender.writer
         if writer is None:
             return -1
@@ -225,7 +228,8 @@ class TopicLog:
         return last_entry
 
     async def _next_ledger(self, last_entry: int, draft: LedgerRecord | None) -> None:
-        """Adds a new ledger to the list; then, and only then, confirms the old one's tail and sends the rest again."""
+        """Adds a new ledger to the list; only then confirms the rest of the old one, and sends the other publishes
+        again."""
         stored, ended = self._appender.end_ledger(last_entry)
         end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
@@ -250,7 +254,7 @@ class TopicLog:
         return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
 
     def lose(self, error: MagnetarError) -> None:
-        """Stops everything; what is on its way has an unknown outcome."""
+        """Gives the topic up at once and stops all work; the publishes in flight fail with an unknown outcome."""
         if self.state in (TopicState.LOST, TopicState.CLOSED):
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
@@ -264,8 +268,8 @@ class TopicLog:
         self._on_lost(error)
 
     async def is_ours(self) -> bool:
-        """Whether no broker took the topic over since: one that does changes its list. The metadata's errors: no
-        answer."""
+        """Returns True if no other broker has taken the topic over: one that does changes its list. Raises the
+        metadata's errors if that is not known."""
         if self._changing.locked():
             return True  # a broker that changes the list now finds out
         async with self._changing:
@@ -273,8 +277,9 @@ class TopicLog:
 
     # ------------------------------------------------------------------ trimming, sealing, closing
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
-        """Removes the ledgers that `choose` names from the list, then deletes them. Nothing is deleted when the list
-        could not be changed for certain. `choose` is asked when nothing else changes the list; what was removed."""
+        """Removes the ledgers that `choose` returns from the list, then deletes them; returns those that were removed.
+        `choose` is called while nothing else changes the list. Nothing is deleted unless the change of the list is
+        certain."""
         async with self._changing:
             gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail.ledger_id]
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
@@ -287,9 +292,10 @@ class TopicLog:
             return gone
 
     async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
-        """Commits other fields of the topic's record, and `together` other records in the same commit. TopicFenced: the
-        topic is lost; what a change of another record raises; other errors: unknown. `within`: the caller is part of
-        work that runs to its end (runtime/tasks.py), and needs no task of its own."""
+        """Commits other fields of the topic's record, and in the same commit the changes `together`. Raises TopicFenced
+        if another broker has the topic, which is lost then; what a transform of `together` raises; after any other
+        error the outcome is unknown. `within`: the caller is part of work that runs to its end (runtime/tasks.py), so
+        no task is started for it."""
         async with self._changing:
             if self.state not in (TopicState.SERVING, TopicState.SWITCHING, TopicState.TERMINATED):
                 raise self._refusal()
@@ -301,13 +307,14 @@ class TopicLog:
                 raise
 
     async def terminate(self) -> Position:
-        """Seals the topic after what is on its way; returns its last entry. Idempotent."""
+        """Terminates the topic after the publishes in flight; returns its last entry. Idempotent."""
         if self.state is not TopicState.TERMINATED:
             await unbroken(self._finish(TopicState.TERMINATED))
         return self.shape.last
 
     async def close(self) -> None:
-        """Stops in order: what is on its way is confirmed, the ledger closed and noted in the list. Idempotent."""
+        """Stops in order: the publishes in flight are confirmed, the ledger is closed, and the list says where it ends.
+        Idempotent."""
         if self.state in (TopicState.SERVING, TopicState.SWITCHING, TopicState.CLOSING):
             await unbroken(self._finish(TopicState.CLOSED))
         await self._tasks.drain()
@@ -362,17 +369,18 @@ class TopicLog:
 
     @property
     def wanted(self) -> Replication:
-        """Returns the replication of the policy, when that ledger was made."""
+        """Returns the replication that the policy asked for when that ledger was made."""
         return self._managed_ledger.wanted
 
     @property
     def degraded(self) -> bool:
-        """Whether the ledger that is written is on fewer bookies, or has fewer copies, than the policy asked for."""
+        """Returns True if the ledger that is written is on fewer bookies, or has fewer copies, than the policy asked
+        for."""
         return self.state in (TopicState.SERVING, TopicState.SWITCHING) and self._appender.degraded
 
     @property
     def queued_index(self) -> int:
-        """The index that the next message gets."""
+        """Returns the index that the next message gets."""
         return self._appender.queue.end_index
 
     @property
@@ -385,7 +393,7 @@ class TopicLog:
 
     @property
     def age_s(self) -> float:
-        """Returns the age of the ledger that is written, or was last."""
+        """Returns the age in seconds of the ledger that is written, or was written last; 0 if there is none."""
         ledgers = self.record.ledgers
         return (self.world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
 
@@ -395,7 +403,7 @@ class TopicLog:
 
     @property
     def ensemble(self) -> dict[int, tuple[str, ...]]:
-        """Bookies of the ledger that is written."""
+        """Returns the bookies of the ledger that is written, by its id; empty if none is."""
         if self._appender.writer is None:
             return {}
         return {self._appender.writer.ledger_id: self._appender.writer.record.fragments[-1].bookies}

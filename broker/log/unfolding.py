@@ -1,11 +1,11 @@
-"""The slots of an entry whose messages take long to parse: many of them, or many bytes once unfolded.
+"""The slots of an entry whose messages take long to parse: many of them, or many bytes once decompressed.
 
 Key_Shared has to know the key of each message of a batch. Of most entries that is less than a millisecond, in the event
-loop (`StoredEntry.find_slots`). An entry may be 64 KB on the wire and 64 MiB unfolded, or contain half a million
-messages: it is unfolded in a thread, into memory that the entry's declared size bounds (proto/compression.py), and its
-messages are parsed in slices (turns.py). One entry at a time in a process, so they never take more than 64 MiB
-together. Nothing of a subscription overtakes its entry meanwhile (read_ahead.py). Compaction and dead letters take such
-an entry apart in a thread (`aside`).
+loop (`StoredEntry.find_slots`). An entry may be 64 KB on the wire and 64 MiB decompressed, or contain half a million
+messages: it is decompressed in a thread, into memory that the entry's declared size bounds (proto/compression.py), and
+its messages are parsed in slices (`Turns`). One entry at a time in a process, so they never take more than 64 MiB
+together. Nothing of a subscription overtakes its entry meanwhile (read_ahead.py). Compaction and dead letters parse
+such an entry in a thread (`aside`).
 
 Guarding test: tests/broker/log/test_unfolding.py.
 """
@@ -28,11 +28,10 @@ from ...runtime.network import World
 from ..common.token_bucket import Turns
 
 LONG_BYTES = 1 << 20
-"""Bytes unfolded in the event loop: less than a millisecond."""
+"""Most bytes that are decompressed in the event loop: less than a millisecond."""
 LONG_MESSAGES = 1000
-"""Messages parsed in the event loop, a client's batch by default: half a millisecond, and 3 ms when each has another
-key.
-"""
+"""Most messages that are parsed in the event loop, a client's batch by default: half a millisecond, and 3 ms when each
+has another key."""
 _MESSAGES_AT_ONCE = 500
 
 P = ParamSpec("P")
@@ -41,7 +40,8 @@ _ONE_AT_A_TIME: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = Wea
 
 
 def is_long(metadata: MessageMetadata) -> bool:
-    """Whether an entry with this metadata takes long."""
+    """Returns True if it takes long to parse an entry with this metadata: many messages, many uncompressed bytes, or
+    many properties."""
     return (
         metadata.num_messages_in_batch > LONG_MESSAGES
         or metadata.uncompressed_size > LONG_BYTES
@@ -50,7 +50,8 @@ def is_long(metadata: MessageMetadata) -> bool:
 
 
 async def slots_of(entry: Buffer, world: World) -> tuple[int, ...]:
-    """The slots of the keys of a stored batch, that of the first message first; none when it is damaged."""
+    """Returns the Key_Shared slots of the keys of a stored batch, that of the first message first; none if the batch is
+    damaged. Decompresses it in a thread."""
     async with _turn():
         try:
             head = parse_stored(entry)
@@ -65,7 +66,8 @@ async def slots_of(entry: Buffer, world: World) -> tuple[int, ...]:
 
 
 async def aside(entry: Buffer, world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Takes the stored entry apart with `work`: in a thread when that is long. One call after the other."""
+    """Returns the result of `work`, which parses the stored entry. If parsing takes long, `work` runs in a thread, one
+    such call at a time; else it is called directly."""
     try:
         long = is_long(parse_stored(entry).metadata)
     except CorruptEntry:
@@ -77,11 +79,13 @@ async def aside(entry: Buffer, world: World, work: Callable[P, R], *args: P.args
 
 
 def _turn() -> asyncio.Lock:
+    """Returns the lock under which one entry at a time is decompressed in this event loop."""
     return _ONE_AT_A_TIME.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 async def _run(world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Runs `work` in a thread. A cancelled caller waits for the end of that work, so the next turn begins after it."""
+    """Runs `work` in a thread. A cancelled caller waits until `work` has ended, so that the next caller's begins after
+    it."""
     worker = world.workers.start("unfold")
     try:
         return await worker.run(work, *args, **kwargs)

@@ -38,7 +38,7 @@ MARK_ENTRIES = 1000
 
 
 class Acks:
-    """Applies acknowledgements. `member`: the consumer that sends it; None: the broker itself."""
+    """Applies acknowledgements. `member`: the consumer that sent one; None: the broker itself."""
 
     __slots__ = ("_cursor", "_dispatcher", "_shape")
 
@@ -48,11 +48,13 @@ class Acks:
         self._dispatcher = dispatcher
 
     def rebase(self, shape: LogShape) -> None:
+        """Uses this shape of the log from now on."""
         self._shape = shape
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
-        """Acknowledges each entry, or some messages of it. TransactionConflict: one of them is pending; the others
-        count."""
+        """Acknowledges each entry, or some messages of it. Trimmed entries are ignored. Raises TransactionConflict if
+        one of them is pending in a transaction (the others count nevertheless); InvalidRequest if one is past the end.
+        """
         refused, transactions = list[Position](), self._cursor.pending is not None or bool(member and member.unshown)
         for position, bits in entries:
             if not self._exists(position):
@@ -80,7 +82,7 @@ class Acks:
             self._dispatcher.acked_messages(member, position, cursor.acked_count(position) - before)
 
     def _size(self, member: Member | None, position: Position) -> int:
-        """Messages of the batch; 0: not known."""
+        """Returns the number of messages of the batch; 0 if it is not known."""
         if member is None:
             return self._cursor.size_of(position, 0)
         if member.unshown and position in member.unshown:
@@ -88,7 +90,8 @@ class Acks:
         return self._cursor.size_of(position, member.outstanding.get(position, 0))
 
     def _shown(self, member: Member | None, position: Position) -> int:
-        """The messages that the consumer means by the whole entry; 0: all of them."""
+        """Returns the messages, as bits, that the consumer means when it acknowledges the whole entry; 0: all of them.
+        """
         if member is None:
             return 0
         cursor, (unshown, size) = self._cursor, member.unshown.get(position, NONE_UNSHOWN)
@@ -102,7 +105,7 @@ class Acks:
         return everything & ~unshown if unshown else 0
 
     def _is_pending(self, position: Position, bits: int) -> bool:
-        """Whether one of the messages `bits` (0: all of the entry) is pending."""
+        """Returns True if one of the messages `bits` (0: any of the entry) is pending in a transaction."""
         pending = self._cursor.pending
         if pending is None or self._cursor.is_acked(position):
             return False
@@ -113,7 +116,9 @@ class Acks:
         raise AckRefusal.PENDING.error(f"entry {position} {Conflict.PENDING.value}", position=position)
 
     def ack_set(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
-        """Acknowledges many whole entries of one ledger, as a roaring bitmap."""
+        """Acknowledges many whole entries of one ledger. `entries` is a serialized roaring bitmap of entry ids. Raises
+        InvalidRequest if it does not parse, or names an entry past the end; TransactionConflict if an entry is pending
+        in a transaction. All other entries count."""
         wanted = entries_of(entries)
         span = self._shape.span(ledger_id)
         last = span.last_entry if span is not None else -1
@@ -138,7 +143,7 @@ class Acks:
             self._refuse(refused)
 
     def _in_part(self, member: Member | None, ledger_id: int, wanted: BitMap) -> list[Position]:
-        """Returns the entries of a set that may not mean all of their messages."""
+        """Returns the entries of a set of which the acknowledgement may not mean all messages."""
         pending, unshown = self._cursor.pending, member.unshown if member is not None else None
         found = pending.parts_in(ledger_id, wanted) if pending is not None else []
         if unshown:
@@ -146,6 +151,7 @@ class Acks:
         return found
 
     def _first_pending(self, ledger_id: int, wanted: BitMap) -> Position | None:
+        """Returns the first entry of the set that is pending in a transaction; None if there is none."""
         pending = self._cursor.pending
         if pending is None:
             return None
@@ -154,7 +160,7 @@ class Acks:
         return next((each for each in found if not self._cursor.is_acked(each)), None)
 
     def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
-        """Acknowledges everything up to the entry, included, or up to a message of it."""
+        """Acknowledges everything up to and with the entry, or up to and with a message of it."""
         position, bits = acked
         if not self._exists(position):
             return
@@ -167,7 +173,7 @@ class Acks:
             self.skip_to(position)
 
     def check_cumulative(self, acked: AckedEntry) -> None:
-        """Raises TransactionConflict if something that it covers is pending."""
+        """Raises TransactionConflict if the cumulative acknowledgement covers something that is pending."""
         pending, (position, bits) = self._cursor.pending, acked
         if pending is None:
             return
@@ -176,7 +182,7 @@ class Acks:
             self._refuse(position)
 
     def skip_to(self, mark: Position) -> None:
-        """Acknowledges everything up to the mark, without what is pending: that is left to its transaction."""
+        """Acknowledges everything up to `mark`, except what is pending: that is left to its transaction."""
         cursor = self._cursor
         cursor.ack_cumulative(mark)
         self._dispatcher.acked_up_to(max(mark, cursor.mark))
@@ -184,12 +190,13 @@ class Acks:
             self._dispatcher.release(cursor.free_up_to(mark))  # batches of unknown size
 
     def ack_first(self, position: Position, messages: int) -> None:
-        """Acknowledges the first messages of the entry, without those that are pending."""
+        """Acknowledges the first `messages` messages of the entry, except those that are pending."""
         if self._cursor.ack_first(position, messages):
             self._dispatcher.acked(None, position)
 
     def find_held(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Yields, in slices, the entries of the sets that the consumer holds. InvalidRequest: a set does not parse."""
+        """Yields, in slices, those entries of the sets that the consumer holds. Raises InvalidRequest if a set does not
+        parse."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
             if not number % MARK_ENTRIES:
@@ -210,7 +217,8 @@ class Acks:
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
     def marks_up_to(self, member: Member, mark: Position) -> Iterator[Position]:
-        """Steps on the way to `mark`: every MARK_ENTRIES-th entry that the consumer holds, if it holds so many."""
+        """Yields marks before `mark`, one for each MARK_ENTRIES entries that the consumer holds, so that a large
+        cumulative acknowledgement can be applied in steps. Yields none where the entries are not in log order."""
         while len(member.outstanding) > MARK_ENTRIES and not member.reordered:
             step = next(islice(member.outstanding, MARK_ENTRIES, None))
             if step >= mark:
@@ -222,9 +230,8 @@ class Acks:
     def _checked(self, position: Position, bits: int) -> int:
         """Returns the bits. Raises InvalidRequest if they are more than the entry's ledger has messages.
 
-        So an index of a few bytes costs no more memory than the ledger's messages need, and no caller gets the answer
-        that a message was acknowledged which was not.
-        """
+        So an index of a few bytes costs no more memory than the ledger's messages need, and no caller is told that a
+        message was acknowledged that does not exist."""
         span = self._shape.span(position[0])
         messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)
         if bits.bit_length() > messages:
@@ -232,9 +239,8 @@ class Acks:
         return bits
 
     def _exists(self, position: Position) -> bool:
-        """Whether the entry may be acknowledged. False: trimmed, or a ledger that is not the topic's. Raises beyond the
-        end.
-        """
+        """Returns True if the entry may be acknowledged; False if it was trimmed, or its ledger is not the topic's.
+        Raises InvalidRequest if it is past the end."""
         if self._shape.has(position):
             return True
         if position > self._shape.last_confirmed:
@@ -243,7 +249,7 @@ class Acks:
 
 
 def entries_of(data: bytes) -> BitMap:
-    """Returns the set that the bytes contain. Raises InvalidRequest if they do not parse."""
+    """Returns the bitmap of entry ids that the bytes contain. Raises InvalidRequest if they do not parse."""
     try:
         return BitMap.deserialize(data)
     except (ValueError, IndexError, MemoryError) as error:
@@ -275,14 +281,14 @@ STEP_ENTRIES = 100
 
 
 class AcksInTxn(Acks):
-    """The acknowledgements in transactions of one subscription. See the module."""
+    """The acknowledgements of one subscription, with those in transactions. See the module."""
 
     __slots__ = ()
 
     # ------------------------------------------------------------------ gathering
     def gather(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks) -> Iterator[None]:
-        """Gathers acknowledgements into `wanted`, in steps. InvalidRequest: one is past the end, or does not parse.
-        TransactionConflict: it is trimmed."""
+        """Gathers acknowledgements into `wanted`, in steps, and changes nothing else. Raises InvalidRequest if one is
+        past the end or does not parse; TransactionConflict if its entry was trimmed."""
         entries = iter(entries)
         while some := list(islice(entries, STEP_ENTRIES)):
             for position, bits in some:
@@ -298,6 +304,8 @@ class AcksInTxn(Acks):
             yield
 
     def _check_there(self, position: Position) -> None:
+        """Raises TransactionConflict if the entry was trimmed, and so acknowledged; InvalidRequest if it is past the
+        end."""
         if not self._exists(position):
             raise _conflict(Clash(Conflict.ACKNOWLEDGED, position))
 
@@ -306,9 +314,9 @@ class AcksInTxn(Acks):
         self, member: Member, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None, memory_bytes_max: int, *,
         rest: bool = False,
     ) -> bool:  # fmt: skip
-        """Makes all of it pending in the transaction; False: it was. `rest`: the client counts the messages of an entry
-        itself (`_exact`), and repeats nothing. TransactionConflict, InvalidRequest, BackPressure: nothing has changed.
-        """
+        """Makes all of `wanted`, and the acknowledgement `cumulative`, pending in the transaction. Returns False if all
+        of it was pending already. `rest`: the client counts the messages of an entry itself (`_exact`), and never
+        repeats a request. Raises TransactionConflict, InvalidRequest or BackPressure; nothing has changed then."""
         cursor, dispatcher = self._cursor, self._dispatcher
         if rest and (clash := pending_acks.twice(cursor, txn, wanted)) is not None:
             raise _conflict(clash)
@@ -343,9 +351,9 @@ class AcksInTxn(Acks):
         return True
 
     def _exact(self, member: Member, wanted: TxnAcks, *, rest: bool) -> TxnAcks:
-        """Returns the acknowledgements message by message where not all of an entry is meant, and as an entry where all
-        of it is. `rest`: a whole entry means what is left of it, else all of its messages, and one of them may be
-        acknowledged already."""
+        """Returns the acknowledgements message by message where not all of an entry is meant, and as a whole entry
+        where all of it is. `rest`: to acknowledge a whole entry means the messages that are left of it; else it means
+        all of its messages, and is refused if one of them is acknowledged already."""
         cursor, exact = self._cursor, TxnAcks({id_: each.copy() for id_, each in wanted.entries.items()})
         touched = dict.fromkeys(pending_acks.touched_in(cursor, exact.entries))
         touched |= dict.fromkeys(each for each in member.unshown if exact.holds(each))
@@ -370,7 +378,8 @@ class AcksInTxn(Acks):
             exact.parts[position] = Partial(bits, size)
 
     def _add_cumulative(self, member: Member, acked: AckedEntry, exact: TxnAcks) -> None:
-        """Adds a cumulative acknowledgement. NotAllowed, InvalidRequest: as in a plain one."""
+        """Adds a cumulative acknowledgement to `exact`. Raises TransactionConflict if its entry was trimmed;
+        InvalidRequest if it is past the end, or has fewer messages."""
         position, bits = acked
         self._check_there(position)
         exact.up_to = position
@@ -382,8 +391,8 @@ class AcksInTxn(Acks):
 
     # ------------------------------------------------------------------ the end of a transaction
     def settle(self, txn: TxnId, *, committed: bool) -> SettledAcks | None:
-        """Settles the transaction: what was pending in it is acknowledged, or free and returned, for the caller to give
-        back. None: nothing was pending."""
+        """Settles the transaction: what was pending in it is acknowledged if it committed, else it is free again.
+        Returns what was pending, which the caller gives back after an abort; None if nothing was."""
         cursor, settled = self._cursor, pending_acks.settle(self._cursor, txn, committed=committed)
         if settled is None:
             return None

@@ -12,7 +12,7 @@ from .core.dispatch import Delivery
 from .core.policy import Member
 
 # ------------------------------------------------------------------------------------------------------ activity
-# The times at which a subscription or a consumer was last active: for statistics alone, noted once for each batch and
+# The times at which a subscription or a consumer was last active: for statistics alone, set once for each batch and
 # frame.
 
 
@@ -36,16 +36,16 @@ class Outlet(Protocol):
     """The port for a consumer's deliveries: its stream. Only `wait_drained` waits."""
 
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
-        """Delivers entries, all of them this consumer's StoredEntries. True: its queue is over its bound now, and
-        nothing is delivered before `wait_drained` returns."""
+        """Delivers entries; each of them is a StoredEntry for this consumer. Returns True if its queue is over its
+        bound now: the caller must not deliver more before `wait_drained` returns."""
         ...
 
     def on_end_of_topic(self) -> None:
-        """Called when the topic is terminated and everything was delivered."""
+        """Called when the topic is terminated and all of it was delivered."""
         ...
 
     def active(self, active: bool) -> None:
-        """Called on Failover: whether this consumer is the one that gets the messages."""
+        """Called on a Failover subscription: `active` says whether this consumer is the one that gets the messages."""
         ...
 
     def on_closed(self, error: MagnetarError) -> None:
@@ -56,7 +56,7 @@ class Outlet(Protocol):
 
 
 class Consumer:
-    """A consumer and its outlet; `member` is its state in the dispatcher."""
+    """A connected consumer and its outlet; `member` is its state in the dispatcher."""
 
     __slots__ = (
         "activity", "address", "client", "instance", "member", "outlet", "principal", "properties", "since_ms",

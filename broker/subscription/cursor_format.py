@@ -69,11 +69,12 @@ MARKER = 0
 
 
 class DamagedState(ValueError):
-    """The bytes are not (a piece of) a cursor's state."""
+    """Raised if bytes are not a piece of a cursor's state."""
 
 
 class Row(NamedTuple):
-    """The place of a chunk in the cursor ledger: first entry, pieces, and bytes of all pieces."""
+    """The place of a chunk in the cursor ledger: its first entry, the number of its pieces, and the bytes of all of
+    them."""
 
     sequence: int
     first_entry: int
@@ -94,21 +95,23 @@ class Piece(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether it completes a state: it is the last piece of a marker."""
+        """Returns True if it completes a state: it is the last piece of a marker."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
     def belongs_to(self, key: ChunkKey, row: Row, piece: int) -> bool:
+        """Returns True if it is that piece of the chunk which the row describes."""
         return self[:6] == (key.kind, row.sequence, key.ledger_id, key.block, piece, row.pieces)
 
 
 # ------------------------------------------------------------------------------------------ encoding
 def encode_chunk(key: ChunkKey, sequence: int, body: bytes) -> list[bytes]:
-    """The entries to append, in order."""
+    """Returns the entries of the chunk, in the order in which they are to be appended."""
     version = CURSOR.version if key.kind is ChunkKind.PENDING else WITHOUT_PENDING
     return _encode(version, key.kind, key.ledger_id, key.block, sequence, body)
 
 
 def encode_marker(mark: Position, rows: Mapping[ChunkKey, Row], sequence: int) -> list[bytes]:
+    """Returns the entries of a marker that names these chunks."""
     parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
     parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
     version = CURSOR.version if any(key.kind is ChunkKind.PENDING for key in rows) else WITHOUT_PENDING
@@ -125,7 +128,7 @@ def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, 
 
 
 def body_of(key: ChunkKey, cursor: Cursor) -> bytes:
-    """The body of the chunk, from the cursor's current state."""
+    """Returns the body of the chunk, from the cursor's current state."""
     covered = key.covers()
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
     if key.kind is ChunkKind.HOLES:
@@ -147,7 +150,8 @@ def _partial_row(position: Position, partial: Partial) -> tuple[bytes, bytes]:
 
 
 def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
-    """Encodes what is pending. Most transactions are in one chunk, and their bytes stay the same until they end."""
+    """Returns the body of a chunk of pending acknowledgements. Most transactions are in one chunk; their bytes are
+    reused until they end."""
     parts, kept = list[bytes](), pending.rows
     for txn, keys in pending.keys_of.items():
         if (row := kept.get(txn)) is not None:
@@ -161,7 +165,7 @@ def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
 
 
 def _txn_row(txn: TxnId, acks: TxnAcks, key: ChunkKey) -> bytes:
-    """Encodes the part of the transaction's acknowledgements that falls into this chunk."""
+    """Returns the bytes of those acknowledgements of the transaction that fall into this chunk."""
     covered = key.covers()
     here = acks.up_to[0] == key.ledger_id and max(0, acks.up_to[1]) in covered
     some = acks.entries.get(key.ledger_id)
@@ -186,12 +190,14 @@ def _holes_body(holes: BitMap, covered: range) -> bytes:
 
 
 def encode_snapshot(entries: list[bytes]) -> bytes:
+    """Returns the bytes of a snapshot for the subscription's record, from the entries of one write of the whole state.
+    """
     return b"".join(part for entry in entries for part in (_COUNT.pack(len(entry)), entry))
 
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """The piece in an entry. DamagedState, NewerFormat."""
+    """Returns the piece that the entry contains. Raises DamagedState, NewerFormat."""
     if len(entry) < HEAD_BYTES:
         raise DamagedState(f"{len(entry)} bytes are too few for a cursor entry")
     if entry[:2] != MAGIC:
@@ -208,6 +214,7 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, Row]]:
+    """Returns the mark and the places of all valid chunks. Raises DamagedState."""
     try:
         mark = Position(*_POSITION.unpack_from(body))
         (count,) = _COUNT.unpack_from(body, _POSITION.size)
@@ -224,7 +231,7 @@ def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, Row]]:
 
 
 def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
-    """Adds the content of a chunk to the state. DamagedState."""
+    """Adds the content of a chunk to the state. Raises DamagedState if the chunk is damaged."""
     try:
         if key.kind is ChunkKind.HOLES:
             _add_holes(state, key, _bitmap(body))
@@ -271,7 +278,7 @@ def _add_pending(state: CursorState, key: ChunkKey, body: bytes) -> None:
 
 
 def _sized(body: bytes, offset: int) -> tuple[bytes, int]:
-    """Bytes after their length, and where they end."""
+    """Returns the bytes that follow their length at `offset`, and the offset after them."""
     (size,) = _COUNT.unpack_from(body, offset)
     start = offset + _COUNT.size
     if start + size > len(body):
@@ -290,13 +297,14 @@ def _add_holes(state: CursorState, key: ChunkKey, holes: BitMap) -> None:
 
 
 def _inside(key: ChunkKey, entry_id: int) -> Position:
+    """Returns the position of the entry. Raises DamagedState if it is not in the chunk's block."""
     if entry_id not in key.covers():
         raise DamagedState(f"entry {entry_id} is in block {key.block} of the {key.kind.name.lower()}")
     return Position(key.ledger_id, entry_id)
 
 
 def decode_snapshot(data: bytes) -> CursorState:
-    """The state in a snapshot. DamagedState."""
+    """Returns the state that a snapshot contains. Raises DamagedState if it is damaged."""
     pieces, offset = [], 0
     while offset < len(data):
         if offset + _COUNT.size > len(data):

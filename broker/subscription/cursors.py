@@ -59,7 +59,7 @@ READS_MAX = 16
 
 
 Told = Callable[[MagnetarError | None], None]
-"""Called once: with None when it is durable, else with why that is not known."""
+"""Called once: with None when the state is durable, else with the error for which that is not known."""
 
 
 def path_of(topic: TopicName, subscription: str) -> str:
@@ -67,8 +67,9 @@ def path_of(topic: TopicName, subscription: str) -> str:
 
 
 def claims(topic: TopicName, record: TopicRecord, claim: str) -> list[Change]:
-    """The claims of the subscriptions that the topic's record names, for the commit that claims the topic: a broker
-    with hundreds of topics to open makes one commit for each instead of two. What they leave out, `open` claims."""
+    """Returns the claims of the subscriptions that the topic's record names, CLAIMS_MAX at most, for the commit that
+    claims the topic. So a broker that opens hundreds of topics makes one commit for each instead of two. `open` claims
+    the others."""
     changes: list[Change] = []
     for name in (record.subscriptions or ())[:CLAIMS_MAX]:
         path = path_of(topic, name)
@@ -79,7 +80,7 @@ def claims(topic: TopicName, record: TopicRecord, claim: str) -> list[Change]:
 def _claimed(path: str, claim: str, node: Versioned | None) -> bytes | None:
     try:
         record = None if node is None else decode(node.value, CursorRecord, path)
-    except DamagedRecord:  # `open` tells
+    except DamagedRecord:  # `open` raises for it
         return None
     return None if record is None else encode(_changed(record, claim=claim), path)
 
@@ -87,8 +88,8 @@ def _claimed(path: str, claim: str, node: Versioned | None) -> bytes | None:
 class DurableCursor:
     """The cursor of one subscription, and its storage. `on_fenced` is called once when the claim is lost.
 
-    `claim`: of the owner of the topic, when the subscription exists (`claims`); a new one has a claim of its own, by
-    which what is left of a deleted one of its name is told from it."""
+    `claim`: that of the topic's owner, if the subscription exists (`claims`). A new subscription has a claim of its
+    own, which distinguishes it from what is left of a deleted one of its name."""
 
     __slots__ = (
         "_claim", "_closed", "_config", "_cursor", "_is_of_owner",
@@ -151,7 +152,8 @@ class DurableCursor:
     async def create(
         self, shape: LogShape, mark: Position, properties: dict[str, str], commit: Callable[[Change], Awaitable[object]]
     ) -> None:
-        """Creates a subscription that has acknowledged everything up to `mark`: `commit` its record. AlreadyExists."""
+        """Creates a subscription that has acknowledged everything up to `mark`; `commit` stores its record. Raises
+        AlreadyExists if there is one of that name."""
         record = CursorRecord(
             mark_ledger=mark[0], mark_entry=mark[1], properties=dict(properties),
             created_ms=self._world.clock.wall_ms(), claim=self._claim,
@@ -167,15 +169,17 @@ class DurableCursor:
         self._cursor = Cursor(shape, CursorState(mark))
 
     async def set_properties(self, properties: dict[str, str]) -> None:
-        """Replaces all properties, durably. TopicFenced; SubscriptionNotFound."""
+        """Replaces all properties, durably. Raises TopicFenced if another broker has the subscription;
+        SubscriptionNotFound if it is deleted."""
         await self._change(lambda record: _changed(record, properties=dict(properties)))
 
     async def open(self, shape: LogShape) -> None:
-        """Claims, fences, recovers, reads. SubscriptionNotFound, Unavailable; TopicFenced: another broker's topic.
+        """Claims the record, fences and recovers the cursor ledger, and reads its last complete state. Raises
+        SubscriptionNotFound if there is no record; Unavailable if bookies do not answer; TopicFenced if the topic is
+        another broker's.
 
-        An owner that stood still since it claimed its topic takes nothing from the next one: it would fit the state to
-        its own older log, and forget what was acknowledged after it.
-        """
+        An owner that was suspended after it claimed its topic must not take the subscription from the next owner: it
+        would fit the state to its own older log, and drop what was acknowledged after it."""
 
         def claim(record: CursorRecord) -> CursorRecord:
             return _changed(record, claim=self._claim)
@@ -195,7 +199,8 @@ class DurableCursor:
         self._cursor.fit()
 
     def _snapshot(self) -> CursorState | None:
-        """The state that the last owner put into the record, if it closed in order."""
+        """Returns the state that the last owner put into the record when it closed in order; None if there is none, or
+        it is damaged."""
         if not self._record.snapshot:
             return None
         try:
@@ -205,7 +210,7 @@ class DurableCursor:
             return None
 
     async def _state_of(self, reader: LedgerReader, pieces: list[stored.Piece]) -> CursorState:
-        """The state that those pieces complete. DamagedState, DataLost."""
+        """Returns the state whose marker these pieces are, with all of its chunks. Raises DamagedState, DataLost."""
         body = b"".join(each.body for each in pieces)
         mark, rows = stored.decode_marker(body)
         state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
@@ -224,8 +229,9 @@ class DurableCursor:
         return state
 
     def _decoded(self, value: bytes) -> CursorRecord:
-        """Decodes the record. DataLost: it is damaged. Where the subscription was is not known: nothing is written over
-        it, and its topic does not open, so nothing is trimmed that it did not acknowledge."""
+        """Decodes the record. Raises DataLost if it is damaged: the position of the subscription is not known then, so
+        nothing is written over the record, and its topic does not open, so that nothing is trimmed that the
+        subscription has not acknowledged."""
         try:
             return decode(value, CursorRecord, self._path)
         except DamagedRecord as error:
@@ -241,7 +247,8 @@ class DurableCursor:
     async def _change(
         self, change: Callable[[CursorRecord], CursorRecord], *, claiming: bool = False, together: Sequence[Change] = ()
     ) -> None:
-        """Changes the record, by compare-and-set on the claim."""
+        """Changes the record by compare-and-set on the claim, and in the same commit makes the changes `together`.
+        Raises TopicFenced if another broker has the claim; SubscriptionNotFound if there is no record."""
 
         attempts = itertools.count()
 
@@ -265,11 +272,12 @@ class DurableCursor:
     # (broker/subscription/delays.py)
     @property
     def buckets(self) -> tuple[DelayBucket, ...]:
-        """The buckets that the record names."""
+        """Returns the buckets of delayed entries that the record names."""
         return self._record.delays
 
     async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
-        """Adds and removes names of buckets. TopicFenced; when the outcome is unknown, repeating it decides."""
+        """Adds buckets to the record and removes others. Raises TopicFenced if another broker has the claim; after an
+        unknown outcome it may be repeated."""
 
         def change(record: CursorRecord) -> CursorRecord:
             kept = [each for each in record.delays if each.ledger_id not in remove and each not in add]
@@ -279,13 +287,13 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ writing
     def touched(self) -> None:
-        """Schedules a write of the cursor, which has changed: it is durable after `cursor_flush_s` at most."""
+        """Schedules a write of the cursor, because it has changed: it is durable after `cursor_flush_s` at most."""
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
 
     def durable(self) -> asyncio.Future[None]:
-        """Returns a future that is done when all that was acknowledged up to now is durable. Fails with TopicFenced
-        when it cannot be."""
+        """Returns a future that is done when all that was acknowledged up to now is durable. It fails with TopicFenced
+        if that cannot be."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def tell(error: MagnetarError | None) -> None:
@@ -300,8 +308,8 @@ class DurableCursor:
         return future
 
     def when_durable(self, tell: Told) -> None:
-        """Calls `tell` like `durable`, without a future: those of very many acknowledgements would cost more than the
-        write. It may be called at once, and must not raise."""
+        """Does the same as `durable` with a callback instead of a future: futures of very many acknowledgements would
+        cost more than the write. `tell` may be called at once, and must not raise."""
         if not self.cursor.dirty:
             tell(None)
         elif self._closed:
@@ -322,7 +330,7 @@ class DurableCursor:
             self._writing = self._tasks.spawn(self._write_all(), "cursor write")
 
     async def _write_all(self) -> None:
-        """Writes, one write at a time, while a caller waits; then the timer takes over."""
+        """Writes, one write at a time, as long as a caller waits; later changes are left to the timer."""
         try:
             while True:
                 self._served, self._waiting = self._waiting or (), None
@@ -369,7 +377,8 @@ class DurableCursor:
         return Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
 
     async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
-        """Stores the next write; returns it, or None if it is not stored: what it took from the cursor goes back."""
+        """Stores the next write by `store` and returns it. Returns None if it was not stored; its changes are in the
+        next write then."""
         write, done = log.plan(self.cursor, self._ledger.sequence), False
         try:
             done = await store(write)
@@ -397,13 +406,14 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ ending
     def _fail(self, error: MagnetarError) -> None:
+        """Ends all writing: everyone who waits gets the error."""
         self._closed = True
         waiting, self._waiting, self._served = [*self._served, *(self._waiting or ())], None, ()
         for tell in waiting:
             tell(error)
 
     def abandon(self) -> None:
-        """Writes nothing more: the topic is lost to this broker."""
+        """Writes nothing more, because the topic is lost to this broker."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -429,7 +439,7 @@ class DurableCursor:
         await self._ledger.close()
 
     async def _put_snapshot(self) -> bool:
-        """Puts the state into the record, if it is small: then it is durable."""
+        """Puts the state into the record if it is small; returns True if it is durable by that."""
         if self._writing is not None:
             await asyncio.shield(self._writing)  # it may change the record's ledger
         cursor = self.cursor
@@ -454,8 +464,8 @@ class DurableCursor:
         return True
 
     async def delete(self) -> None:
-        """Deletes the subscription: its record, then its ledgers. TopicFenced: another owner has it, or one of its name
-        that was made anew."""
+        """Deletes the subscription: its record, then its ledgers. Raises TopicFenced if another owner has it, or there
+        is a new one of its name."""
         self.abandon()
         if self._tasks is not None:
             await self._tasks.drain()

@@ -87,7 +87,7 @@ INCOMPLETE_MS = 3_600_000
 
 
 class _Budget:
-    """Entries that may still be read."""
+    """The number of entries that a search may still read."""
 
     __slots__ = ("left",)
 
@@ -98,7 +98,8 @@ class _Budget:
 async def message_of(
     log: ReadableLog, entry: StoredEntry, mark: Position, now_ms: int, budget: _Budget | None = None
 ) -> Run | None:
-    """The message that the chunk is of. Unavailable: the rest of it may still be stored."""
+    """Returns all chunks of the message of which `entry` is a chunk; None if the message is never complete. Raises
+    Unavailable if the missing chunks may still be stored. Nothing before `mark` is searched."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
@@ -121,8 +122,8 @@ async def message_of(
 
 
 async def divided_by(log: ReadableLog, mark: Position) -> list[Run]:
-    """The messages of which the mark covers some chunks and not all. Looked for in the entry at the mark, and in those
-    after it as far as one read goes."""
+    """Returns the messages of which `mark` covers some chunks and not all. They are searched in the entry at the mark,
+    and in those after it, as far as one read goes."""
     shape, runs, seen, budget = log.shape, list[Run](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.readable(mark) and shape.hole(mark) is None:
@@ -146,17 +147,19 @@ async def divided_by(log: ReadableLog, mark: Position) -> list[Run]:
 
 
 async def rest_of(log: ReadableLog, mark: Position) -> list[Position]:
-    """Returns the chunks after the mark of messages that it divides: a skip or an expiry of a part of a message means
-    all of it."""
+    """Returns the chunks after `mark` of messages that it divides, because a skip or an expiry of a part of a message
+    applies to all of it."""
     return [place for run in await divided_by(log, mark) for place in run.places if place > mark]
 
 
 async def before_whole(log: ReadableLog, mark: Position) -> Position:
-    """The mark, or the one before the first message that it divides: who seeks into a message gets all of it."""
+    """Returns `mark`, or the mark before the first message that it divides, because a consumer that seeks into a
+    message gets all of it."""
     return min([mark, *(log.shape.before(run.places[0]) for run in await divided_by(log, mark))])
 
 
 class _Search:
+    """A search for the chunks of one message, backwards and forwards from one of them."""
     def __init__(self, log: ReadableLog, entry: StoredEntry, budget: _Budget) -> None:
         self._budget = budget
         self.uuid = entry.chunk_of
@@ -169,7 +172,7 @@ class _Search:
         return parse_stored(entry.frames[-1]).metadata.producer_name == self._producer
 
     def chunk(self, entry: StoredEntry) -> Chunk:
-        """Returns the chunk of an entry; -1 is the number of one that is damaged."""
+        """Returns the chunk that the entry is; a damaged one has the number -1."""
         try:
             metadata = parse_header(entry.frames[-1]).metadata
         except CorruptEntry:
@@ -177,7 +180,7 @@ class _Search:
         return Chunk(entry.position, metadata.chunk_id, metadata.num_chunks_from_msg)
 
     async def before(self, mark: Position) -> list[Chunk]:
-        """Returns the chunks before the entry, in log order."""
+        """Returns the chunks of the message that are before the entry and after `mark`, in log order."""
         shape, found, left = self._log.shape, list[Chunk](), self._budget.left
         end = self._entry.position
         while left > 0 and (last := shape.before(end)) > mark and last < end and last.entry_id >= 0:
@@ -198,6 +201,7 @@ class _Search:
         return found[::-1]
 
     async def after(self) -> AsyncIterator[StoredEntry]:
+        """Yields all entries after the entry, until the end of the log or of the budget."""
         shape, budget = self._log.shape, self._budget
         position = shape.after(self._entry.position)
         while budget.left > 0 and shape.readable(position := shape.there(position)):
@@ -208,7 +212,7 @@ class _Search:
         self.at_end = budget.left > 0
 
     async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
-        """Yields entries of one ledger from `first` to `last`; `once`: of one read."""
+        """Yields the entries of one ledger from `first` to `last`; `once`: only those of one read."""
         shape = self._log.shape
         position = shape.there(first)
         while position <= last and shape.readable(position):
@@ -238,7 +242,8 @@ Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int]
 
 
 class DeadLetters:
-    """The dead letters and held-back entries of one subscription. `wake` makes it check what it may deliver."""
+    """The dead letters of one subscription, and its entries that wait for a back-off. `wake` makes the subscription
+    check what it may deliver."""
 
     __slots__ = (
         "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message",
@@ -276,16 +281,17 @@ class DeadLetters:
 
     @property
     def on(self) -> bool:
-        """Whether this object decides over what is given back."""
+        """Returns True if this object decides what becomes of entries that are given back."""
         return self._dispatcher.ordered or self.counts_lost
 
     @property
     def counts_lost(self) -> bool:
-        """Whether it counts as given back what a consumer held that was lost."""
+        """Returns True if entries count as given back that a consumer held when its connection was lost."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
     def given_back(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
-        """Counts and holds the entries, before the dispatcher takes them back; `at_once`: only those that are dead."""
+        """Called before the dispatcher takes `positions` back: counts them, and holds them back for their back-off or
+        as dead letters. `at_once`: only dead letters are held back."""
         policy, now_ms = self._policy(), self._clock.wall_ms()
         counted = [position for position in positions if not self._cursor.is_done(position)]
         for position in counted:
@@ -304,6 +310,8 @@ class DeadLetters:
         return policy.wait_ms(times)
 
     async def _stored(self, positions: list[Position]) -> None:
+        """Waits until the counts are stored; then starts the back-off of these entries, or moves those that are dead
+        letters."""
         try:
             await self._store.durable()
         except MagnetarError:
@@ -321,7 +329,7 @@ class DeadLetters:
         self._release()
 
     def _release(self) -> None:
-        """Releases those whose wait is over: they may be delivered again."""
+        """Makes the entries deliverable whose back-off is over."""
         due = self.held.take_due(self._clock.wall_ms())
         if due:
             self._dispatcher.release(due)
@@ -329,6 +337,7 @@ class DeadLetters:
         self._arm()
 
     def _arm(self) -> None:
+        """Sets the timer for the entry whose back-off ends next."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -343,6 +352,7 @@ class DeadLetters:
             self._spawn(self._dead_letter(position), "dead letter")
 
     async def _dead_letter(self, position: Position) -> None:
+        """Moves one entry to the dead-letter topic, with retries, unless it need not be moved any more."""
         throttle, pause_s = LogThrottle(self._clock), PAUSE_S
         while position in self.held:
             policy, times = self._policy(), self._cursor.redeliveries(position)
@@ -408,7 +418,7 @@ class DeadLetters:
         await self._forward(here, topic, source.producer_name, letters, source.position[1])
 
     async def _first_moved(self, position: Position, messages: int, done: frozenset[int], times: int) -> None:
-        """Acknowledges the first message that was left of a batch: it is stored as a dead letter."""
+        """Acknowledges the first message that is left of a batch, because it is stored as a dead letter."""
         if position not in self.held:
             return
         first = next(index for index in range(messages) if index not in done)
@@ -418,7 +428,7 @@ class DeadLetters:
         await self._on_stored(f"message {first} of {position}", times)
 
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
-        """Handles a message at these places that is stored in the dead-letter topic."""
+        """Acknowledges a message, at these places, because it is stored in the dead-letter topic."""
         if position not in self.held:
             return  # acknowledged meanwhile, or the subscription was moved and wants it again
         for place in places:
@@ -435,8 +445,8 @@ class DeadLetters:
         self._wake()
 
     def _ack_rest(self, position: Position, messages: int) -> bool:
-        """Acknowledges the rest of a batch, of which messages pending in a transaction are its own to acknowledge;
-        returns whether anything changed."""
+        """Acknowledges the rest of a batch, except messages that are pending in a transaction; returns True if anything
+        changed."""
         version = self._cursor.version
         self._cursor.ack_bits(position, (1 << messages) - 1, messages)
         return self._cursor.version != version
@@ -447,12 +457,13 @@ class DeadLetters:
         self._tasks.spawn(work, name)
 
     def stop(self) -> None:
+        """Stops the timer and cancels all tasks."""
         if self._timer is not None:
             self._timer.cancel()
         if self._tasks is not None:
             self._tasks.cancel()
 
     async def stopped(self) -> None:
-        """Returns, after `stop`, when nothing runs any more."""
+        """Waits, after `stop`, until no task is running."""
         if self._tasks is not None:
             await self._tasks.drain()

@@ -1,7 +1,7 @@
 """Delayed delivery of one subscription: the driver of core/delays.py, and its buckets on bookies.
     delayed = DelayedDelivery(…);  delayed.start(wake)  loads what an earlier owner had sealed
-    delayed.noted(position, at_ms)                      an entry that was just stored has a delivery time in the future
-    delayed.look(dispatcher)                            before each pump: due → replay queue, seal, load, drop
+    delayed.delay_until(position, at_ms)                an entry that was just stored has a delivery time in the future
+    delayed.hand_out_due(dispatcher)                    before each pump: due → replay queue, seal, load, drop
     delayed.arm(dispatcher)                             after it: one timer
     delayed.close()
 Order (a crash between two steps costs a ledger that no record names, or reading from the log; never a message)
@@ -70,7 +70,7 @@ def _not_started() -> None: ...
 
 
 class _Used:
-    """The parts that buckets need."""
+    """What a subscription needs once it has buckets: their readers, and the tasks that write and delete them."""
 
     __slots__ = ("drops", "readers", "tasks", "to_drop")
 
@@ -82,7 +82,7 @@ class _Used:
 
 
 class DelayedDelivery:
-    """The delayed entries of one subscription: timer, sealing to buckets, loading and dropping them."""
+    """The delayed entries of one subscription: its timer, and the tasks that seal, load and drop buckets."""
 
     __slots__ = (
         "_closed", "_config", "_dropping", "_ledger_client", "_looked_ms", "_loop", "_on_fenced",
@@ -132,25 +132,26 @@ class DelayedDelivery:
 
     @property
     def on(self) -> bool:
+        """Returns True if the policy delays messages."""
         return self.applied.delayed_delivery
 
     # ------------------------------------------------------------------ in
     def start(self, wake: Callable[[], None]) -> None:
-        """Starts. `wake` makes the subscription pump once more."""
+        """Begins to load the buckets of earlier owners. `wake` makes the subscription pump once more."""
         self._wake = wake
         if not self.ready:
             self._spawn(self._find())
 
     def delay_until(self, position: Position, at_ms: int) -> None:
-        """Notes the delivery time of an entry that was stored and that no consumer has got yet."""
+        """Holds an entry back until `at_ms`, when it was just stored and no consumer has got it yet."""
         if at_ms > self.now_ms and self.on and not self.core.is_full:
             self.core.hold(position, at_ms)
             if self.core.seals:
                 self._seal()
 
     def hand_out_due(self, dispatcher: Dispatcher) -> int:
-        """Hands due entries to the dispatcher, before entries are handed out, on a type that delays. Returns the time
-        (ms since the epoch) that is valid for them."""
+        """Gives due entries to the dispatcher, before the pump hands out entries; only on a type that delays. Returns
+        the time (ms since the epoch) up to which entries are due; ALL_TIME if the policy delays nothing."""
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_drained:
             self._release_due(dispatcher, now_ms)
@@ -219,7 +220,7 @@ class DelayedDelivery:
                 self._sealing = self._spawn(self._store(draft))
 
     async def _store(self, draft: Draft) -> None:
-        """Stores the draft in the order of `SEAL`; retried until it is done."""
+        """Stores the draft in the order of `SEAL`, with retries until it is done."""
         try:
             ledger_id = await self._try("sealed", lambda: self._bucket_ledgers.create_closed(stored.encode(draft)))
             bucket = DelayBucket(
@@ -238,7 +239,8 @@ class DelayedDelivery:
         self._wake()
 
     async def _try(self, what: str, work: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Retries until it is done, or the subscription has another owner, or is deleted."""
+        """Returns the result of `work`, retried until it succeeds, or the subscription has another owner, or is
+        deleted."""
         return await until_done(
             work, self._world.clock, _LOG, f"{self._who}: delayed messages are not {what} yet", pause_s=RETRY_S,
             ends=lambda error: self._closed or isinstance(error, TopicFenced | SubscriptionNotFound),
@@ -257,7 +259,7 @@ class DelayedDelivery:
             self._used.drops.spawn(self._guarded(self._drop_all()), "drop of delayed messages")
 
     async def _drop_all(self) -> None:
-        """Drops the ended buckets in the order of `DROP`."""
+        """Drops the buckets that are needed no more, in the order of `DROP`."""
         try:
             while self._stored.to_drop:
                 going, self._stored.to_drop = self._stored.to_drop, []
@@ -270,7 +272,8 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ loading
     async def _find(self) -> None:
-        """Finds the buckets that earlier owners named: reads their directories."""
+        """Reads the directories of the buckets that earlier owners named; then the subscription may hand out entries.
+        """
         now_ms, reads = self.now_ms, asyncio.Semaphore(READS_MAX)
 
         async def one(bucket: DelayBucket) -> None:
@@ -324,7 +327,8 @@ class DelayedDelivery:
         return b"".join(bodies)
 
     async def _patiently(self, work: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Retries for LOST_AFTER_S; damage and loss are raised at once."""
+        """Returns the result of `work`, retried for LOST_AFTER_S. Raises Unavailable after that; damage and loss are
+        raised at once."""
         clock = self._world.clock
         end = clock.monotonic() + LOST_AFTER_S
         while True:
@@ -344,6 +348,7 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
+        """Cancels the timer and all tasks, except those that delete ledgers."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -352,7 +357,8 @@ class DelayedDelivery:
             self._used.tasks.cancel()
 
     async def close(self) -> None:
-        """Seals what is worth it, within `close_timeout_s`; the next owner reads the rest again."""
+        """Seals what is in memory if there are CLOSE_ENTRIES_MIN of it, within `close_timeout_s`; the next owner reads
+        the rest from the log again."""
         if not self._closed and self.ready:
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):

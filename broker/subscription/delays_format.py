@@ -40,11 +40,11 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class DamagedBucket(ValueError):
-    """The bytes are not (an entry of) a bucket."""
+    """Raised if bytes are not an entry of a bucket."""
 
 
 def encode(draft: Draft) -> list[bytes]:
-    """The entries of the bucket's ledger, in order."""
+    """Returns the entries of the bucket's ledger, in order."""
     entries = [_entry(SEGMENT, number, len(body) // KEY_BYTES, body) for number, body in enumerate(draft.bodies)]
     rows = b"".join(_ROW.pack(*each[:3], len(each.places)) + each.places for each in draft.segments)
     return [*entries, _entry(DIRECTORY, len(entries), len(entries), rows)]
@@ -56,7 +56,8 @@ def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
 
 
 def decode_segment(entry: bytes, number: int) -> bytes:
-    """The keys of segment `number`, one after the other. DamagedBucket."""
+    """Returns the keys of segment `number`, concatenated. Raises DamagedBucket if the entry is damaged, or another one.
+    """
     count, body = _decode(entry, SEGMENT, number)
     if not 0 < count <= SEGMENT_ENTRIES or len(body) != count * KEY_BYTES:
         raise DamagedBucket(f"a segment of {count} keys has {len(body)} bytes")
@@ -64,7 +65,8 @@ def decode_segment(entry: bytes, number: int) -> bytes:
 
 
 def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
-    """Decodes the directory: the segments in front of the ledger's last entry `number`. Raises DamagedBucket."""
+    """Returns the segments that the directory lists; `number` is the id of its entry, the last one of the ledger.
+    Raises DamagedBucket if it is damaged."""
     count, body = _decode(entry, DIRECTORY, number)
     segments: list[DelaySegment] = []
     offset = 0

@@ -2,8 +2,8 @@
 
 It asks the dispatcher what it wants, takes that from memory or has it read (read_ahead.py), hands it out, and repeats.
 `wake` pumps once in the next turn of the event loop, however often it is called: after new entries, permits,
-acknowledgements. Nothing here is per message. In each turn it finishes first what consumers give back (pump.py);
-then consumers are notified of what the policy reports (`Policy.events`).
+acknowledgements. Nothing here is per message. In each turn the entries that consumers give back are handled first
+(`Returns`); then consumers are notified of what the policy reports (`Policy.events`).
 `blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
 """
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # A delivery charges the limits of unacknowledged messages with what the entry's head declares (core/dispatch.py): to
 # look inside would be work for each message. A consumer that cannot read the entry may never acknowledge it; it would
 # be blocked, and so would the next one that gets it. So at the moment when a limit is reached, the entries that take
-# more than a SHARE of it are looked at, in a thread where that is long. What is malformed is discarded: acknowledged by
+# more than a SHARE of it are parsed, in a thread where that takes long. What is malformed is discarded: acknowledged by
 # the broker, and logged. Only bytes that are intact are judged, and what is encrypted or a chunk is left to its
 # consumers. Many small numbers charge no more than entries of that size would that a consumer does not acknowledge.
 # Guarding tests: tests/client/consume/test_malformed.py.
@@ -58,13 +58,14 @@ when the limit is reached."""
 
 
 def doubted(member: Member, limits: DispatchLimits) -> list[Position]:
-    """Returns the entries that the consumer holds and that take more than their share of a limit."""
+    """Returns those entries which the consumer holds that take more than their share of a limit."""
     share = max(1, min((each for each in limits if each), default=0) // SHARE)
     return [position for position, messages in member.outstanding.items() if messages > share]
 
 
 def is_malformed(entry: Buffer) -> bool:
-    """Whether no consumer can read the stored entry."""
+    """Returns True if no consumer can read the stored entry: it is intact, and the messages that its head declares are
+    not in it."""
     if not is_intact(entry):
         return False
     part = client_part_of(entry)
@@ -90,7 +91,7 @@ RETURN_ENTRIES = 200
 
 
 class _Return(msgspec.Struct):
-    """Entries that a consumer gives back, as far as it still holds them at their turn."""
+    """Entries that a consumer gives back; those that it holds no longer at their turn are ignored."""
 
     member: Member
     positions: deque[Position]
@@ -105,8 +106,8 @@ class _Freed(msgspec.Struct):
 
 
 class Returns:
-    """The entries that go back to one subscription. `counting` counts that entries are given back, where a policy of
-    the server does."""
+    """The entries that are being given back to one subscription. `counting` returns what counts redeliveries, where a
+    policy of the broker does; else None."""
 
     __slots__ = ("_clock", "_counting", "_dispatcher", "waiting")
 
@@ -120,21 +121,23 @@ class Returns:
         return len(self.waiting or ())
 
     def add(self, member: Member, positions: Iterable[Position], *, counted: bool, leaves: bool = False) -> None:
+        """Queues entries of a consumer, and gives back the first of them. `counted`: they count as redelivered.
+        `leaves`: the consumer leaves the dispatcher with the last of them."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Return(member, deque(positions), counted, leaves))
         self.some()
 
     def add_freed(self, positions: Iterator[Position]) -> None:
-        """Takes entries of an aborted transaction. They are not outstanding, and not pending any more."""
+        """Queues entries of an aborted transaction. They must be neither outstanding nor pending any more."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Freed(positions))
         self.some()
 
     def freed_in_part(self, batches: Iterable[Position]) -> None:
-        """Gives back entries of which an aborted transaction had some messages. Each counts as given back, also by a
-        consumer that has the rest of it."""
+        """Gives back batches of which an aborted transaction had acknowledged some messages. Each counts as given back,
+        also where a consumer holds the rest of it."""
         for position in batches:
             holder = self._dispatcher.holder(position)
             if holder is not None:
@@ -143,7 +146,7 @@ class Returns:
                 self._dispatcher.cursor.given_back(position)
 
     def _some_freed(self, positions: Iterator[Position]) -> bool:
-        """Gives RETURN_ENTRIES of them back. True: there are no more."""
+        """Gives back RETURN_ENTRIES of these entries. Returns True if there are no more."""
         some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
         free = [position for position in some if not cursor.is_done(position)]
         if (counting := self._counting()) is not None:
@@ -155,7 +158,7 @@ class Returns:
         return len(some) < RETURN_ENTRIES
 
     def some(self) -> bool:
-        """Gives RETURN_ENTRIES of them back. True: there are no more."""
+        """Gives back RETURN_ENTRIES of the entries that wait. Returns True if there are no more."""
         while self.waiting:
             first = self.waiting[0]
             if isinstance(first, _Freed):
@@ -182,18 +185,20 @@ class Returns:
         return True
 
     def all(self) -> None:
+        """Gives back all entries that wait, now."""
         while not self.some():
             pass
 
     async def finish(self) -> None:
-        """Gives all of them back, in turns with other work."""
+        """Gives back all entries that wait, in slices between which other tasks run."""
         turns = Turns(self._clock)
         while not self.some():
             if turns.is_over:
                 await turns.next()
 
     def clear(self) -> None:
-        """Forgets everything: no consumer holds anything any more."""
+        """Drops all entries that wait, because no consumer holds anything any more; consumers that leave still leave.
+        """
         for each in self.waiting or ():
             if isinstance(each, _Freed):
                 each.positions = iter(())
@@ -214,7 +219,8 @@ SLOTS_AT_ONCE = 1000
 
 
 class Pump:
-    """What hands out for one subscription. Its state is what is read ahead, what goes back, and why it waits."""
+    """Hands out the entries of one subscription. Its state is what is read ahead, what is being given back, and why it
+    waits."""
 
     __slots__ = (
         "_buffer", "_clock", "_closed", "_config", "_cursor", "_delayed", "_dispatcher", "_due", "_end_told",
@@ -249,7 +255,7 @@ class Pump:
 
     @property
     def _at_hand(self) -> ReadAheadBuffer:
-        """Returns the entries in memory; made with its first use, like `returns` and `_tasks`."""
+        """Returns the buffer of entries in memory; made with its first use, like `returns` and `_tasks`."""
         if self._buffer is None:
             self._buffer = ReadAheadBuffer(
                 self._subscription.name, self._log, self._clock, self._config, self._dispatcher, self.wake,
@@ -275,16 +281,18 @@ class Pump:
         return f"{self._log.topic}/{self._subscription.name}"
 
     def _counting(self) -> DeadLetters | None:
+        """Returns the object that counts redeliveries; None where no policy of the broker does."""
         letters = self._subscription.dead_letters
         return letters if letters is not None and letters.on else None
 
     def wake(self) -> None:
+        """Makes the pump run in the next turn of the loop, once, however often it is called."""
         if not self._due and not self._closed:
             self._due = True
             self._loop.call_soon(self.hand_out)
 
     def hand_out(self) -> None:
-        """Pumps now, not in the next turn."""
+        """Pumps now, and not in the next turn of the loop."""
         self._due = False
         if self._closed:
             return
@@ -366,7 +374,7 @@ class Pump:
             self._buffer.drop_delivered(deliveries)
 
     async def _judge(self, positions: Sequence[Position]) -> None:
-        """Discards those of the entries that are malformed (pump.py)."""
+        """Discards those of the entries that are malformed."""
         for position in positions:
             if self._cursor.is_done(position):
                 continue
@@ -379,11 +387,12 @@ class Pump:
                 self._subscription.discard([position])
 
     def delay_entry(self, position: Position, at_ms: int) -> None:
-        """Notes that a new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""
+        """Holds a new entry back until `at_ms` (ms since the epoch), on types that delay."""
         if self._delayed is not None and (self._dispatcher.delaying or self._delayed.core.count):
             self._delayed.delay_until(position, at_ms)
 
     def _say_full(self, why: Blocked) -> None:
+        """Logs that the acknowledgement state has become too large, or has shrunk again."""
         if why is Blocked.HOLES and not self._full_said:
             _LOG.warning(
                 "%s: %s (%d bytes, %d entries after %s); nothing new is delivered until then",
@@ -395,9 +404,8 @@ class Pump:
             self._full_said = False
 
     def _throttled(self, rates: Sequence[Rate], now: float) -> bool:
-        """Whether a dispatch rate is exceeded: nothing is read or handed out, and the pump resumes when the debt is
-        paid.
-        """
+        """Returns True if a dispatch rate is exceeded: nothing is read or handed out, and a timer resumes the pump when
+        the debt is paid."""
         seconds = wait_s(rates, now)
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
@@ -405,7 +413,7 @@ class Pump:
         return seconds > 0
 
     def _wake_later(self, seconds: float, now: float) -> None:
-        """Keeps one timer, the earliest, however often it is requested."""
+        """Sets the timer to the earliest time that was requested."""
         if self._timer is not None:
             if self._wakes_at <= now + seconds:
                 return
@@ -418,7 +426,7 @@ class Pump:
         self.wake()
 
     def _tell_end(self) -> None:
-        """Tells the consumers of a terminated topic that have got everything that nothing more will come."""
+        """Notifies the consumers of a terminated topic, once everything was delivered, that nothing more will come."""
         if self._end_told or not self._subscription.consumers:
             return
         if self._cursor.pending is not None:
@@ -430,12 +438,12 @@ class Pump:
                 consumer.outlet.on_end_of_topic()
 
     def on_consumer_joined(self) -> None:
-        """Tells consumers once more when the end was reached: there is a new one."""
+        """Called when a consumer has joined: notifies consumers once more when the end of the topic is reached."""
         self._end_told = False
         self.wake()
 
     def _pause(self, consumer: Consumer) -> None:
-        """Sends nothing more to a consumer whose connection is full until its queue has drained."""
+        """Delivers nothing more to a consumer whose connection is full, until its queue has drained."""
         if consumer.waiting is None:
             consumer.member.paused = True
             consumer.waiting = self._tasks.spawn(self._resume(consumer), "drain of a consumer's queue")
@@ -461,12 +469,13 @@ class Pump:
             self._buffer.read_from(log)
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Goes on in `log`, which has the same entries up to where this one shows any."""
+        """Continues in `log`, which must have the same entries up to where the present log ends for consumers."""
         self._log = log
         if self._buffer is not None:
             self._buffer.switch_log(log)
 
     def forget_buffer(self) -> None:
+        """Drops what was read ahead."""
         if self._buffer is not None:
             self._buffer.clear()
 
@@ -480,6 +489,6 @@ class Pump:
             self._started.cancel()
 
     async def drain(self) -> None:
-        """Returns when the tasks of what was stopped have ended."""
+        """Waits, after `stop`, until no task is running."""
         if self._started is not None:
             await self._started.drain()

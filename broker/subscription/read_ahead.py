@@ -1,8 +1,8 @@
 """The entries of its log that a subscription has in memory, and its reads from bookies.
 
-    entries = at_hand.take(want, end)     # the first of what the dispatcher wants; none: they are read, `wake` follows
-    at_hand.keep(entries)                 # they wait for their keys' consumers, until they are delivered
-    at_hand.gone(deliveries)              # they were delivered
+    entries = buffer.next_entries(want, end)  # the first of what the dispatcher wants; none: they are read first
+    buffer.keep_entries(entries)              # they wait for their keys' consumers, until they are delivered
+    buffer.drop_delivered(deliveries)         # they were delivered
 
 New entries are taken from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while
 this one is handed out, so two of them and a half are in memory. A chunk is long, because each read waits for turns of
@@ -64,8 +64,8 @@ _NONE: deque[StoredEntry] = deque()
 
 
 class ReadAheadBuffer:
-    """The entries of a subscription in memory. `wake` makes the subscription pump in the next turn, `hand_out` in this
-    one."""
+    """The entries of a subscription in memory. `wake` makes the subscription pump in the next turn of the loop,
+    `hand_out` in this one."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
@@ -103,20 +103,22 @@ class ReadAheadBuffer:
         self._seeks = 0  # a read that began before a seek is of no use after it
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Goes on in `log`; what was read stays."""
+        """Continues in `log`; the entries in memory stay."""
         self._log = log
 
     def read_from(self, log: ReadableLog) -> None:
+        """Reads `log` from now on; the entries in memory are dropped."""
         self._log = log
         self.clear()
 
     def clear(self) -> None:
-        """Drops everything: the position in the log has changed, or no consumer is connected."""
+        """Drops everything, also reads in progress, because the position in the log has changed, or no consumer is
+        connected."""
         self._seeks += 1
         self.give_back()
 
     def give_back(self) -> None:
-        """Drops all that is in memory; it is read again when it is wanted."""
+        """Drops all entries in memory; they are read again when they are wanted."""
         self._kept, self._kept_bytes = None, 0
         self._forget_ahead()
 
@@ -125,6 +127,7 @@ class ReadAheadBuffer:
         self._count()
 
     def _count(self) -> None:
+        """Reports to the broker's memory how much this buffer has now."""
         now = self._ahead_bytes + self._kept_bytes
         if now != self._counted:
             self._counted = now
@@ -133,7 +136,7 @@ class ReadAheadBuffer:
     # ------------------------------------------------------------------ what is in memory
     def next_entries(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
         """Returns the first of the wanted entries that are in memory, CHUNK_ENTRIES at most; fewer if `end` comes while
-        it looks at their keys."""
+        their slots are computed. Starts a read if there are none."""
         entries = self._entries_from(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
@@ -142,7 +145,8 @@ class ReadAheadBuffer:
         return entries
 
     def _with_slots(self, entries: Sequence[StoredEntry], end: float) -> Sequence[StoredEntry]:
-        """Returns the first of the entries, each with its slots known."""
+        """Returns the first of the entries whose slots are known or quickly computed; starts a task for one that takes
+        long."""
         found: list[StoredEntry] = []
         for entry in entries:
             if not entry.slots_known:
@@ -168,7 +172,7 @@ class ReadAheadBuffer:
             self._unfolding = False
 
     def _entries_from(self, position: Position) -> Sequence[StoredEntry]:
-        """Entries from `position` on, without a gap."""
+        """Returns entries from `position` on that are in memory, without a gap."""
         ahead = self._ahead
         if ahead and ahead[0].position < position:
             while ahead and ahead[0].position < position:
@@ -189,6 +193,7 @@ class ReadAheadBuffer:
         return found
 
     def _again(self, positions: Sequence[Position]) -> Sequence[StoredEntry]:
+        """Returns the first of these entries, which are handed out again, as far as they are in memory."""
         found: list[StoredEntry] = []
         kept: Mapping[Position, StoredEntry] = self._kept or {}
         for position in positions[:CHUNK_ENTRIES]:
@@ -199,6 +204,8 @@ class ReadAheadBuffer:
         return found
 
     def keep_entries(self, entries: Iterable[StoredEntry]) -> None:
+        """Adds entries that wait for their keys' consumers; when they take too much memory, those that have waited
+        longest are dropped."""
         kept = self._kept
         if kept is None:
             kept = self._kept = OrderedDict()  # of a plain dict, taking the first gets slower the more were taken
@@ -212,6 +219,7 @@ class ReadAheadBuffer:
         self._count()
 
     def drop_delivered(self, deliveries: Iterable[Delivery]) -> None:
+        """Drops entries that were delivered."""
         if self._kept:
             for each in deliveries:
                 kept = self._kept.pop(each.entry.position, None)
@@ -234,7 +242,7 @@ class ReadAheadBuffer:
         self._tasks.spawn(self._read(position), "read")
 
     def _read_ahead(self) -> None:
-        """Reads ahead what follows, while this is handed out: from a cache, before that drops it, or from bookies."""
+        """Reads what follows while this is handed out: from a cache, before that drops it, or from bookies."""
         if self._reading or not self._ahead or self._ahead_bytes > AHEAD * self._memory.chunk(self._config.read_bytes):
             return
         following = self._log.shape.after(self._ahead[-1].position)
@@ -293,7 +301,8 @@ class ReadAheadBuffer:
         self._wake()
 
     def _passes_over(self, position: Position) -> bool:
-        """Acknowledges lost entries that an operator passed over for all: no consumer waits for them."""
+        """Acknowledges the lost entries at `position` if an operator passed over them; returns False if none are there.
+        """
         last = self._log.shape.hole(position)
         if last is None:
             return False
@@ -302,8 +311,7 @@ class ReadAheadBuffer:
         return True
 
     def _lost_range(self, position: Position, error: DataLost) -> DataLost:
-        """Returns the error that consumers are told: from where on entries are lost, and up to where as far as it is
-        known."""
+        """Returns the error that consumers get: it names the lost entries as far as they are known."""
         run = int(error.fields.get("first", position[1])), int(error.fields.get("last", position[1]))
         if self._throttle.news(error):
             _LOG.error("%s/%s: %s; its consumers are told", self._log.topic, self._subscription, error)
@@ -327,14 +335,15 @@ class ReadAheadBuffer:
         self._retry = self._loop.call_later(READ_RETRY_S, self._wake)
 
     def stop(self) -> None:
-        """Begins no read any more. Its owner cancels those that run."""
+        """Begins no more reads. The owner must cancel those that run."""
         self.give_back()
         if self._retry is not None:
             self._retry.cancel()
 
 
 def stretch(positions: Sequence[Position]) -> tuple[Position, Position]:
-    """The first positions of one ledger that are close enough to be read at once."""
+    """Returns the first and the last of the leading positions that are in one ledger, and close enough to be read at
+    once."""
     first = last = positions[0]
     for position in positions:
         if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:

@@ -53,7 +53,7 @@ SEEK = ("disconnect", "move", "store", "answer")
 
 
 class Subscription:
-    """A subscription of a topic on its owner: its consumers, its cursor, and what they ask for."""
+    """A subscription of a topic on its owner: its consumers, its cursor, and the operations on it."""
 
     __slots__ = (
         "__dict__", "_clock", "_config", "_marked", "aborts", "acks", "activity", "commits", "consumers", "cursor",
@@ -95,7 +95,7 @@ class Subscription:
         return self.store is not None
 
     def apply(self, applied: Applied) -> None:
-        """Takes over changed policies of the topic."""
+        """Applies changed policies of the topic."""
         if self.delayed is not None:
             self.delayed.applied = applied
         if self.dead_letters is not None:
@@ -107,16 +107,17 @@ class Subscription:
     # ------------------------------------------------------------------ what it reads
     @property
     def compacted(self) -> bool:
-        """Whether it reads the compacted form of the topic (broker/log/compacted_view.py)."""
+        """Returns True if it reads the compacted form of the topic (broker/log/compacted_view.py)."""
         return self.log.is_compacted
 
     @property
     def uncommitted(self) -> bool:
-        """Whether it is shown all that is stored, also of open and aborted transactions."""
+        """Returns True if its consumers get all entries that are stored, also those of open and aborted transactions.
+        """
         return self.isolation is Isolation.READ_UNCOMMITTED
 
     def read_from(self, log: ReadableLog) -> None:
-        """Reads `log` from the mark on; only while no consumer is connected."""
+        """Reads `log` from the mark on. No consumer may be connected."""
         self.log = log
         self.pump.read_from(log)
         self.cursor.rebase(log.shape)
@@ -127,7 +128,8 @@ class Subscription:
             self.delayed.core.shape = log.shape
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Goes on in `log`, which has the same entries up to where this one shows any; consumers notice nothing."""
+        """Continues in `log`, which must have the same entries up to where the present log ends for consumers; they
+        notice nothing."""
         self.log = log
         self.pump.switch_log(log)
         self.cursor.rebase(log.shape)
@@ -138,13 +140,14 @@ class Subscription:
         self.on_decided()
 
     def on_decided(self) -> None:
-        """Applies new outcomes: more is shown, or something will never be."""
+        """Called when transactions have ended: more entries are shown, or some never will be."""
         if self.cursor.advance() and self.store is not None:
             self.store.touched()
         if self.consumers:
             self.pump.wake()
 
     def _leave_out(self) -> None:
+        """Acknowledges the entries that compaction removed, if the subscription reads compacted."""
         for ledger_id, removed in self.log.left_out():
             if ledger_id >= self.cursor.mark[0]:
                 self.cursor.ack_set(ledger_id, removed)
@@ -152,7 +155,8 @@ class Subscription:
             self.store.touched()
 
     def isolate(self, isolation: Isolation) -> None:
-        """Sets what a consumer that is about to join sees. ConsumerBusy: others see otherwise."""
+        """Sets the isolation level of a consumer that is about to join. Raises ConsumerBusy if connected consumers have
+        another one."""
         if self.consumers and self.isolation is not isolation:
             raise SubscribeRefusal.OTHER_ISOLATION.error(
                 f"the consumers of subscription {self.name!r} are {self.isolation.name.lower()}"
@@ -160,15 +164,17 @@ class Subscription:
         self.isolation = isolation
 
     def needs(self, horizon: Position) -> bool:
-        """Whether something before `horizon` is not delivered, or is not acknowledged and may be delivered again."""
+        """Returns True if an entry up to `horizon` is not delivered, or is not acknowledged and may be delivered again.
+        """
         return self.dispatcher.read_position <= horizon or (self.dispatcher.tracks and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
     def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
-        """Adds the consumer. ConsumerBusy: another type, or the policy refuses.
+        """Adds the consumer. Raises ConsumerBusy if the connected consumers have another type, or the policy refuses
+        it.
 
-        What others give back is finished first: await `expect` before, so that it is done in slices.
-        """
+        Entries that others are giving back are given back first, all at once: await `expect` before, so that this
+        happens in slices."""
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
@@ -179,7 +185,7 @@ class Subscription:
         self.pump.on_consumer_joined()
 
     def _admit(self, newcomer: Member, type_: SubscriptionType) -> None:
-        """Sets the type, if it is the first consumer. ConsumerBusy: it may not join."""
+        """Sets the type if this is the first consumer. Raises ConsumerBusy if it may not join."""
         if not self.consumers:
             topic = self.log.topic
             options = SubscriptionOptions(topic.full, topic.partition, newcomer.options, self._config)
@@ -206,7 +212,8 @@ class Subscription:
         return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name, refusal=refusal.name)
 
     def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
-        """Removes the consumer; what it held goes to the others. Idempotent. `lost`: it left without saying so."""
+        """Removes the consumer; the entries that it held go to the others. Idempotent. `lost`: its connection was lost,
+        and it did not leave by itself."""
         if self.consumers.pop(consumer.member.id, None) is None:
             return
         if consumer.waiting is not None:
@@ -223,14 +230,15 @@ class Subscription:
         self.pump.wake()
 
     async def expect(self, consumer: Consumer) -> None:
-        """Waits, before the consumer joins, until what others give back, and what its own last connection held, is
-        back."""
+        """Waits, before a consumer joins, until the entries are back that others give back, and those that its own last
+        connection held."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
                 self.pump.returns.add(other.member, list(other.member.outstanding), counted=False)
         await self.pump.returns.finish()
 
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
+        """Removes the consumer and closes it with this error."""
         self.leave(consumer)
         consumer.outlet.on_closed(error)
 
@@ -239,23 +247,23 @@ class Subscription:
             self.disconnect(consumer, error)
 
     def flow(self, consumer: Consumer, permits: int) -> None:
+        """Grants the consumer so many more permits (messages)."""
         self.dispatcher.flow(consumer.member, permits)
         self.pump.wake()
 
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
-        """Acknowledges each entry, or some messages of it. Trimmed entries are done already; InvalidRequest: beyond the
-        end. TransactionConflict: one is pending in a transaction, and the others count.
-        """
+        """Acknowledges each entry, or some messages of it. Trimmed entries are ignored. Raises InvalidRequest if one is
+        past the end; TransactionConflict if one is pending in a transaction: the others count nevertheless."""
         try:
             self.acks.ack(consumer.member if consumer is not None else None, entries)
         finally:
             self._acked(consumer)
 
     def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
-        """Acknowledges many whole entries of one ledger, as a roaring bitmap. InvalidRequest: it does not parse, or
-        goes beyond the end. TransactionConflict: one is pending in a transaction, and the others count.
-        """
+        """Acknowledges many whole entries of one ledger; `entries` is a serialized roaring bitmap. Raises
+        InvalidRequest if it does not parse, or names an entry past the end; TransactionConflict if one is pending in a
+        transaction: the others count nevertheless."""
         before = self.cursor.version
         try:
             self.acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
@@ -264,15 +272,14 @@ class Subscription:
                 self._acked(consumer)
 
     def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
-        """Acknowledges everything up to and with the entry. NotAllowed where several consumers share the subscription.
-        TransactionConflict: some of it is pending in a transaction, and nothing of it counts.
-        """
+        """Acknowledges everything up to and with the entry. Raises NotAllowed if several consumers may share the
+        subscription; TransactionConflict if some of it is pending in a transaction. Nothing of it counts then."""
         self.check_cumulative(consumer, acked)
         self.acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._acked(consumer)
 
     def check_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
-        """Raises NotAllowed or TransactionConflict, as `ack_cumulative` would. Nothing is done."""
+        """Raises NotAllowed or TransactionConflict if `ack_cumulative` would. Changes nothing."""
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
                 f"cumulative acknowledgement is not possible on the {self._type_title} subscription {self.name!r}"
@@ -280,9 +287,8 @@ class Subscription:
         self.acks.check_cumulative(acked)
 
     def skip_to(self, mark: Position, messages: int = 0) -> None:
-        """Counts everything up to the mark, and so many messages after it, as acknowledged: it expired, exceeds the
-        quota, or is skipped. What is pending in a transaction stays pending.
-        """
+        """Acknowledges everything up to `mark`, and the first `messages` messages after it, because they expired,
+        exceed the quota, or are skipped. What is pending in a transaction stays pending."""
         if mark.entry_id >= 0:
             self.acks.skip_to(mark)
         if messages:
@@ -290,6 +296,8 @@ class Subscription:
         self._on_mark_moved()
 
     def discard(self, positions: Sequence[Position]) -> None:
+        """Acknowledges entries that no consumer will acknowledge, such as lost or malformed ones; those that are
+        pending are left to their transaction."""
         if positions:
             with suppress(TransactionConflict):  # those that are pending are acknowledged by their transaction
                 self.acks.ack(None, [AckedEntry(position) for position in positions])
@@ -299,25 +307,26 @@ class Subscription:
     # ------------------------------------------------------------------ acknowledging in transactions
     @property
     def pending_transactions(self) -> Sequence[TxnId]:
-        """The transactions that have acknowledged something here and have not been settled."""
+        """Returns the transactions that have acknowledged something here and have not been settled."""
         return tuple(self.cursor.pending.of) if self.cursor.pending is not None else ()
 
     def has_pending(self, txn: TxnId) -> bool:
         return self.cursor.pending is not None and txn in self.cursor.pending.of
 
     def holders(self, position: Position) -> Sequence[TxnId]:
-        """The transactions for which an acknowledgement of the entry may have been refused."""
+        """Returns the transactions because of which an acknowledgement of the entry may have been refused."""
         return self.cursor.pending.holders(position) if self.cursor.pending is not None else ()
 
     def ack_in(
         self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None, *,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """Makes all of it pending in the transaction, at once: acknowledged if it commits. Repeated: nothing more
-        happens. The topic has joined the transaction in the same turn of the loop. `rest`: as the session's.
+        """Makes all of it pending in the transaction, in one step: it is acknowledged if the transaction commits.
+        Repeating it changes nothing. The topic must have joined the transaction in the same turn of the loop. `rest`:
+        as in `AcksInTxn.pend`.
 
-        NotAllowed: the subscription keeps nothing, or is shared and it is cumulative. TransactionConflict,
-        InvalidRequest, BackPressure. Nothing has changed then.
+        Raises NotAllowed if the subscription is not durable, or several consumers may share it and `cumulative` is
+        given; TransactionConflict, InvalidRequest or BackPressure as `AcksInTxn.pend` does. Nothing has changed then.
         """
         self.check_transactional()
         if cumulative is not None and self.dispatcher.policy.individual:
@@ -326,13 +335,13 @@ class Subscription:
             self._on_mark_moved()
 
     def check_transactional(self) -> None:
-        """Raises NotAllowed if what it acknowledges is not kept."""
+        """Raises NotAllowed if the subscription is not durable: it stores no acknowledgements."""
         if self.store is None:
             raise AckRefusal.NOT_KEPT.error(f"subscription {self.name!r}: {AckRefusal.NOT_KEPT.value}")
 
     def settle(self, txn: TxnId, committed: bool) -> None:
-        """Settles a transaction that ended: what it acknowledged here counts, or comes again. Idempotent; durable after
-        `stored`."""
+        """Applies the outcome of a transaction: what it acknowledged here counts, or is delivered again. Idempotent;
+        durable when `durable_now` returns."""
         settled = self.acks.settle(txn, committed=committed)
         if settled is None:
             return
@@ -345,6 +354,7 @@ class Subscription:
         self.pump.wake()
 
     def _come_again(self, settled: SettledAcks) -> None:
+        """Gives back, in its order, what an aborted transaction had acknowledged."""
         if self.compacted:
             self._leave_out()  # what was compacted while it was pending
         cursor, ordered = self.cursor, not self.dispatcher.policy.individual
@@ -373,7 +383,8 @@ class Subscription:
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
     ) -> None:
-        """Gives entries back (None: all that it holds). Entries that it does not hold are ignored."""
+        """Gives entries of the consumer back, so that they are delivered again; None: all that it holds. Entries that
+        it does not hold are ignored."""
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
         self.pump.returns.add(consumer.member, wanted, counted=counted)
         if self.store is not None:
@@ -381,30 +392,30 @@ class Subscription:
         self.pump.wake()
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `tell` with None once all is durable, like `durable_now`, at once perhaps; or with why that is not
-        known."""
+        """Calls `tell` once: with None when all that was acknowledged up to now is durable, perhaps at once; or with
+        the error for which this is not known."""
         if self.store is not None:
             self.store.when_durable(tell)
         else:
             tell(None)
 
     async def durable_now(self) -> None:
-        """Returns when what was acknowledged up to now survives a crash."""
+        """Returns when all that was acknowledged up to now is durable."""
         if self.store is not None:
             await self.store.durable()
 
     @cached_property
     def moving(self) -> asyncio.Lock:
-        """Returns the lock that is held while the subscription is moved, from finding the position until it is durable.
-        """
+        """Returns the lock that must be held while the subscription is moved: from finding the new position until it is
+        durable."""
         return asyncio.Lock()
 
     async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
-        """Starts over after `mark` (and after so many messages of the next entry); durable when it returns.
+        """Starts over after `mark`, and after the first `acked_messages` messages of the next entry; durable when it
+        returns.
 
-        The caller holds `moving`. The other consumers are disconnected: their outstanding entries have no meaning any
-        more.
-        """
+        The caller must hold `moving`. All consumers but `keep` are disconnected: their outstanding entries have no
+        meaning any more."""
         assert self.moving.locked(), "one after the other"
         why = Unavailable(f"the subscription {self.name!r} was moved; subscribe again", moved=True)
         for consumer in list(self.consumers.values()):
@@ -426,7 +437,7 @@ class Subscription:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Stops handing out. The consumers were notified before."""
+        """Stops handing out. The consumers must have been notified before."""
         if self.dead_letters is not None:
             self.dead_letters.stop()
         if self.delayed is not None:

@@ -15,7 +15,7 @@ counts as connected, so its own old connection never locks it out.
 An address is a host, without its port: clients of one gateway are one. The rate is kept for each consumer by host and
 name (for one without a name by its instance): a token bucket of `subscribe_rate` tokens, filled in a period, so a
 consumer that connects again and again is slowed down to it. Pulsar refuses it for good (NotAllowed); here the error may
-be retried, and the client's back-off does the slowing. Buckets that are full again are forgotten, at most BUCKETS_MAX
+be retried, and the client's back-off does the slowing. Buckets that are full again are dropped, at most BUCKETS_MAX
 are kept. Guarding tests: tests/broker/topic/test_admission.py.
 """
 
@@ -36,7 +36,7 @@ BUCKETS_MAX = 10_000
 
 
 class Present(Protocol):
-    """A producer or consumer: one that is connected, or one that asks."""
+    """The address and the instance of a producer or consumer: of one that is connected, or of one that asks to join."""
 
     @property
     def address(self) -> str: ...
@@ -45,15 +45,17 @@ class Present(Protocol):
 
 
 def host_of(address: str) -> str:
+    """Returns the host of an address, without its port."""
     return address.rpartition(":")[0] or address
 
 
 def _returns(who: Present, there: Collection[Present]) -> bool:
+    """Returns True if it is connected already under the same instance: it connects again."""
     return bool(who.instance) and any(each.instance == who.instance for each in there)
 
 
 class Admission:
-    """The admission to one topic."""
+    """Decides which producers and consumers one topic admits."""
 
     __slots__ = ("_buckets", "_same_address_consumers", "_same_address_producers", "_topic")
 
@@ -64,6 +66,8 @@ class Admission:
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}  # whose → tokens, and when they were counted
 
     def check_producer(self, applied: Applied, who: Present, there: Collection[Present]) -> None:
+        """Raises ProducerBusy if the topic has as many producers as it may have, altogether or from that address.
+        `there`: the connected producers."""
         limited = applied.max_producers or self._same_address_producers
         if not limited or _returns(who, there):
             return
@@ -73,7 +77,8 @@ class Admission:
         self._check_address(self._same_address_producers, who, there, "producers", ProducerBusy)
 
     def check_subscription(self, applied: Applied, name: str, there: int, *, by_consumer: bool) -> None:
-        """Whether one more may be made, for a consumer or by an operator. NotAllowed; SubscriptionNotFound."""
+        """Raises NotAllowed if the topic has as many subscriptions as it may have (`there`: their number);
+        SubscriptionNotFound if a consumer asks for a new one, and it must not be made automatically."""
         if by_consumer and not applied.auto_subscription_creation:
             raise SubscribeRefusal.NOT_MADE.error(
                 f"topic {self._topic} has no subscription {name!r}, and it is not made automatically", subscription=name
@@ -88,6 +93,9 @@ class Admission:
         self, applied: Applied, type_: SubscriptionType, who: Present, subscription: str,
         everybody: Collection[Present], mine: Collection[Present],
     ) -> None:  # fmt: skip
+        """Raises NotAllowed if the topic does not allow the subscription type; ConsumerBusy if the topic, the
+        subscription, or the address has as many consumers as it may have. `everybody`: the topic's consumers; `mine`:
+        the subscription's."""
         if type_.title not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
             raise SubscribeRefusal.TYPE_NOT_ALLOWED.error(
@@ -121,7 +129,7 @@ class Admission:
 
     # ------------------------------------------------------------------ the rate of subscribing
     def check_rate(self, applied: Applied, who: Present, name: str, now: float) -> None:
-        """Takes a token. BackPressure: there is none."""
+        """Takes a token from the bucket of the consumer with that name. Raises BackPressure if there is none."""
         rate, period_s = applied.subscribe_rate, applied.subscribe_rate_period_s
         if not rate:
             self._buckets.clear()
@@ -140,7 +148,7 @@ class Admission:
             )
 
     def _expire_buckets(self, rate: int, period_s: int, now: float) -> None:
-        """Forgets buckets that are full; while there are too many, those that were used least lately."""
+        """Drops buckets that are full; while there are too many, also those that were used least recently."""
         self._buckets = {
             key: (tokens, at)
             for key, (tokens, at) in self._buckets.items()
@@ -157,14 +165,12 @@ class Admission:
 # The upkeep of a topic: which work is due, decided from facts, without a clock of its own.
 #
 # - **Rolling an idle ledger** (`rolls`; complaints 26, 28). Retention frees whole closed ledgers, and the last one of
-#   the
-#   list is never freed. So the one that is written ends, although it is not full, when nothing was published for
+#   the list is never freed. So the one that is written ends, although it is not full, when nothing was published for
 #   `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will release it some
-#   day; or when it is older than the retention time (a topic that trickles keeps at most twice
-#   that). In a topic without a durable subscription, whose messages stay for a while, only that age ends it: a ledger
-#   for
-#   each message would be no help. A last one that is
-#   closed (none was needed since a take-over) gets a next one when it would be deleted if it were not the last.
+#   day; or when it is older than the retention time (a topic with few publishes keeps at most twice that). In a topic
+#   without a durable subscription, whose messages stay for a while, only that age ends it: a ledger for each message
+#   would be no help. A last one that is closed (none was needed since a take-over) gets a next one when it would be
+#   deleted if it were not the last.
 # - **Backlog quota** (Pulsar A17). The backlog of a topic is that of its slowest durable subscription: bytes after its
 #   mark, and the age of its oldest message that is not acknowledged. Past one of the limits: `HOLD` (producers' streams
 #   are not read until there is room), `REFUSE` (each publish is refused), `EVICT` (the oldest messages count as
@@ -188,8 +194,8 @@ def rolls(
     shape: LogShape, applied: Applied, holders: Sequence[Safe], *, quiet_s: float, age_s: float, idle_s: float,
     now_ms: int, unread: Retention = NOTHING,
 ) -> bool:  # fmt: skip
-    """Whether the last ledger, not written for `quiet_s` and `age_s` old, is to be followed by another one so that it
-    can be freed."""
+    """Returns True if the last ledger, not written for `quiet_s` and `age_s` old, is to be followed by another one, so
+    that it can be deleted."""
     if shape.last.entry_id < 0 or shape.tail.last_entry < 0:
         return False
     tail = shape.tail
@@ -217,13 +223,13 @@ def backlog_bytes(shape: LogShape, mark: Position) -> int:
 
 
 def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
-    """Returns about how many bytes are not due yet; `delayed_in`: how many entries of a ledger are not."""
+    """Returns about how many bytes are not due yet. `delayed_in` returns how many entries of a ledger are not."""
     return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
 
 
 def over_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
-    """Returns the reaction; None: the quota is met. `oldest_s`: age of the oldest message that is not acknowledged; 0:
-    there is none."""
+    """Returns the reaction to a backlog that is over the quota; None if the quota is met. `oldest_s`: age of the oldest
+    unacknowledged message; 0 if there is none."""
     limit = applied.backlog_quota_bytes
     if (limit and backlog >= limit) or (applied.backlog_quota_s and oldest_s >= applied.backlog_quota_s):
         return _POLICIES[applied.backlog_quota_policy]
@@ -231,7 +237,7 @@ def over_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaS
 
 
 def mark_within(shape: LogShape, limit: int) -> Position:
-    """The first mark with at most about `limit` bytes after it."""
+    """Returns the first mark that has at most about `limit` bytes after it."""
     left = limit
     for span in reversed(shape.spans):
         if span.size > left:
@@ -243,8 +249,8 @@ def mark_within(shape: LogShape, limit: int) -> Position:
 
 
 def inactive(applied: Applied, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
-    """Whether the topic is inactive. `users` are producers and consumers; `backlog`: whether any durable subscription
-    has something left to read."""
+    """Returns True if the topic is inactive. `users`: its producers and consumers; `backlog`: whether a durable
+    subscription has something left to read."""
     if not applied.inactive_s or users or unused_s < applied.inactive_s:
         return False
     if applied.inactive_mode == "delete_when_no_subscriptions":

@@ -7,7 +7,7 @@ PR9; invariants 32, 33, 34)
 - Opening, after the log is taken over: the snapshot ledger is fenced and recovered, its last whole snapshot read, and
   the headers of all entries after its position taken from the log. A former owner can neither write its snapshot
   ledger nor put another into the record, which changes by the compare-and-set that owns the log.
-- The entries after the last *stored* snapshot are not trimmed (`mark`): they are the other half of the state.
+- The entries after the last *stored* snapshot are not trimmed (`trim_limit`): they are the other half of the state.
 - A snapshot counts no number of an open or aborted transaction (transactions_core.py): its position is before the first
   entry of one that is open, so a replay finds them again, and a commit merges them.
 - A snapshot ledger that cannot be read raises an alarm in the log, and the whole log that is left is replayed.
@@ -56,6 +56,7 @@ ROLL_SNAPSHOTS = 1_000
 
 
 def numbers_of(metadata: MessageMetadata) -> SequenceRange:
+    """Returns the sequence ids of an entry."""
     first, last = metadata.sequence_id, metadata.highest_sequence_id
     if last < first:
         last = first
@@ -65,7 +66,7 @@ def numbers_of(metadata: MessageMetadata) -> SequenceRange:
 
 
 class Deduplication:
-    """The deduplication of one loaded topic. Call from one event loop."""
+    """The deduplication of one loaded topic. Must be called from one event loop."""
 
     __slots__ = (
         "_clock", "_config", "_ended", "_ledger_client", "_ledger_used", "_log", "_loop", "_replication", "_since",
@@ -109,7 +110,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
-        """Restores the state, after the log was taken over and before anything is published."""
+        """Restores the state. Called after the log was taken over, and before anything is published."""
         shape, place = self._log.shape, self._log.record.dedup
         self.core.position = shape.last
         self._snapshot_s = applied.dedup_snapshot_s
@@ -131,6 +132,7 @@ class Deduplication:
 
     @staticmethod
     async def _whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> Snapshot:
+        """Returns the snapshot that these pieces contain."""
         return stored.assemble(pieces)
 
     def _alarm(self, what: str, error: Exception) -> None:
@@ -145,8 +147,8 @@ class Deduplication:
     def replay(
         self, name: str, numbers: SequenceRange, position: Position, *, counts: bool, aborted: bool = False
     ) -> None:
-        """Takes an entry of the log, in order (dedup.py). `counts` False: it is in a transaction that is not
-        committed."""
+        """Adds an entry of the log, in order, when the topic is loaded. `counts` False: it is in a transaction that is
+        not committed."""
         if self.replays_after is None or position <= self.core.position:
             return
         if counts:
@@ -169,7 +171,8 @@ class Deduplication:
         return self.core.enabled
 
     def trim_limit(self, applied: Applied) -> Safe | None:
-        """Returns the mark of the last stored snapshot: what is after it must be kept; None: nothing has to."""
+        """Returns what deduplication no longer needs of the log: up to the last stored snapshot. None if it needs
+        nothing."""
         held = self._stored if self.core.enabled or self._working is not None else None
         return Safe(held, why=LedgerStays.NOT_IN_SNAPSHOT) if held is not None else None
 
@@ -178,7 +181,7 @@ class Deduplication:
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
 
     def on_producer_joined(self, name: str) -> None:
-        """Notes a producer of that name; once for each that `on_producer_left` follows."""
+        """Called when a producer of that name joins; `on_producer_left` must follow once for each call."""
         self.core.on_producer_joined(name)
 
     def on_producer_left(self, name: str) -> None:
@@ -192,7 +195,7 @@ class Deduplication:
         )  # fmt: skip
 
     async def wait_settled(self, name: str) -> None:
-        """Returns when nothing of the producer is in flight; at once while deduplication is off."""
+        """Returns when no entry of the producer is in flight; at once while deduplication is off."""
         if self.core.enabled and not self.core.is_settled(name):
             future: asyncio.Future[None] = self._loop.create_future()
             if self.waiting is None:
@@ -201,8 +204,8 @@ class Deduplication:
             await future
 
     def on_publish_confirmed(self, name: str) -> None:
-        """Handles an entry of the producer that was stored, as the core knows. To be called while it is enabled, or
-        some are `waiting`."""
+        """Called when an entry of the producer was stored, after the core was told. Must be called while deduplication
+        is on, or some are `waiting`."""
         if self.waiting:
             self._outcome(name)
         if self.core.enabled:
@@ -210,7 +213,7 @@ class Deduplication:
             self._due()
 
     def on_passed(self, position: Position) -> None:
-        """Handles an entry of a transaction that was stored: its numbers count when the transaction commits."""
+        """Called when an entry of a transaction was stored: its sequence ids count when the transaction commits."""
         self.core.on_passed(position)
         if self.core.enabled:
             self._since += 1
@@ -219,8 +222,8 @@ class Deduplication:
     def on_merged(
         self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64], back: Mapping[str, BitMap64]
     ) -> None:
-        """Handles a transaction that ended: its numbers count from now on. What it sent is in the log; what it takes
-        back is not."""
+        """Called when a transaction has ended: its sequence ids count from now on. The ids in `sent` are in the log;
+        those in `back` are not."""
         self.core.on_merged(numbers, sent)
         self.core.taken_back(back)
         if self.core.enabled:
@@ -228,7 +231,7 @@ class Deduplication:
             self._due()
 
     def hold_before(self, undecided: Callable[[], Position | None]) -> None:
-        """Holds snapshots before the position that `undecided` returns: what follows is in open transactions."""
+        """Limits snapshots to the position that `undecided` returns: the entries after it are in open transactions."""
         self._undecided = undecided
 
     def on_publish_failed(self, name: str) -> None:
@@ -236,6 +239,7 @@ class Deduplication:
         self._outcome(name)
 
     def _outcome(self, name: str) -> None:
+        """Resumes the callers that wait for the producer, if nothing of it is in flight."""
         if self.waiting and self.core.is_settled(name):
             for future in self.waiting.pop(name, ()):
                 if not future.done():
@@ -243,7 +247,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ on and off
     def apply(self, applied: Applied) -> None:
-        """Applies policies: where the time was changed, a snapshot that is due by time is due so long after now."""
+        """Applies policies. Where the time between snapshots was changed, it counts from now."""
         if applied.dedup_snapshot_s != self._snapshot_s:
             self._snapshot_s = applied.dedup_snapshot_s
             self._cancel_timer()
@@ -251,10 +255,11 @@ class Deduplication:
                 self._due()
 
     def run_due(self, applied: Applied) -> None:
+        """Turns deduplication on or off, as the policy says."""
         self.want(applied.deduplication)
 
     def want(self, enabled: bool) -> None:
-        """Applies the policy as it is now."""
+        """Turns deduplication on or off, in a task, if it is not already."""
         if enabled != self.core.enabled and self._working is None and not self._ended:
             self._start(self._turn_on if enabled else self._turn_off)
 
@@ -267,7 +272,8 @@ class Deduplication:
         _LOG.info("%s: publishes are deduplicated from %s on", self._log.topic, position)
 
     async def _turn_off(self) -> None:
-        """Turns deduplication off, in the record first; a ledger that is left costs space and nothing else."""
+        """Turns deduplication off, and removes it from the topic's record; then deletes its ledger. A ledger that stays
+        only costs space."""
         self.core.disable()
         self._cancel_timer()
         if self._log.record.dedup is not None:
@@ -324,7 +330,7 @@ class Deduplication:
         self.snapshots += 1
 
     def _snapshot_now(self) -> Snapshot:
-        """Returns a snapshot. Numbers of plain entries after its position are in it too: replaying those changes
+        """Returns a snapshot. It may contain sequence ids of plain entries after its position: replaying these changes
         nothing."""
         snapshot, undecided = self.core.snapshot(), self._undecided()
         return snapshot if undecided is None or undecided > snapshot.position else snapshot._replace(position=undecided)
@@ -342,7 +348,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Stops when the topic is lost or closes: nothing more is written, every waiting caller is resumed."""
+        """Stops, because the topic is lost or closes: nothing more is written, every waiting caller is resumed."""
         self._ended = True
         self._cancel_timer()
         if self._working is not None:
@@ -353,11 +359,10 @@ class Deduplication:
                 future.set_result(None)
 
     async def close(self) -> None:
-        """Writes, after the log was closed, a last snapshot, if there is a ledger for it, so that the next load replays
-        little.
+        """Writes a last snapshot, if there is a ledger for it, so that the next load replays little. Called after the
+        log was closed.
 
-        Idempotent; what cannot be stored within `close_timeout_s` is replayed.
-        """
+        Idempotent; what cannot be stored within `close_timeout_s` is replayed."""
         last = self._since and self.core.enabled and self._log.state is TopicState.CLOSED
         self.stop()
         if self._tasks is not None:
@@ -377,18 +382,18 @@ class Deduplication:
 #
 # A topic calls its parts in the order of its tuple `parts` (broker/topic/topic.py), and the methods of each part so:
 #
-#     open      after the take-over of the log, before the first publish and before the subscriptions are opened
-#     look      from time to time, and after the policies changed: what is due begins, in a task of the part
-#     held      before each trim: what of the log the part needs, and why
-#     stop      the topic is lost, or closes: nothing more is written, every waiting caller is resumed. Idempotent
-#     close     after the log was closed; what may be stored is stored. Idempotent
+#     open          after the take-over of the log, before the first publish and before the subscriptions are opened
+#     run_due       from time to time, and after the policies changed: what is due begins, in a task of the part
+#     trim_limit    before each trim: what of the log the part needs, and why
+#     stop          the topic is lost, or closes: nothing more is written, every waiting caller is resumed. Idempotent
+#     close         after the log was closed; what may be stored is stored. Idempotent
 #     own_ledgers   the topic is deleted: they are deleted after the topic's record
 #
 # Guarding test: tests/broker/topic/test_parts.py.
 
 
 class TopicPart(Protocol):
-    """A part of a topic; see the module for the order of the calls."""
+    """A part of a topic. The comment above has the order of the calls."""
 
     async def open(self, applied: Applied) -> None: ...
     def run_due(self, applied: Applied) -> None: ...
@@ -411,7 +416,7 @@ REPLAY_BYTES = 4 << 20
 
 
 async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
-    """Replays the log after both were opened, and before anything is published."""
+    """Replays the log for both, after both were opened and before anything is published."""
     starts = [each for each in (dedup.replays_after, transactions.replays_after) if each is not None]
     if starts:
         shape = log.shape

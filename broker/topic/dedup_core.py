@@ -60,26 +60,29 @@ class DedupVerdict(enum.Enum):
 
 
 class SequenceProgress(NamedTuple):
-    """The progress of a producer: all ids up to `number`; of a message begun after it the chunks up to `chunk`."""
+    """The progress of a producer: all sequence ids up to `number`, and of a chunked message after that the chunks up to
+    `chunk`."""
 
     number: int = -1
     uuid: str = ""
     chunk: int = -1
 
     def after(self, numbers: SequenceRange) -> SequenceProgress:
+        """Returns the progress after an entry with these sequence ids."""
         if numbers.uuid and numbers.chunk < numbers.chunks - 1:
             return SequenceProgress(self.number, numbers.uuid, numbers.chunk)
         return SequenceProgress(max(self.number, numbers.last))
 
     def covers(self, numbers: SequenceRange) -> bool:
+        """Returns True if an entry with these sequence ids is included."""
         if numbers.last <= self.number:
             return True
         return bool(numbers.uuid) and numbers.uuid == self.uuid and numbers.chunk <= self.chunk
 
 
 class Snapshot(NamedTuple):
-    """The stored state of deduplication. `persisted` is the effect of the entries up to `position`, and of none after
-    it."""
+    """The stored state of deduplication. `persisted` is the effect of all entries up to `position`, and of no later
+    ones."""
 
     position: Position
     persisted: dict[str, SequenceProgress]
@@ -90,7 +93,7 @@ NOTHING = SequenceProgress()
 
 
 class _Pushed:
-    """The state of a producer that is connected, or has entries on their way."""
+    """The entries in flight of a producer that is connected, or has some."""
 
     __slots__ = ("again", "entries", "progress")
 
@@ -104,7 +107,7 @@ _NONE_SENT: Mapping[str, BitMap64] = {}
 
 
 def verdict(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
-    """Returns the verdict on an entry from those two numbers of its producer; `pushed` None: nothing is on its way."""
+    """Returns the verdict on an entry from the progress of its producer; `pushed` None: nothing of it is in flight."""
     if persisted.covers(numbers):
         return DedupVerdict.DUPLICATE
     if numbers.first <= persisted.number:
@@ -115,7 +118,7 @@ def verdict(persisted: SequenceProgress, pushed: SequenceProgress | None, number
 
 
 class Dedup:
-    """The decisions for one topic."""
+    """The decisions of deduplication for one topic."""
 
     __slots__ = (
         "_away", "_connected", "_gaps", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position",
@@ -134,7 +137,8 @@ class Dedup:
 
     # ------------------------------------------------------------------ entries
     def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Judges an entry. NEW counts as pushed from here on: give it to the log, or call `on_publish_failed`."""
+        """Judges an entry. One that is NEW counts as pushed from here on: the caller gives it to the log, or calls
+        `on_publish_failed`."""
         pushed, again = self._pushed.get(name), False
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
@@ -159,7 +163,8 @@ class Dedup:
         return DedupVerdict.NEW
 
     def _in_gap(self, name: str, numbers: SequenceRange) -> bool:
-        """Whether none of its ids is in the log."""
+        """Returns True if all of its ids, up to the highest that is stored, are in the producer's gaps: none of them is
+        in the log."""
         gaps, last = self._gaps.get(name), self.last_sequence_id(name)
         end = min(numbers.last, last, ID_END - 1)  # what is above was never stored
         if gaps is None or numbers.first > end:
@@ -178,7 +183,7 @@ class Dedup:
         return verdict(persisted._replace(number=numbers.first - 1), beside, numbers)
 
     def on_publish_confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """Notes that the log has an entry after all that are known: one that was NEW, or one of before that is
+        """Called when the log has an entry after all that are known: one that was NEW, or an earlier one that is
         replayed."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
@@ -207,18 +212,19 @@ class Dedup:
             del self._pushed[name]
 
     def on_publish_failed(self, name: str) -> None:
-        """Notes that an entry that was NEW has no known position in the log. No later entry may pass it: disconnect the
-        producer."""
+        """Called when it is not known that an entry that was NEW is in the log. The caller must disconnect the
+        producer, so that no later entry passes it."""
         self._settle(name, self._pushed[name])
 
     def _filled(self, name: str, numbers: SequenceRange) -> None:
-        """Fills a gap with a range of ids as a header declares it: no bitmap is made of it."""
+        """Removes a range of ids, which a header declares, from the gaps; no bitmap is made of it."""
         gaps = self._gaps[name]
         gaps.remove_range(numbers.first, min(numbers.last + 1, ID_END))
         if not gaps:
             del self._gaps[name]
 
     def _fill(self, name: str, numbers: BitMap64) -> None:
+        """Removes ids that are in the log from the gaps."""
         gaps = self._gaps[name]
         gaps -= numbers
         if not gaps:
@@ -226,7 +232,7 @@ class Dedup:
 
     # ------------------------------------------------------------------ entries of transactions
     def judge_stored(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Judges an entry as NEW, or by what is persisted. It does not count as pushed."""
+        """Judges an entry by what is persisted alone. It does not count as pushed."""
         if not self.enabled:
             return DedupVerdict.NEW
         persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -236,12 +242,13 @@ class Dedup:
         return self._judge_gap(persisted, pushed, numbers)
 
     def on_passed(self, position: Position) -> None:
-        """Notes that the log has an entry there whose numbers do not count, or not yet (transactions_core.py)."""
+        """Called when the log has an entry at `position` whose sequence ids do not count, or not yet
+        (transactions_core.py)."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
 
     def taken_back(self, numbers: Mapping[str, BitMap64]) -> None:
-        """Takes back what an aborted transaction sent of each producer: it is not in the log."""
+        """Adds gaps: the ids that each producer sent in an aborted transaction are not in the log."""
         for name, sent in numbers.items() if self.enabled else ():
             if not sent:
                 continue
@@ -253,7 +260,7 @@ class Dedup:
                 self._away.setdefault(name, self._opened)
 
     def on_merged(self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT) -> None:
-        """Counts, from now on, the numbers of a transaction that is committed."""
+        """Called when a transaction was committed: counts its sequence ids from now on."""
         for name in self._gaps.keys() & sent.keys():
             self._fill(name, sent[name])
         for name, progress in numbers.items():
@@ -281,7 +288,7 @@ class Dedup:
             self._away[name] = now
 
     def expire_producers(self, now: float, *, inactive_s: float, producers_max: int) -> None:
-        """Forgets producers that have been away for too long, or are too many."""
+        """Drops producers that have been away for too long, or are too many."""
         for name, since in list(self._away.items()):
             if name in self._pushed:
                 continue
@@ -293,18 +300,18 @@ class Dedup:
                 self.forgotten += 1
 
     def last_sequence_id(self, name: str) -> int:
-        """The highest sequence id of a producer that is in the log; -1: none is known."""
+        """Returns the highest sequence id of the producer that is in the log; -1 if none is known."""
         return self._persisted.get(name, NOTHING).number
 
     def is_settled(self, name: str) -> bool:
-        """Whether nothing of the producer is in flight."""
+        """Returns True if no entry of the producer is in flight."""
         pushed = self._pushed.get(name)
         return pushed is None or not pushed.entries
 
     # ------------------------------------------------------------------ on, off, snapshots
     def enable(self) -> None:
-        """Begins with the next entry. What is known of producers that are not connected is dropped: their ids may have
-        gone back while it was off."""
+        """Turns deduplication on from the next entry. What is known of producers that are not connected is dropped:
+        their ids may have gone back while it was off."""
         if not self.enabled:
             self.enabled = True
             self._gaps.clear()

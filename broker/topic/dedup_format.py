@@ -38,11 +38,11 @@ _CRC = struct.Struct(">I")
 
 
 class DamagedSnapshot(ValueError):
-    """The bytes are not a piece of a snapshot, or the pieces are not one."""
+    """Raised if bytes are not a piece of a snapshot, or the pieces are not a snapshot."""
 
 
 class Piece(NamedTuple):
-    """An entry of a snapshot ledger."""
+    """A decoded entry of a snapshot ledger."""
 
     sequence: int
     piece: int
@@ -51,6 +51,7 @@ class Piece(NamedTuple):
 
     @property
     def ends(self) -> bool:
+        """Returns True if it is the last piece of a snapshot."""
         return self.piece == self.pieces - 1
 
 
@@ -62,6 +63,7 @@ class _Stored(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode(snapshot: Snapshot, sequence: int) -> list[bytes]:
+    """Returns the entries of the snapshot, in the order in which they are to be appended."""
     rows = [(name, *progress) for name, progress in snapshot.persisted.items()]
     gaps = {name: each.serialize() for name, each in snapshot.gaps.items()}
     body = msgspec.json.encode(_Stored(*snapshot.position, rows, gaps))
@@ -75,6 +77,7 @@ def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
 
 
 def decode_piece(entry: bytes) -> Piece:
+    """Returns the piece that the entry contains. Raises DamagedSnapshot."""
     if len(entry) < _HEAD.size + _CRC.size:
         raise DamagedSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
     magic, version, _, sequence, piece, pieces = _HEAD.unpack_from(entry)
@@ -88,7 +91,7 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def assemble(pieces: Sequence[Piece]) -> Snapshot:
-    """The snapshot of all its pieces, in order. DamagedSnapshot."""
+    """Returns the snapshot that these pieces contain, in order. Raises DamagedSnapshot if it is damaged."""
     try:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

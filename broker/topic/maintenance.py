@@ -2,7 +2,7 @@
 broker/log/log_shape_core.py.
 
     maintenance = TopicMaintenance(topic, …)
-    await maintenance.look()     all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
+    await maintenance.run_due()  all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
     maintenance.is_holding()     producers get no credit: the backlog quota is reached
     maintenance.refusal()        … the error that a publish gets; None: it is taken
 
@@ -59,16 +59,18 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ answers
     def is_holding(self) -> bool:
+        """Returns True if producers get no credit, because the backlog quota is reached."""
         return self.quota is BacklogQuotaState.HOLD
 
     def refusal(self) -> MagnetarError | None:
-        """Returns why nothing may be published; None: it may."""
+        """Returns the error with which publishes are refused, because the backlog quota is reached; None if they are
+        accepted."""
         if self.quota is not BacklogQuotaState.REFUSE:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
     def inactive(self) -> bool:
-        """Whether the topic is to be deleted, because it is unused."""
+        """Returns True if the topic is to be deleted, because it is unused."""
         topic, now = self._topic, self._world.clock.monotonic()
         if topic.users or topic.transactions.still_open:
             self._unused_since = now
@@ -80,9 +82,8 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ a look
     async def run_due(self) -> None:
-        """Does all that is due. A step that fails is logged and the others go on: bookies that do not answer must not
-        keep a disk full.
-        """
+        """Does all that is due. A step that fails is logged, and the others go on: bookies that do not answer must not
+        leave a disk full."""
         for step in STEPS:
             if self._topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return
@@ -97,13 +98,14 @@ class TopicMaintenance:
         return [each for each in self._topic.subscriptions.values() if each.durable]
 
     async def expire(self) -> None:
+        """Acknowledges, for every durable subscription, messages that are older than the policy's TTL."""
         ttl_s = self._topic.applied.message_ttl_s
         if ttl_s:
             for subscription in self._durable():
                 self.expired += await self.expire_older(subscription, ttl_s)
 
     async def expire_older(self, subscription: Subscription, seconds: float) -> int:
-        """Acknowledges for the subscription what arrived longer than `seconds` ago; returns how many entries."""
+        """Acknowledges for the subscription what arrived more than `seconds` ago; returns how many entries."""
         limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
         oldest_ms = await self.oldest_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:
@@ -114,7 +116,8 @@ class TopicMaintenance:
         return await self.give_up_whole(subscription, log.shape.before(place.position))
 
     async def give_up_whole(self, subscription: Subscription, mark: Position) -> int:
-        """Gives up messages like `skip_to`, and all of a message of which the mark covers some chunks."""
+        """Acknowledges everything up to `mark`, like `skip_to`, and the remaining chunks of a message that the mark
+        divides; returns about how many entries."""
         entries = self.skip_to(subscription, mark)
         if entries:
             log = self._topic.readable(uncommitted=subscription.uncommitted)
@@ -122,7 +125,7 @@ class TopicMaintenance:
         return entries
 
     def skip_to(self, subscription: Subscription, mark: Position) -> int:
-        """Acknowledges everything up to the mark; about how many entries were not acknowledged."""
+        """Acknowledges everything up to `mark`; returns about how many entries were not acknowledged before."""
         before = subscription.cursor.mark
         if mark.entry_id < 0 or mark <= before:
             return 0
@@ -138,7 +141,7 @@ class TopicMaintenance:
         return entries
 
     async def oldest_ms(self, subscription: Subscription) -> int | None:
-        """Returns when (ms since the epoch) the subscription's oldest unacknowledged message arrived; None: there is
+        """Returns when (ms since the epoch) the subscription's oldest unacknowledged message arrived; None if there is
         none."""
         log = self._topic.readable(uncommitted=subscription.uncommitted)
         position = log.shape.there(log.shape.after(subscription.cursor.mark))
@@ -150,6 +153,8 @@ class TopicMaintenance:
         return known[1]
 
     async def heed_quota(self) -> None:
+        """Checks the backlog quota: producers are held or refused, or the oldest messages are evicted, as the policy
+        says."""
         applied, shape, durable = self._topic.applied, self._topic.log.shape, self._durable()
         if not (applied.backlog_quota_bytes or applied.backlog_quota_s) or not durable:
             self._decide(None)
@@ -188,10 +193,12 @@ class TopicMaintenance:
             self._topic.on_quota_met()
 
     async def look_at_parts(self) -> None:
+        """Lets each part of the topic begin what is due in it."""
         for part in self._topic.parts:
             part.run_due(self._topic.applied)
 
     async def roll(self) -> None:
+        """Rolls an idle ledger, so that trimming can delete it."""
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
@@ -205,6 +212,7 @@ class TopicMaintenance:
         await self._topic.trim()
 
     async def drop_idle_subscriptions(self) -> None:
+        """Removes durable subscriptions that have had no consumer for as long as the policy says."""
         limit_s, now = self._topic.applied.subscription_expiration_s, self._world.clock.monotonic()
         names = {each.name for each in self._durable() if not each.consumers} if limit_s else set()
         self._idle = {name: self._idle.get(name, now) for name in sorted(names)}
@@ -223,7 +231,7 @@ STEPS = (
 
 
 async def look_after(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
-    """Looks at each of the topics, a few at a time."""
+    """Runs the maintenance of all these topics, `at_once` of them at a time."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
         await together([life.run_due() for life in waiting[start : start + at_once]], "topic-maintenance")

@@ -76,7 +76,7 @@ class RecentEntries:
 
     @property
     def start(self) -> IndexedPosition:
-        """The oldest in flight, or where the next will be."""
+        """Returns the position of the oldest entry in flight; if there is none, the position after the last entry."""
         if self._entries:
             return IndexedPosition(self._entries[0].position, self._entries[0].first_index)
         return self._end_position
@@ -112,7 +112,8 @@ class RecentEntries:
         return self.index_at(self._shape.after(mark))
 
     def index_at(self, position: Position) -> int:
-        """The index of the first message there; of the oldest in flight when that one was dropped."""
+        """Returns the index of the first message of the entry at `position`; that of the oldest entry in flight if the
+        entry was dropped."""
         found = self.cached(position, 1, 1)
         if found:
             return found[0].first_index
@@ -138,7 +139,8 @@ class RecentEntries:
 
 
 class NonPersistentLog:
-    """A Log of one ledger that no bookie has. Its id is the time when it was made, so that ids are not used again."""
+    """A Log of one ledger that no bookie has. Its ledger id is the time when it was made, so that no id is used again.
+    """
 
     is_compacted = False
     record = TopicRecord()
@@ -207,7 +209,7 @@ class NonPersistentLog:
         self._of.on_entries_confirmed()
 
     def left_out(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns nothing: no entry was removed from between others."""
+        """Returns nothing: a non-persistent topic is not compacted."""
         return ()
 
     async def is_ours(self) -> bool:
@@ -220,7 +222,7 @@ class NonPersistentLog:
         return []
 
     async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
-        """Notes fields until the topic ends: there is no stored record."""
+        """Sets fields of the record until the topic ends: there is no stored record."""
         self.record = structs.replace(self.record, **fields)
 
     async def terminate(self) -> Position:
@@ -239,7 +241,7 @@ class NonPersistentLog:
 
 
 class NonPersistentSubscription(Subscription):
-    """A subscription of connected consumers; what they do not take in time is dropped."""
+    """A subscription of connected consumers; entries that they do not take in time are dropped."""
 
     pump: NonPersistentPump
 
@@ -257,7 +259,7 @@ class NonPersistentSubscription(Subscription):
 
 
 class NonPersistentPump(Pump):
-    """Hands out what is in memory, and counts as dropped what no longer is."""
+    """Hands out the entries in memory, and counts those that no longer are as dropped."""
 
     __slots__ = ("_next_index", "_of", "_recent")
 
@@ -270,6 +272,7 @@ class NonPersistentPump(Pump):
         self._next_index = log.shape.end_index
 
     def go_on_after(self, mark: Position, next_index: int) -> None:
+        """Continues after `mark`; everything up to it counts as acknowledged."""
         self._of.cursor.seek(mark)
         self._of.dispatcher.seek()
         self._next_index = next_index

@@ -3,8 +3,7 @@
 A write is the parts that have changed and a marker with the position, the open transactions and a row for each valid
 part (broker/topic/transactions_format.py). It counts when the marker is stored. Rules
 - **Lazily**: `OUTCOME_DELAY_S` after an outcome, or at `OUTCOMES_MAX` of them; one write at a time, with all that
-  waits.
-  `durable` returns after a write that has all outcomes of before the call.
+  waits. `durable` returns after a write that has all outcomes of before the call.
 - What a crash leaves out is in the log after the position of the last write: its headers are replayed, and the
   coordinators are asked. So a write is never ahead of its position, and the log may go on past it by any distance.
 - The log after the position of the last *stored* write is not trimmed (`position`).
@@ -46,7 +45,8 @@ STALE_ENTRIES = 10_000
 
 
 class OutcomesLedger:
-    """The outcomes ledger of a loaded topic that has seen a transaction. `core` is set before the first `touched`."""
+    """The outcomes ledger of a loaded topic that has seen a transaction. `core` must be set before the first call of
+    `touched`."""
 
     __slots__ = (
         "_bytes", "_closed", "_config", "_entries", "_ledger", "_log", "_loop", "_outcomes", "_rows", "_tasks",
@@ -78,7 +78,8 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ opening
     async def recover(self, place: OutcomesPlace) -> TxnSnapshot:
-        """Returns what is stored, after the log was taken over. Raises Unavailable."""
+        """Returns the last stored snapshot; the log must be taken over before. Raises Unavailable if bookies do not
+        answer."""
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
         if place.ledger_id >= 0:
@@ -108,7 +109,7 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ writing
     def touched(self) -> None:
-        """Schedules a write: there is an outcome that is not stored."""
+        """Schedules a write, because there is an outcome that is not stored."""
         self._outcomes += 1
         if self._outcomes >= OUTCOMES_MAX:
             self._start()
@@ -116,7 +117,7 @@ class OutcomesLedger:
             self._timer = self._loop.call_later(OUTCOME_DELAY_S, self._start)
 
     async def durable(self) -> None:
-        """Returns when every outcome up to now is stored. NotOwner: the topic has ended here."""
+        """Returns when every outcome up to now is stored. Raises NotOwner if the topic has ended here."""
         version = self.core.version
         if self.version >= version:
             return
@@ -129,7 +130,8 @@ class OutcomesLedger:
         await future
 
     def refresh(self) -> None:
-        """Stores the position anew when much of the log is after it: it holds the log, and a load replays that."""
+        """Starts a write if much of the log is after the position of the last one: that part cannot be trimmed, and a
+        load replays it."""
         shape = self._log.shape
         if self.position[0] != shape.last_confirmed[0] or shape.end_index - self.stored_index >= STALE_ENTRIES:
             self._start()
@@ -198,7 +200,7 @@ class OutcomesLedger:
     def _plan(
         self, position: Position, known: dict[int, stored.PartRow], changed: set[int], first: int
     ) -> tuple[list[bytes], dict[int, stored.PartRow]]:
-        """The entries of a write of what is known now, and where all valid parts are after it."""
+        """Returns the entries of a write of what is known now, and the places of all valid parts after it."""
         core, sequence, entries = self.core, self._ledger.sequence, list[bytes]()
         rows: dict[int, stored.PartRow] = {}
         for ledger_id in core.aborted:
@@ -222,7 +224,7 @@ class OutcomesLedger:
         return NotOwner(f"topic {self._log.topic} is not served here any more; look it up again")
 
     def stop(self) -> None:
-        """Writes nothing more; callers that wait learn that the topic has ended here."""
+        """Writes nothing more; callers that wait get NotOwner."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -236,7 +238,8 @@ class OutcomesLedger:
                 future.exception()
 
     async def close(self) -> None:
-        """Writes once more after the log was closed, where a ledger takes it, so that the next load replays little."""
+        """Writes once more, if a ledger takes it, so that the next load replays little. Called after the log was
+        closed."""
         self.stop()
         await self._tasks.drain()
         try:

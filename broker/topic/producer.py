@@ -40,41 +40,42 @@ UNNUMBERED = -1
 
 
 class Outcomes(Protocol):
-    """Receives what becomes of a producer's entries. Nothing here may wait or raise."""
+    """Receives the outcomes of a producer's entries. No method may wait or raise."""
 
     def duplicate(self, sequence_id: int) -> None:
-        """Tells that the entry was stored before; its position is not known."""
+        """Called when the entry was stored before; its position is not known."""
         ...
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """Tells that the entry is not stored. `sequence_id`: UNNUMBERED where it names none."""
+        """Called when the entry is not stored. `sequence_id`: UNNUMBERED if the entry has none."""
         ...
 
     def on_closed(self, error: MagnetarError) -> None:
-        """Called when the broker closes the producer with this error; nothing more is answered."""
+        """Called when the broker closes the producer with this error; entries get no answer after it."""
         ...
 
     def on_waiting(self, error: MagnetarError) -> None:
-        """Tells the publisher why what is on its way has no outcome yet: it is neither stored nor refused."""
+        """Called with the reason why the entries in flight have no outcome yet: they are neither stored nor refused."""
         ...
 
 
 class ProducerOutlet(Outcomes, Protocol):
-    """The outcomes, and what they free."""
+    """Receives the outcomes of a producer's entries, and is told of the bytes that are no longer in flight."""
 
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
-        """Tells that the entry is stored there, which frees its `size`; `index` is that of its last message."""
+        """Called when the entry is stored at `position`, and so its `size` bytes are no longer in flight; `index` is
+        that of its last message."""
         ...
 
     def on_freed(self, size: int) -> None:
-        """Called when an entry of `size` bytes in the log has another outcome, or a closed producer is told none.
-        Called before the outcome is."""
+        """Called when an entry that was given to the log is no longer in flight, without being answered as stored.
+        Called before its outcome is."""
         ...
 
 
 class Producer:
-    """A connected producer; see the module. `id` is unique in the process; `epoch` is the topic's, while this producer
-    is exclusive."""
+    """A connected producer; see the module. `id` is unique in the process; `epoch` is the topic's epoch while this
+    producer has the topic for itself."""
 
     __slots__ = (
         "_dedup",
@@ -140,19 +141,19 @@ class Producer:
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id in the log, also of an open transaction; -1: none is known."""
+        """Returns the highest sequence id that is in the log, also in an open transaction; -1 if none is known."""
         return max(self._dedup.core.last_sequence_id(self.name), self.transactions.last_sequence_id(self.name))
 
     @property
     def pending(self) -> bool:
-        """Whether an entry is in flight."""
+        """Returns True if an entry is in flight."""
         return self._settled < self._logged
 
     # ------------------------------------------------------------------ in
     def publish(self, client_part: Buffer) -> bool | Awaited:
-        """Publishes an entry. True: it is passed to the log. False: it is answered, or the producer is closed. Awaited:
-        nothing was done; publish it again when that is there, before any later entry. It keeps no reference to it.
-        """
+        """Publishes an entry. Returns True if it was given to the log; False if it was answered, or the producer is
+        closed; Awaited if nothing was done: the caller must publish the entry again after that event, before any later
+        entry. No reference to `client_part` is kept."""
         topic = self._topic
         state = topic.log.state
         if self.close_error is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
@@ -210,6 +211,7 @@ class Producer:
         return True
 
     def _judged(self, client_part: Buffer, sequence_id: int, verdict: DedupVerdict) -> bool:
+        """Answers an entry that is not NEW; closes the producer if its twin is in flight. Returns False."""
         if verdict is DedupVerdict.DUPLICATE:
             self.duplicates += 1
             return self._answer_in_place(sequence_id, None)
@@ -230,12 +232,12 @@ class Producer:
         return self.refuse(client_part, error)
 
     def refuse(self, client_part: Buffer, error: MagnetarError) -> bool:
-        """Refuses the entry; the answer keeps its place among the others. Returns False."""
+        """Refuses the entry; the answer keeps its place among those to other entries. Returns False."""
         sequence_id = sequence_id_of(client_part)
         return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 
     async def wait_settled(self) -> None:
-        """Returns when every entry has its outcome, or the producer is closed."""
+        """Returns when no entry is in flight, or the producer is closed."""
         while self.pending and self.close_error is None:
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
@@ -287,7 +289,7 @@ class Producer:
             self.transactions.on_publish_failed(publish.txn, publish.name)
 
     def _go_on(self) -> None:
-        """Goes on after the outcome of an entry: answers to refused entries after it may follow."""
+        """Called after an entry got its outcome: sends the answers to refused entries that follow it."""
         while self._refused and self._refused[0][0] <= self._settled:
             _, sequence_id, error = self._refused.popleft()
             self._answer(sequence_id, error)
@@ -295,6 +297,8 @@ class Producer:
             self._wake()
 
     def _answer_in_place(self, sequence_id: int, error: MagnetarError | None) -> bool:
+        """Answers an entry after all entries before it have their outcome. `error` None: it is a duplicate. Returns
+        False."""
         if not self.pending:
             self._answer(sequence_id, error)
         else:
@@ -318,7 +322,7 @@ class Producer:
             self._idle = None
 
     def close(self, error: MagnetarError) -> None:
-        """Closes the producer: its outlet gets the error, and nothing more is answered."""
+        """Closes the producer: its outlet gets the error, and no entry is answered any more."""
         if self.close_error is None:
             self.close_error = error
             self._outlet.on_closed(error)
@@ -331,9 +335,9 @@ class Producer:
 # ---------------------------------------------------------------------------------------------------------- gate
 # The gate for publishes: open below the topic's publish rates and while its backlog quota does not block producers.
 #
-# A producer's session checks `closed` before it publishes, reports to `took` what it published, and keeps entries that
-# arrive while the gate is closed. `when_open` calls the session once for each entry that may be published then, in turn
-# with the other sessions, so that no producer takes the share of another. So a producer that is too fast gets no
+# A producer's session checks `must_wait` before it publishes, reports to `took` what it published, and queues entries
+# that arrive while the gate is closed. `when_open` calls the session once for each entry that may be published then, in
+# turn with the other sessions, so that no producer takes the share of another. So a producer that is too fast gets no
 # receipts, and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped,
 # and nothing else on the connection waits. One timer for all producers of a topic, and none while nothing is limited.
 # Guarding tests: tests/broker/topic/test_maintenance.py.
@@ -344,7 +348,7 @@ Step = Callable[[], bool]
 
 
 class PublishGate:
-    """The gate of one topic."""
+    """The gate for the publishes of one topic."""
 
     __slots__ = ("_clock", "_held", "_loop", "_timer", "_waiting", "rates")
 
@@ -358,23 +362,24 @@ class PublishGate:
 
     @property
     def throttled(self) -> int:
-        """Returns how often a producer had to wait for a rate."""
+        """Returns how often a producer had to wait for the topic's rate."""
         return sum(rate.throttled for rate in self.rates[:1])
 
     @property
     def limited(self) -> bool:
-        """Whether `took` counts anything."""
+        """Returns True if a rate limits publishes, so that they must be reported to `took`."""
         own, of_broker = self.rates
         return own.limited or of_broker.limited
 
     def took(self, messages: int, size: int) -> None:
+        """Takes tokens for messages that were published."""
         for rate in self.rates:
             if rate.limited:
                 rate.spend(messages, size, self._clock.monotonic())
 
     @property
     def must_wait(self) -> bool:
-        """Whether an entry that arrives now has to wait."""
+        """Returns True if an entry that arrives now has to wait."""
         if self._held():
             return True
         own, of_broker = self.rates
@@ -383,19 +388,20 @@ class PublishGate:
         return any(rate.limited and rate.wait_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
     def when_open(self, step: Step) -> None:
-        """Calls `step` when the gate is open, repeatedly while it is, until it returns False."""
+        """Calls `step` when the gate is open, and again while it is, until it returns False."""
         if self._waiting is None:
             self._waiting = {}
         self._waiting[step] = None
         self._arm()
 
     def remove(self, step: Step) -> None:
-        """Removes `step` from the waiting ones. Idempotent."""
+        """Removes `step` from those that wait. Idempotent."""
         if self._waiting is not None:
             self._waiting.pop(step, None)
 
     def resume_waiting(self) -> None:
-        """Applies a changed quota or rate: the waiting sessions continue as far as they may, in slices."""
+        """Lets the waiting sessions continue as far as they may, in slices; called also when the quota or a rate has
+        changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -411,7 +417,7 @@ class PublishGate:
             self._waiting = None
 
     def _arm(self) -> None:
-        """Checks again when the debt of a rate is paid; what the quota blocks waits for `resume_waiting`."""
+        """Sets a timer to the time when the debt of a rate is paid; what the quota holds waits for `resume_waiting`."""
         if self._timer is not None or self._held():
             return
         seconds = wait_s(self.rates, self._clock.monotonic())

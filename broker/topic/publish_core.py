@@ -36,7 +36,7 @@ WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, Acce
 
 
 def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
-    """Returns why an entry of `size` bytes is refused before its bytes are parsed; None: it is not."""
+    """Returns why an entry of `size` bytes is refused before its bytes are parsed; None if it is not."""
     if fenced:
         return PublishRefusal.PRODUCER_FENCED
     if not owned:
@@ -47,7 +47,7 @@ def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: 
 
 
 class ProducerRegistration(NamedTuple):
-    """A producer as the table knows it."""
+    """A producer as the table of producers knows it."""
 
     id: int
     name: str
@@ -58,15 +58,15 @@ class ProducerRegistration(NamedTuple):
     """The role of the producer; None: one that may write for each (broker/common/transactions.py `writer_of`)."""
 
     def may_replace(self, other: ProducerRegistration) -> bool:
-        """Whether it may be another connection of that producer. A caller that names no instance is told by its role
-        alone."""
+        """Returns True if it may be another connection of that producer. A caller that names no instance is recognised
+        by its role alone."""
         if self.owner is not None and self.owner != other.owner:
             return False
         return not (other.instance and self.instance) or other.instance == self.instance
 
 
 class Epoch(enum.Enum):
-    """The change of the topic's epoch when a producer comes."""
+    """What happens to the topic's epoch when a producer joins."""
 
     STAYS = "the producer shares the topic, or is the one that had it"
     GROWS = "the producer takes the topic for itself"
@@ -74,8 +74,8 @@ class Epoch(enum.Enum):
 
 
 def epoch(mode: AccessMode, had: int, topic: int) -> Epoch:
-    """Returns what becomes of the epoch. `had`: the epoch of a producer that returns; 0: it never had the topic for
-    itself."""
+    """Returns what happens to the topic's epoch. `had`: the epoch of a producer that returns; 0: it never had the topic
+    for itself. `topic`: the topic's epoch."""
     if mode == SHARED:
         return Epoch.STAYS
     if had == 0:
@@ -84,7 +84,8 @@ def epoch(mode: AccessMode, had: int, topic: int) -> Epoch:
 
 
 def next_epoch(topic: int, created_ms: int) -> int:
-    """The epoch of a producer that takes a topic that has the epoch `topic` and was made at `created_ms`."""
+    """Returns the epoch of a producer that takes a topic for itself. `topic`: the topic's epoch up to now;
+    `created_ms`: when the topic was created."""
     return max(topic, created_ms) + 1
 
 
@@ -98,7 +99,8 @@ class Denied(enum.Enum):
 
 
 class Joining(msgspec.Struct):
-    """The answer to `join`: `registered` or not; who is displaced (`replaced`: same producer; `fenced`: for good)."""
+    """The answer to `join`: whether the producer is `registered` (if neither that nor `denied`, it waits), and which
+    others are displaced: `replaced` by a new connection of the same producer, or `fenced` for good."""
 
     registered: bool = False
     denied: Denied | None = None
@@ -116,6 +118,7 @@ class ProducerTable:
         self.waiting: dict[int, ProducerRegistration] = {}
 
     def join(self, registration: ProducerRegistration) -> Joining:
+        """Registers the producer, or lets it wait, or denies it; displaces others."""
         answer = Joining()
         for other in [*self.registered.values(), *self.waiting.values()]:
             if other.name == registration.name:
@@ -144,7 +147,7 @@ class ProducerTable:
         return answer
 
     def leave(self, producer_id: int) -> list[ProducerRegistration]:
-        """Removes a producer that is gone; returns the waiting one that is registered now, if any."""
+        """Removes a producer; returns the one that waited and is registered now, if any."""
         self.registered.pop(producer_id, None)
         self.waiting.pop(producer_id, None)
         if self.registered or not self.waiting:

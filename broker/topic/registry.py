@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ProducerRegistry:
-    """Iterates over the producers that are registered, and those that wait for it."""
+    """The producers of one topic: those that are registered, and those that wait. Iterating yields all of them."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
 
@@ -38,9 +38,8 @@ class ProducerRegistry:
         return iter(self._here.values())
 
     async def join(self, producer: Producer) -> None:
-        """Registers the producer; waits when it asked to wait. ProducerBusy; ProducerFenced; BacklogQuotaExceeded;
-        NotOwner.
-        """
+        """Registers the producer; waits if it asked to wait. Raises ProducerBusy or ProducerFenced if it may not join;
+        BacklogQuotaExceeded if publishes are refused; NotOwner if the topic has ended here."""
         topic = self._topic
         topic.check_open()
         refusal = topic.maintenance.refusal()
@@ -67,8 +66,8 @@ class ProducerRegistry:
         topic.check_open()
 
     def _register(self, producer: Producer) -> bool:
-        """Registers a producer. False: it waits its turn. A producer that is displaced is notified. ProducerBusy;
-        ProducerFenced (Pulsar's choice)."""
+        """Registers a producer. Returns False if it must wait for its turn. Producers that are displaced get an error.
+        Raises ProducerBusy, or ProducerFenced (Pulsar's choice)."""
         name = self._topic.name
         answer = self._table.join(ProducerRegistration(
             producer.id, producer.name, producer.mode, producer.instance, producer.connection, producer.writer
@@ -100,7 +99,7 @@ class ProducerRegistry:
                 waiting.turn.set_result(None)
 
     def close(self, error: MagnetarError) -> None:
-        """Notifies all producers that the topic ends here."""
+        """Closes all producers with this error, because the topic ends here."""
         for producer in list(self._here.values()):
             producer.close(error)
         self._here.clear()

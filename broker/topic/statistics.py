@@ -19,7 +19,7 @@ from .admission_core import backlog_bytes
 
 
 class BrokerRates:
-    """The rates of all topics of a broker together."""
+    """The rate limits that all topics of a broker share."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.compacting = asyncio.Semaphore(1)  # one topic at a time
@@ -53,15 +53,17 @@ class TopicStatistics:
         self._rated_at = self._clock.monotonic()
 
     def record_in(self, messages: int, size: int) -> None:
+        """Counts messages that were published and stored."""
         self.messages_in += messages
         self.bytes_in += size
 
     def record_out(self, messages: int, size: int) -> None:
+        """Counts messages that were handed to consumers."""
         self.messages_out += messages
         self.bytes_out += size
 
     def rates(self) -> Rates:
-        """Returns the rates since the last call (at least a second ago, else the last answer)."""
+        """Returns the rates since the last call; if that is less than a second ago, the same rates again."""
         now = self._clock.monotonic()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:
@@ -73,20 +75,19 @@ class TopicStatistics:
 
 # ------------------------------------------------------------------------------------------------------- backlog
 # The backlog of a subscription: its size, a peek at its beginning, and skipping it. For operators; nothing here is in
-# the path of a message. `statistics.py` counts exactly, and reads for it; `count_messages` reads nothing but the place
-# of the
+# the path of a message. `analyze` counts exactly, and reads for it; `count_messages` reads nothing but the place of the
 # mark.
 
 
 async def count_messages(log: ReadableLog, subscription: Subscription) -> int:
-    """Messages. Exact at the mark, and inside batches of which some are acknowledged; a batch after it that is
-    acknowledged as a whole counts as one message less.
-    """
+    """Returns how many messages the subscription has not acknowledged. It is exact up to the mark, and for batches of
+    which some messages are acknowledged; a batch after the mark that is acknowledged as a whole is subtracted as one
+    message."""
     return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
 
 
 def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
-    """Returns what `count_messages` does; None when something would have to be read."""
+    """Returns what `count_messages` returns; None if an entry would have to be read for it."""
     after = log.reader.index_now(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
@@ -102,7 +103,8 @@ PEEK_BYTES_MAX = 8 << 20
 
 
 async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
-    """The next entries that are not acknowledged, with so many messages if there are, but the first at any size."""
+    """Returns the next entries that are not acknowledged, with `messages` messages if there are so many, but no more
+    than PEEK_BYTES_MAX after the first entry."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, Turns(log.world.clock)
     position = shape.after(subscription.cursor.mark)
     while messages > 0 and shape.readable(position := subscription.cursor.next_unacked(shape.there(position))):
@@ -119,8 +121,8 @@ async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> l
 
 
 async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> None:
-    """Acknowledges the next so many messages (-1: all), durably, but those that are pending in a transaction. Each
-    chunk of a message counts as one, as in the size of the backlog; of the last one all chunks are skipped."""
+    """Acknowledges the next `messages` messages (-1: all), durably, except those that are pending in a transaction.
+    Each chunk of a message counts as one, as in the size of the backlog; of the last message all chunks are skipped."""
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:
@@ -147,7 +149,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Backlog(NamedTuple):
-    """The rest of a topic that a subscription has not acknowledged."""
+    """The part of a topic that a subscription has not acknowledged."""
 
     entries: int
     messages: int
@@ -157,6 +159,7 @@ class Backlog(NamedTuple):
 
 
 async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX) -> Backlog:
+    """Returns the size of the subscription's backlog; reads at most about `entries_max` entries for it."""
     shape, cursor = log.shape, subscription.cursor
     mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
     for span in shape.spans:
@@ -177,7 +180,7 @@ async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int
 
 
 async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span, first: int) -> int:
-    """Messages of the ledger, from entry `first` on, that the subscription has acknowledged."""
+    """Returns how many messages of the ledger, from entry `first` on, the subscription has acknowledged."""
     cursor, found = subscription.cursor, 0
     position = log.shape.there(Position(span.ledger_id, first))
     while position[0] == span.ledger_id and log.shape.readable(position):
@@ -191,7 +194,8 @@ async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span
 
 
 async def nth(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
-    """The entry with the n-th message (from 1) from the oldest or from the newest, and the message's place in it."""
+    """Returns the entry with the message of that number (from 1, counted from the oldest or the newest), and the
+    message's place in it. Raises NotFound if there are fewer messages."""
     shape = log.shape
     count = shape.messages_from(shape.first_index)
     if not 1 <= number <= count:
@@ -202,6 +206,7 @@ async def nth(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[Stor
 
 
 async def message(log: ReadableLog, position: Position) -> StoredEntry:
+    """Returns the entry at `position`. Raises NotFound if there is none (any more)."""
     if not log.shape.readable(position) or log.shape.hole(position) is not None:
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.entry(position)

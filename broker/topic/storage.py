@@ -40,22 +40,23 @@ if TYPE_CHECKING:
     from .topic import Topic
 
 class Storage(Protocol):
-    """The storage of a topic's log and subscriptions."""
+    """Makes the log and the subscriptions of a topic."""
 
     def log(self, topic: Topic) -> Log: ...
 
     async def subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
-        """Returns the subscriptions that exist, opened, after the log was taken over; their marks may be in what is
-        only in `shape`."""
+        """Opens the stored subscriptions and returns them; the log must be taken over before. `shape`: the topic as a
+        compacted reader sees it, in whose positions their marks may be."""
 
     async def create(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        """Makes a subscription that has acknowledged everything up to `mark` (None: to the end)."""
+        """Creates a subscription that has acknowledged everything up to `mark` (None: up to the end), and returns it.
+        """
 
     def passing(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
-        """A subscription that ends with its last consumer, and keeps no data. `tracks` False: what a consumer got is
-        never given back, as that of a reader."""
+        """Returns a subscription that stores nothing and ends with its last consumer. `tracks` False: deliveries are
+        not outstanding, as for a reader, and are never given back."""
 
 
 class DurableStorage(msgspec.Struct, frozen=True):
@@ -162,7 +163,7 @@ Ask = Callable[[TxnId], Awaitable[TransactionFacts]]
 
 
 class Deletion:
-    """The deletion of one topic; `coordinators` are asked."""
+    """Checks and aborts the transactions of one topic before its deletion; it asks the `coordinators`."""
 
     __slots__ = ("_clock", "_coordinators", "_name")
 
@@ -170,12 +171,14 @@ class Deletion:
         self._clock, self._name, self._coordinators = clock, name, coordinators
 
     async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
-        """Whether the topic may go, as far as these are concerned; changes nothing. TransactionsOpen."""
+        """Raises TransactionsOpen if one of these transactions forbids the deletion; changes nothing. `force`: only
+        prepared ones forbid it."""
         found = await self._answers(txns, self._coordinators.get_facts)
         self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
 
     async def abort(self, txns: Sequence[TxnId]) -> None:
-        """Returns when each has an outcome. TransactionsOpen: one was prepared meanwhile, and stays."""
+        """Aborts the transactions that are open; returns when each has an outcome. Raises TransactionsOpen if one was
+        prepared meanwhile: it stays."""
         self._refuse(await self._answers(txns, self._coordinators.abort_open))
 
     def _refuse(self, found: Sequence[TransactionFacts]) -> None:
@@ -190,7 +193,8 @@ class Deletion:
         )  # fmt: skip
 
     async def _answers(self, txns: Sequence[TxnId], ask: Ask) -> list[TransactionFacts]:
-        """Returns the answers about those transactions that have no outcome."""
+        """Returns the coordinators' answers about those transactions that have no outcome. Raises TransactionsOpen if a
+        coordinator does not answer."""
         until = self._clock.monotonic() + ANSWER_S
         found: list[TransactionFacts | None] = []
         for first in range(0, len(txns), AT_ONCE):
@@ -209,8 +213,8 @@ class Deletion:
         return [each for each in found if each is not None and each.state not in ENDED]
 
     async def _answer(self, txn: TxnId, ask: Ask, until: float) -> TransactionFacts | None:
-        """Returns the answer about a transaction; None: it ended so long ago that its coordinator keeps nothing of it.
-        """
+        """Returns the coordinator's answer about a transaction, retried until `until`; None if it ended so long ago
+        that the coordinator has forgotten it."""
         last: MagnetarError | None = None
         try:
             async with asyncio.timeout(until - self._clock.monotonic()):

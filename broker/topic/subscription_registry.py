@@ -36,7 +36,7 @@ RECORD_LOST = "magnetar.record-lost-ms"
 
 
 class SubscriptionRegistry:
-    """The subscriptions of one topic, as changes of them go."""
+    """The subscriptions of one topic, and the changes of their set."""
 
     __slots__ = ("_by_name", "_storage", "_topic", "_unnamed", "changing")
 
@@ -48,10 +48,11 @@ class SubscriptionRegistry:
         self.changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
 
     def durable(self) -> list[Subscription]:
+        """Returns the durable subscriptions."""
         return [each for each in self._by_name.values() if each.durable]
 
     async def open(self) -> None:
-        """Opens those that are stored, after the log was taken over."""
+        """Opens the stored subscriptions; the log must be taken over before."""
         topic = self._topic
         for subscription in await self._storage.subscriptions(topic, topic.compaction.shape):
             self.add(subscription)
@@ -61,8 +62,9 @@ class SubscriptionRegistry:
         await self._make_lost_ones()
 
     async def _make_lost_ones(self) -> None:
-        """Makes subscriptions that the record names, and that have no record: each was lost, not deleted. It begins
-        anew at the oldest message, so that nothing is skipped, and nothing is trimmed that it did not acknowledge."""
+        """Creates anew the subscriptions that the topic's record names and that have no record of their own: each was
+        lost, not deleted. It begins at the oldest message, so that nothing is skipped, and nothing is trimmed that it
+        has not acknowledged."""
         if not self._topic.name.persistent:
             return
         named = self._topic.log.record.subscriptions
@@ -78,14 +80,16 @@ class SubscriptionRegistry:
             self.add(await unbroken(making))
 
     async def commit(self, name: str, record: Change) -> None:
-        """Commits the record of a new subscription, and in the same commit its name in the topic's record: beside those
-        that are there, also of lost ones that are not made anew yet. The caller runs to its end once it has begun."""
+        """Commits the record of a new subscription, and in the same commit its name in the topic's record, beside the
+        names of the others, also of lost ones that are not created anew yet. The caller must run to its end.
+        """
         named = self._topic.log.record.subscriptions or ()
         await self._topic.log.commit_fields(together=(record,), within=True, subscriptions=self._names({name, *named}))
         self._unnamed = False
 
     async def _name_subscriptions(self) -> None:
-        """Commits their names: before the record of one that is deleted goes."""
+        """Commits the names of the durable subscriptions to the topic's record. Must be called before the record of a
+        deleted one is deleted."""
         if not self._topic.name.persistent:
             return
         names = self._names(set())
@@ -95,11 +99,12 @@ class SubscriptionRegistry:
         self._unnamed = False
 
     def _names(self, new: set[str]) -> tuple[str, ...] | None:
-        """Returns the names of the durable subscriptions and the new one; None: they are too long for the record."""
+        """Returns the names of the durable subscriptions and the new ones; None if they are too long for the record."""
         names = () if self._topic.is_going else tuple(sorted(new.union(each.name for each in self.durable())))
         return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
 
     def add(self, subscription: Subscription) -> Subscription:
+        """Adds a subscription, with the topic's policies applied; returns it."""
         self._by_name[subscription.name], topic = subscription, self._topic
         if topic.shown is not topic.log and not subscription.compacted:  # made before the first transaction, perhaps
             subscription.switch_log(topic.readable(uncommitted=subscription.uncommitted))
@@ -110,11 +115,11 @@ class SubscriptionRegistry:
         self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
         exclusive: bool = False, compacted: bool = False, by_consumer: bool = False,
     ) -> Subscription:  # fmt: skip
-        """The durable subscription; made with its mark there (None: at the end) when it does not exist.
+        """Returns the durable subscription of that name; creates it, with its mark at `mark` (None: at the end), if it
+        does not exist.
 
-        `exclusive`: AlreadyExists when it does. `compacted`: the mark is of a consumer that reads compacted.
-        `by_consumer`: a consumer's request makes it, which may be forbidden.
-        """
+        `exclusive`: raises AlreadyExists if it exists. `compacted`: the mark is of a consumer that reads compacted.
+        `by_consumer`: a consumer asks for it, and not an operator, which a policy may forbid."""
         check_subscription_name(name)
         async with self.changing:
             self._topic.check_open()
@@ -138,22 +143,22 @@ class SubscriptionRegistry:
         return self.add(subscription)
 
     def check_subscription(self, name: str, *, by_consumer: bool) -> None:
-        """Whether one more may be made (admission_core.py)."""
+        """Raises the refusal if no further subscription may be created (admission_core.py)."""
         self._topic.admission.check_subscription(self._topic.applied, name, len(self._by_name), by_consumer=by_consumer)
 
     def check_consumer(self, subscription: Subscription, type_: SubscriptionType, consumer: Consumer) -> None:
-        """Whether the consumer may join (admission_core.py)."""
+        """Raises the refusal if the consumer may not join (admission_core.py)."""
         everybody = [each for other in self._by_name.values() for each in other.consumers.values()]
         mine = subscription.consumers.values()
         self._topic.admission.check_consumer(self._topic.applied, type_, consumer, subscription.name, everybody, mine)
 
     def passing(self, name: str, mark: Position, *, compacted: bool = False, tracks: bool = False) -> Subscription:
-        """A subscription that ends with its last consumer, and keeps no data (storage.py)."""
+        """Returns a subscription that stores nothing and ends with its last consumer (storage.py)."""
         return self._storage.passing(self._topic, name, mark, self._topic.shape(compacted=compacted), tracks=tracks)
 
     def shared_passing(self, name: str) -> Subscription | None:
-        """Returns the subscription of that name which does not last and which other consumers may join; None: there is
-        none. NotAllowed: it is durable."""
+        """Returns the non-durable subscription of that name, which other consumers may join; None if there is none.
+        Raises NotAllowed if the subscription of that name is durable."""
         found = self._by_name.get(name)
         if found is not None and found.durable:
             raise SubscribeRefusal.LASTS.error(
@@ -163,9 +168,8 @@ class SubscriptionRegistry:
         return found
 
     def attach(self, subscription: Subscription) -> None:
-        """Registers a subscription that does not last; if its name is taken it gets another. NotOwner: the topic has
-        ended, and the consumer would not be notified of it.
-        """
+        """Registers a non-durable subscription, under another name if its own is taken. Raises NotOwner if the topic
+        has ended here: the consumer would not be notified of it."""
         self._topic.check_open()
         key = subscription.name
         while key in self._by_name:
@@ -174,7 +178,7 @@ class SubscriptionRegistry:
         self.add(subscription)
 
     async def detach(self, subscription: Subscription) -> None:
-        """Ends a subscription that does not last after its last consumer."""
+        """Ends a non-durable subscription that has no consumer left."""
         if subscription.durable or subscription.consumers:
             return
         if self._by_name.get(subscription.name) is subscription:
@@ -182,7 +186,8 @@ class SubscriptionRegistry:
             await subscription.close()
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
-        """Removes a subscription for good. Busy while consumers are connected, unless by force."""
+        """Deletes a subscription. Raises Busy if consumers are connected and `force` is False; SubscriptionNotFound if
+        there is none of that name."""
         async with self.changing:
             subscription = self._topic.subscription(name)
             if subscription.consumers and not force:
@@ -199,7 +204,8 @@ class SubscriptionRegistry:
         await subscription.close()
 
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
-        """Replaces all properties of a durable subscription. Its dead-letter policy among them applies from here on."""
+        """Replaces all properties of a durable subscription. A dead-letter policy in them applies from here on. Raises
+        InvalidRequest if they are too large, or the policy does not parse."""
         check_properties(properties)
         assert subscription.store is not None, "it is durable"
         await unbroken(subscription.store.set_properties(properties))

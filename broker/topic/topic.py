@@ -115,17 +115,17 @@ class Topic:
 
     @property
     def incarnation(self) -> int:
-        """Returns when the topic was made, by which it is told from another one of its name: ms since the epoch. 0: not
-        known."""
+        """Returns when the topic was created, in ms since the epoch, which distinguishes it from earlier topics of its
+        name; 0 if it is not known."""
         return self.log.record.created_ms
 
     @property
     def dropped(self) -> int:
-        """Messages that no consumer got; only a non-persistent topic has any."""
+        """Returns the number of messages that no consumer got; above 0 only in a non-persistent topic."""
         return sum(each.dropped for each in self.subscriptions.values())
 
     def apply(self, applied: Applied) -> None:
-        """Sets other policies from here on."""
+        """Applies these policies from here on."""
         self.applied, now = applied, self.world.clock.monotonic()
         self._publish_rate.set_rate(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.set_rate(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
@@ -137,6 +137,7 @@ class Topic:
             self.apply_to(subscription)
 
     def apply_to(self, subscription: Subscription) -> None:
+        """Applies the topic's policies to one subscription."""
         applied, own = self.applied, subscription.pump.rates[0]
         messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
         own.set_rate(messages, size, self.world.clock.monotonic())
@@ -146,20 +147,20 @@ class Topic:
             subscription.pump.wake()
 
     def on_quota_met(self) -> None:
-        """Lets waiting producers continue: the backlog quota is met again."""
+        """Called when the backlog quota is met again: producers that wait continue."""
         self.gate.resume_waiting()
 
     async def _replication(self) -> Replication:
-        """The quorums of the next ledger."""
+        """Returns the replication of the next ledger."""
         applied = self.applied
         return Replication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum)
 
     # ------------------------------------------------------------------ loading
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over; one that does not exist is made by `create`, where that is allowed.
+        """Takes the topic over. If it does not exist, and `create` is given, `create` makes it first.
 
-        TopicNotFound, NotOwner (another broker was faster), DataLost, Unavailable.
-        """
+        Raises TopicNotFound if it does not exist; NotOwner if another broker was faster; DataLost if a ledger is lost;
+        Unavailable if bookies or the metadata do not answer."""
         try:
             await self.log.open(create)
             for part in self.parts:
@@ -173,7 +174,8 @@ class Topic:
             raise
 
     def on_entries_confirmed(self) -> None:
-        """Hands out new entries. While a transaction hides them, only subscriptions that read uncommitted are woken."""
+        """Called when entries were confirmed: hands them out. While an open transaction hides them, only subscriptions
+        that read uncommitted are woken."""
         core = self.transactions.core
         waits = core is not None and core.first_hidden is not None and core.stable == self._woken_at
         if core is not None:
@@ -183,19 +185,19 @@ class Topic:
                 subscription.pump.wake()
 
     def crowded(self) -> None:
-        """Hands out now, because the log drops entries otherwise."""
+        """Called when the log is about to drop entries: hands out at once."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
                 subscription.pump.hand_out()
 
     def delayed(self, position: Position, at_ms: int) -> None:
-        """Tells subscriptions the delivery time of a new entry."""
+        """Called with the delivery time of a new entry: subscriptions hold it back."""
         for subscription in self.subscriptions.values():
             subscription.pump.delay_entry(position, at_ms)
 
     def check_delay(self, at_ms: int) -> None:
-        """Raises NotAllowed if the delivery time is later than the longest delay. (Types that do not delay deliver it
-        at once.)"""
+        """Raises NotAllowed if the delivery time is later than the topic's longest delay. (Types that do not delay
+        deliver the entry at once.)"""
         limit, delay = self.applied.max_delay_ms, at_ms - self.world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
             raise PublishRefusal.DELAY.error(
@@ -203,21 +205,21 @@ class Topic:
             )
 
     def shape(self, *, compacted: bool) -> LogShape:
-        """Returns the positions of the topic as a consumer that reads compacted, or any other consumer, sees them."""
+        """Returns the shape of the topic for a consumer that reads compacted, or for any other consumer."""
         return self.readable(compacted=compacted).shape
 
     def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog:
-        """Returns the log as a consumer reads it: compacted, uncommitted (all that is stored), or as any other."""
+        """Returns the log as a consumer reads it: its compacted form, or with all that is stored (`uncommitted`), or
+        with what is committed."""
         if compacted:
             return self.compaction.view
         return self.log if uncommitted else self.shown
 
     def choose_log(self, subscription: Subscription, *, compacted: bool) -> None:
-        """Sets how the joining consumer reads: compacted, or not; and by its isolation, which was set before.
-        ConsumerBusy: others read the other way.
+        """Sets what the subscription reads for a consumer that joins: compacted or not, and by its isolation level,
+        which must be set before. Raises ConsumerBusy if connected consumers read another way.
 
-        The first one that reads compacted leaves out what compactions have removed up to now.
-        """
+        The first consumer that reads compacted makes the subscription skip what compactions have removed up to now."""
         wanted = self.readable(compacted=compacted, uncommitted=subscription.uncommitted)
         if subscription.consumers:
             if subscription.compacted != compacted:
@@ -229,8 +231,8 @@ class Topic:
             subscription.read_from(wanted)
 
     def _compacted(self) -> None:
-        """Starts subscriptions over that read compacted and are before the new horizon, with what is left there: when
-        their next consumer joins (`choose_log`)."""
+        """Called after a compaction: disconnects the consumers of subscriptions that read compacted and are before the
+        new horizon. They start over with what is left there when their next consumer joins (`choose_log`)."""
         record = self.compaction.record
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
@@ -239,6 +241,8 @@ class Topic:
                 subscription.disconnect_all(Unavailable(f"topic {self.name} was compacted; subscribe again"))
 
     def subscription(self, name: str) -> Subscription:
+        """Returns the subscription of that name. Raises SubscriptionNotFound if there is none; a reader's does not
+        count."""
         found = self.subscriptions.get(name)
         if found is None or (self.name.persistent and not found.durable):  # that of a reader has no name
             raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}", subscription=name)
@@ -246,29 +250,32 @@ class Topic:
 
     # ------------------------------------------------------------------ transactions
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Settles transactions; returns an answer for each, when that is durable here (transactions.py). Raises
-        NotOwner."""
+        """Settles transactions; returns an answer for each, when its outcome is durable here (transactions.py). Raises
+        NotOwner if the topic has ended here."""
         self.check_open()
         return await self.transactions.settle(settlements, timeout_s)
 
     def merge_numbers(self, end: TxnEnd) -> None:
+        """Gives the sequence ids of a transaction that has ended to deduplication."""
         self.dedup.on_merged(end.numbers, end.sent, end.back)
 
     def show_committed(self, core: Transactions) -> None:
+        """Lets all consumers read committed entries only, from the topic's first transaction on."""
         self.shown = CommittedView(self.log, core)
         self.compaction.show_committed(self.shown)
         for each in self.subscriptions.values():
             each.switch_log(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
 
     def on_decided(self) -> None:
-        """Tells subscriptions that the last stable position, or what is aborted, has changed."""
+        """Called when the last stable position, or what is aborted, has changed: subscriptions apply it."""
         if self.transactions.core is not None:
             self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():
             each.on_decided()
 
     async def truncate(self) -> None:
-        """Makes every durable subscription acknowledge everything, and deletes every ledger that is not written."""
+        """Acknowledges everything for every durable subscription, and deletes every ledger but the one that is written.
+        """
         await self.log.roll()
         for subscription in self.registry.durable():
             await backlog.skip(self.shown, subscription, -1)
@@ -281,20 +288,20 @@ class Topic:
 
     # ------------------------------------------------------------------ trimming
     def retention(self) -> Retention:
+        """Returns the retention of acknowledged ledgers, from the policies."""
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
     def unread(self) -> Retention:
-        """Returns the retention of a topic without durable subscriptions; nothing if it has one, or is compacted, which
-        is how its messages are kept then."""
+        """Returns the retention that holds because the topic has no durable subscription; none if it has one, or is
+        compacted, and so keeps its messages by that."""
         durable = any(each.durable for each in self.subscriptions.values())
         if durable or self.compaction.trim_limit(self.applied) is not None:
             return NOTHING
         return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
 
     async def trim(self, *, retained: bool = True) -> list[int]:
-        """Removes ledgers that no holder needs (broker/log/log_shape_core.py); `retained` False: also those that
-        retention, or the want of a subscription, keeps.
-        """
+        """Deletes ledgers that no holder needs (broker/log/log_shape_core.py); returns their ids. `retained` False:
+        also ledgers that only retention keeps, or that the topic keeps for want of a subscription."""
         async with self.registry.changing:
             if self._ended:
                 return []
@@ -313,36 +320,37 @@ class Topic:
         return gone
 
     def holders(self) -> list[Safe]:
-        """Returns the marks of durable subscriptions and parts: what each of them no longer needs of the log."""
+        """Returns, for each durable subscription and each part, what it no longer needs of the log."""
         cursors = [each.cursor.safe for each in self.subscriptions.values() if each.durable]
         parts = [part.trim_limit(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
     def why_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
-        """Returns each ledger, oldest first, and why it stays; None: the next trim removes it."""
+        """Returns (ledger id, why it stays), oldest first; None instead of the reason: the next trim deletes it."""
         now_ms = self.world.clock.wall_ms()
         return verdicts(self.log.shape, self.holders(), self.retention(), now_ms, self.unread())
 
     # ------------------------------------------------------------------ ending
     @property
     def is_ended(self) -> bool:
-        """Whether it takes nothing any more."""
+        """Returns True if the topic accepts nothing any more on this broker."""
         return self._ended
 
     def check_open(self) -> None:
-        """Raises NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of it.
-        """
+        """Raises NotOwner if the topic has ended on this broker: its end may be outdated, and a caller would get
+        nothing more of it."""
         if self._ended or self.is_going or self.log.state is TopicState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
     def check_end(self) -> None:
-        """Checks the topic before a caller gets its end. Unavailable: another broker may have continued it by now."""
+        """Must be called before a client is told that it has reached the topic's end. Raises NotOwner if the topic has
+        ended here; Unavailable if another broker may have continued it by now."""
         self.check_open()
         if not self._settled():
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
     def lose(self, error: MagnetarError) -> None:
-        """Stops everything at once: the topic belongs to another broker, or this one cannot serve it."""
+        """Stops everything at once, because the topic belongs to another broker, or this one cannot serve it."""
         if self._ended:
             return
         self._ended = True
@@ -356,7 +364,7 @@ class Topic:
         self._on_lost(self)
 
     def on_waiting(self, error: MagnetarError) -> None:
-        """Tells producers why their publishes have no answer: the log has no ledger now."""
+        """Called while publishes wait for a ledger: producers are notified of the reason."""
         for producer in self.producers:
             producer.on_waiting(error)
 
@@ -366,7 +374,8 @@ class Topic:
             subscription.disconnect_all(error)
 
     async def close(self, error: MagnetarError | None = None) -> None:
-        """Unloads the topic in order; clients get `error` (NotOwner: look it up again). Idempotent."""
+        """Unloads the topic in order; its clients get `error` (default: NotOwner, they look it up again). Idempotent.
+        """
         async with self.registry.changing:
             unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
             await unbroken(self._close(error or unloaded))
@@ -403,17 +412,17 @@ class Topic:
             )
 
     async def check_delete(self, *, force: bool) -> None:
-        """Whether `delete` would succeed now; changes nothing. Busy, TransactionsOpen."""
+        """Raises Busy or TransactionsOpen if `delete` would now; changes nothing."""
         if not force:
             self._check_unused()
         await self.transactions.check_deletable(force=force)
 
     async def delete(self, *, force: bool, abort: bool) -> list[int]:
-        """Ends the topic for good; returns its ledgers, to be deleted after its record. Busy: in use, and not forced.
+        """Ends the topic for good; returns its ledgers, which the caller deletes after the topic's record.
 
-        What is open in transactions is aborted first, if `abort` says so (storage.py). TransactionsOpen: something is
-        left, or a coordinator does not answer; the topic is as before. NotOwner: another call has deleted it.
-        """
+        `abort`: open transactions are aborted first (storage.py). Raises Busy if it is in use and `force` is False;
+        TransactionsOpen if a transaction is left, or a coordinator does not answer: the topic is as before; NotOwner if
+        another call has deleted it."""
         if self._deleting is None:
             self._deleting = asyncio.Lock()
         async with self._deleting:

@@ -1,11 +1,11 @@
 """The transactions of a loaded topic: joins before the first entry, outcomes, and what is asked again after a load.
 
-What is decided is in transactions_core.py, and stored by outcomes.py; joins are in txn_joins.py, and what is asked
-again in txn_joins.py. Rules
+The decisions are in transactions_core.py, and are stored by outcomes.py; joins, and what is asked again, are in
+txn_joins.py. Rules
 - **Seen.** Before a topic's first join its record says that it has seen transactions (`transactions` beside `dedup`):
   a later owner looks for their entries in the log. A topic whose record does not say it replays nothing for them.
-- **Join first.** `join` asks the coordinator to take the topic as a participant, and returns when it did; then
-  `is_open` is true, and is asked again in the turn that appends. A join that is refused leaves no trace in the log.
+- **Join first.** `join` asks the coordinator to make the topic a participant, and returns when it did; then
+  `is_open` is true, and is checked again in the turn that appends. A join that is refused leaves no trace in the log.
 - **A role writes in what it began.** The coordinator says so at the first join of that role; the topic remembers it
   until the end. Another role's entry or acknowledgement is refused alone, and what the owner has in flight goes on.
 - **The end** of a transaction comes by `settle`: it is applied at once to the entries and to the pending
@@ -64,8 +64,8 @@ SETTLE_AT_ONCE = 100
 
 
 class _Writes(NamedTuple):
-    """The writes that must be stored before the end of a transaction is: pending acknowledgements of subscriptions, an
-    outcome, and what of the transaction `landing` is on its way."""
+    """What must be stored before the end of a transaction is answered: the pending acknowledgements of these
+    subscriptions, an outcome, and the entries of the transaction `landing` that are in flight."""
 
     acks: tuple[Subscription, ...]
     outcome: bool
@@ -73,8 +73,8 @@ class _Writes(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """The event that an entry waits for before it can be judged: that the topic joins its transaction, or that another
-    one ends."""
+    """The event for which an entry must wait before it can be judged: the topic joins the transaction, or (`end`) the
+    transaction ends."""
 
     txn: TxnId
     end: bool = False
@@ -82,7 +82,7 @@ class Awaited(NamedTuple):
 
 
 class TransactionStats(NamedTuple):
-    """The transactions of a topic that has seen some."""
+    """Figures about the transactions of a topic that has seen some."""
 
     last_stable: Position
     stable_index: int
@@ -96,14 +96,15 @@ class TransactionStats(NamedTuple):
 
 
 def txn_of(metadata: MessageMetadata) -> TxnId | None:
-    """The transaction of an entry; None: of none. InvalidRequest: its id cannot be one."""
+    """Returns the transaction of an entry; None if it is in none. Raises InvalidRequest if the id cannot be a
+    transaction's."""
     if not metadata.HasField("txnid_most_bits") or not metadata.HasField("txnid_least_bits"):
         return None
     return TxnId.checked(metadata.txnid_most_bits, metadata.txnid_least_bits)
 
 
 class _Here:
-    """The work on transactions that is under way in a topic."""
+    """The work on transactions that is in progress in a topic."""
 
     __slots__ = ("ends", "joins", "landing", "questions", "runs", "seeing", "settles")
 
@@ -140,14 +141,14 @@ class TopicTransactions:
 
     @property
     def _here(self) -> _Here:
-        """Returns the work under way, made with the first transaction: most topics have none."""
+        """Returns the work in progress; made with the first transaction, because most topics have none."""
         if self._under_way is None:
             self._under_way = _Here(self)
         return self._under_way
 
     @property
     def joins(self) -> TxnJoins:
-        """Returns the joins: who publishes or acknowledges in a transaction asks them first."""
+        """Returns the joins, which every publish and acknowledgement in a transaction must ask first."""
         return self._here.joins
 
     @property
@@ -156,7 +157,7 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
-        """Restores what is stored, where the record says that there is something. `replay` gives the rest."""
+        """Restores what is stored, if the topic's record says that there is something. `replay` must follow."""
         place = self._log.record.transactions
         if place is None:
             return
@@ -173,11 +174,11 @@ class TopicTransactions:
 
     @property
     def replays_after(self) -> Position | None:
-        """Returns where the replay begins; None: nothing has to be replayed."""
+        """Returns the position after which the replay begins; None if nothing has to be replayed."""
         return self.core.position if self.core is not None else None
 
     def replay(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
-        """Takes an entry of a transaction, in the order of the log. Returns whether it is aborted."""
+        """Adds an entry of a transaction, in log order, when the topic is loaded. Returns True if it is aborted."""
         if self.core is None:
             return False
         if entry.position > self.core.position:
@@ -188,12 +189,12 @@ class TopicTransactions:
         return self.core.add_known(txn, header.producer_name, numbers, entry.position)
 
     def undecided(self) -> Position | None:
-        """The position after which the first entry of an open transaction is; None: there is none."""
+        """Returns the position before the first entry of an open transaction; None if there is none."""
         first = self.core.first_hidden if self.core is not None else None
         return self._log.shape.before(first) if first is not None else None
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
-        """Whether that entry of the transaction is not shown, now or ever."""
+        """Returns True if the entry of this transaction is not shown, at the moment or ever."""
         return self.core is not None and self.core.is_hidden(txn, position)
 
     def replay_done(self) -> None:
@@ -202,7 +203,8 @@ class TopicTransactions:
             self.core.replay_done()
 
     def on_loaded(self) -> None:
-        """Begins to show what is known, after the log was replayed and the subscriptions are open."""
+        """Called when the log was replayed and the subscriptions are open: lets consumers read committed entries only,
+        and begins to ask coordinators."""
         if self.core is None:
             return
         self.questions.ask_for_pending(self.core)
@@ -216,18 +218,20 @@ class TopicTransactions:
         return self.core is not None and self.core.is_open(txn)
 
     def when_over(self, txn: TxnId, then: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `then` once, in a later turn, when the transaction has ended here."""
+        """Calls `then` once, in a later turn of the loop, when the transaction has ended here."""
         self._here.ends.setdefault(txn, []).append(then)
 
     def when(self, awaited: Awaited, then: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `then` once, in a later turn: with None when the entry can be judged, else with why it is refused."""
+        """Calls `then` once, in a later turn of the loop: with None when the entry can be judged, else with the error
+        with which it is refused."""
         if awaited.end:
             self.when_over(awaited.txn, then)
             return
         self.joins.start_join(awaited.txn, awaited.owner).add_done_callback(lambda done: then(error_of(done)))
 
     async def see(self) -> Transactions:
-        """Writes into the topic's record, before its first transaction, that it has seen one."""
+        """Writes into the topic's record, before its first transaction, that it has seen one; returns the state of its
+        transactions."""
         async with self._here.seeing:
             core = self.core
             if core is None:
@@ -243,8 +247,8 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Returns the verdict on an entry of the transaction, like dedup_core.py. The caller has just seen that it
-        `is_open`."""
+        """Returns the verdict on an entry of the transaction, as dedup_core.py does. The caller must have checked that
+        it `is_open` in the same turn of the loop."""
         assert self.core is not None, "it is open"
         return self.core.judge(txn, name, numbers)
 
@@ -272,15 +276,16 @@ class TopicTransactions:
                 future.set_result(None)
 
     def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
-        """Returns another open transaction in which the producer sent one of those ids."""
+        """Returns another open transaction in which the producer sent one of these sequence ids; None if there is none.
+        """
         return self.core.holding(name, txn, numbers) if self.core is not None and self.core.known else None
 
     def last_sequence_id(self, name: str) -> int:
-        """The highest sequence id of the producer in an open transaction; -1: none."""
+        """Returns the highest sequence id of the producer in an open transaction; -1 if there is none."""
         return self.core.last_sequence_id(name) if self.core is not None and self.core.known else -1
 
     async def wait_settled(self, name: str) -> None:
-        """Returns when nothing of the producer is on its way in a transaction, or the topic has ended."""
+        """Returns when no entry of the producer is in flight in a transaction, or the topic has ended here."""
         core = self.core
         while core is not None and not self.ended and not core.is_settled(name):
             txn = next(txn for txn, each in core.known.items() if name in each.numbers and each.numbers[name].flying)
@@ -293,9 +298,9 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ the end
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Settles transactions; returns an answer for each, when that is durable here. Idempotent. NotOwner: another
-        broker has the topic, or may have it; the coordinator asks the owner again. TimedOut: it is not durable so far.
-        """
+        """Settles transactions; returns an answer for each, when its end is durable here. Idempotent. An answer is
+        NotOwner if another broker has the topic, or may have it: the coordinator then asks the owner; TimedOut if the
+        end is not durable within `timeout_s`."""
         runs: list[asyncio.Future[None]] = []
         for first in range(0, len(settlements), SETTLE_AT_ONCE):
             if first:
@@ -306,8 +311,8 @@ class TopicTransactions:
         return [error_of(run) if run.done() else late for run in runs]
 
     def settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
-        """Applies them at once, but for those that are being settled already. Each is done when its end is durable:
-        those that wait for the same writes are one run."""
+        """Applies these settlements at once, except those that are being stored already. Returns a future for each,
+        which is done when its end is durable: those that wait for the same writes share one run."""
         if self.ended:
             return [self._here.runs.refused_run()] * len(settlements)
         groups: dict[_Writes, list[TxnId]] = {}
@@ -320,8 +325,8 @@ class TopicTransactions:
         return [self._here.settles[each.txn] for each in settlements]
 
     def _apply(self, settlement: Settlement) -> _Writes:
-        """Applies a settlement to its entries, and to the pending acknowledgements of each subscription; returns what
-        has to be written then."""
+        """Applies a settlement to the transaction's entries, and to the pending acknowledgements of each subscription;
+        returns what has to be stored then."""
         txn, core = settlement.txn, self.core
         touched = [each for each in self.topic.registry.durable() if each.has_pending(txn)]
         end = core.settle(settlement) if core is not None else NOT_KNOWN
@@ -340,7 +345,7 @@ class TopicTransactions:
         return _Writes(tuple(touched), end.shown, txn if core is not None and core.flying(txn) else None)
 
     async def _written(self, writes: _Writes) -> None:
-        """Returns when they are stored, and nothing of the transaction is on its way."""
+        """Returns when these writes are stored, and no entry of the transaction is in flight."""
         core = self.core
         if writes.landing is not None and core is not None and core.flying(writes.landing):
             await asyncio.shield(self._landing_of(writes.landing))
@@ -365,12 +370,13 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ as a part of the topic
     def run_due(self, applied: Applied) -> None:
+        """Stores the outcomes anew if much of the log is after the last write."""
         if self._ledger is not None and not self.ended:
             self._ledger.refresh()
 
     def trim_limit(self, applied: Applied) -> Safe | None:
-        """Returns the mark up to which nothing more is needed: the last stored write, and the first entry of an open
-        transaction."""
+        """Returns what transactions no longer need of the log: up to the last stored write, and before the first entry
+        of an open transaction. None if the topic has seen none."""
         if self.core is None or self._ledger is None:
             return None
         first, stored = self.core.first_hidden, self._ledger.position
@@ -384,21 +390,20 @@ class TopicTransactions:
 
     @property
     def still_open(self) -> list[TxnId]:
-        """Returns the transactions that have not ended here, the one with the earliest entry first."""
+        """Returns the transactions that have not ended here; the one with the earliest entry first."""
         return self.core.open if self.core is not None else []
 
     # ------------------------------------------------------------------ deletion (storage.py)
     async def block_joins(self, *, force: bool) -> None:
-        """Returns when no transaction has something here that can commit; until `allow_joins`, nothing joins.
-        TransactionsOpen.
-        """
+        """Lets no transaction join until `allow_joins`, and returns when none is left here that can commit. `force`:
+        open ones are aborted. Raises TransactionsOpen if one is left."""
         self.joins.is_leaving = True
         await self.check_deletable(force=force)
         if force and (opened := self.still_open):
             await self._deletion().abort(opened)
 
     async def check_deletable(self, *, force: bool) -> None:
-        """Whether `block_joins` would succeed; changes nothing."""
+        """Raises TransactionsOpen if `block_joins` would; changes nothing."""
         if opened := self.still_open:
             await self._deletion().check(opened, force=force)
 
@@ -406,11 +411,11 @@ class TopicTransactions:
         return Deletion(self.world.clock, self.topic.name, self.coordinators)
 
     def allow_joins(self) -> None:
-        """Takes joins again: the topic is not deleted."""
+        """Lets transactions join again, because the topic is not deleted."""
         self.joins.is_leaving = False
 
     def statistics(self) -> TransactionStats | None:
-        """Returns the statistics; None: the topic has seen no transaction."""
+        """Returns the statistics; None if the topic has seen no transaction."""
         core = self.core
         if core is None:
             return None
@@ -424,7 +429,7 @@ class TopicTransactions:
         )
 
     def open_here(self, txn: TxnId) -> OpenHere | None:
-        """Returns an open transaction; None: it has ended here, or is not known."""
+        """Returns figures about an open transaction; None if it has ended here, or is not known."""
         return self.core.open_here(txn) if self.core is not None else None
 
     def stop(self) -> None:

@@ -62,8 +62,8 @@ _NONE = BitMap64()
 
 
 class TxnNumbers:
-    """The entries that one producer sent in a transaction. `flying`: entries on their way. `sent`: the ids of all of
-    them."""
+    """The entries that one producer sent in a transaction. `flying`: how many of them are in flight; `sent`: the
+    sequence ids of all of them."""
 
     __slots__ = ("flying", "last", "progress", "pushed", "sent")
 
@@ -85,8 +85,8 @@ class _Sender:
 
 
 class TopicTxn:
-    """A transaction of the topic. `entries` are those in the log; bit k of `starts` is the index of an entry's first
-    message."""
+    """A transaction as the topic knows it. `entries`: those in the log, by ledger; bit k of `starts` is set if k is the
+    index of an entry's first message."""
 
     __slots__ = ("entries", "first", "flying", "indexes", "numbers", "phase", "size", "starts")
 
@@ -116,9 +116,9 @@ class TopicTxn:
         return len(self.starts)
 
     def after(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
-        """Returns what is after that position, and not among the first `entries`: entries, the indexes of their
-        messages, and the last entry that is not one of them. (A receipt that calls an entry a duplicate has no
-        position.)"""
+        """Returns the entries that do not count, as they had no receipt: those after `last` that are not among the
+        first `entries` ones. Returns them by ledger, the indexes of their messages, and the last entry that counts. (A
+        receipt that calls an entry a duplicate has no position, so the number of entries counts too.)"""
         kept = min(entries, self.count)
         kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()
                              if id_ < last[0] or (id_ == last[0] and last[1] >= 0)))  # fmt: skip
@@ -137,7 +137,7 @@ class TopicTxn:
 
 
 class OpenTxn(NamedTuple):
-    """An open transaction in a snapshot."""
+    """An open transaction as a snapshot has it."""
 
     txn: TxnId
     first: Position
@@ -157,7 +157,7 @@ class AbortedPart(NamedTuple):
 
 
 class TxnSnapshot(NamedTuple):
-    """The transactions of the entries up to `position`; nothing is known of those after it."""
+    """The transactions of all entries up to `position`; it says nothing of later entries."""
 
     position: Position
     open: tuple[OpenTxn, ...] = ()
@@ -167,7 +167,8 @@ class TxnSnapshot(NamedTuple):
 
 
 class TxnEnd(NamedTuple):
-    """The effect of an end: numbers that count from now on, and whether what is shown has changed."""
+    """The effect of a transaction's end: the sequence ids that count from now on, and whether other entries are shown.
+    """
 
     numbers: dict[str, SequenceProgress]
     shown: bool
@@ -183,14 +184,15 @@ NOT_KNOWN = TxnEnd({}, shown=False)
 
 
 def _above(own: TxnNumbers) -> BitMap64:
-    """Returns the ids that the producer sent and that the log has not confirmed."""
+    """Returns the sequence ids that the producer sent and the log has not confirmed."""
     above = own.sent.copy()
     above.remove_range(0, own.progress.number + 1)
     return above
 
 
 class OpenHere(NamedTuple):
-    """A transaction that has not ended. `holds`: readers wait for it, and do not get `waiting` messages."""
+    """A transaction that has not ended. `holds`: it determines the last stable position, so readers do not get the
+    `waiting` messages after it."""
 
     first: Position | None  # its first entry; None: it has none
     entries: int
@@ -200,8 +202,8 @@ class OpenHere(NamedTuple):
 
 
 class Transactions:
-    """The decisions for one topic, over the shape of its log. It is a `Decided` of broker/log/committed_shape_core.py.
-    """
+    """The decisions about one topic's transactions, over the shape of its log. It is a `Decided` of
+    broker/log/committed_shape_core.py."""
 
     __slots__ = (
         "_ended", "_flying", "_hidden", "_senders", "_shape", "_stable", "aborted", "aborted_indexes", "aborts",
@@ -237,24 +239,24 @@ class Transactions:
 
     # ------------------------------------------------------------------ joining
     def begin_resolving(self, txn: TxnId) -> TxnPhase:
-        """Notes that the coordinator is about to be asked, if nothing is known of the transaction; returns its phase.
-        """
+        """Called before the coordinator is asked: registers the transaction if it is not known. Returns its phase."""
         found = self.known.get(txn)
         if found is None:
             found = self.known[txn] = TopicTxn()
         return found.phase
 
     def is_full(self, txn: TxnId) -> bool:
-        """Whether there are too many others for it."""
+        """Returns True if the transaction is not known, and there is no room for another one."""
         return len(self.known) >= OPEN_MAX and txn not in self.known
 
     def may_join(self, txn: TxnId) -> bool:
-        """Whether it has not ended, and there is room for it."""
+        """Returns True if the transaction has not ended, and there is room for it."""
         found = self.known.get(txn)
         return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
 
     def on_joined(self, txn: TxnId) -> bool:
-        """Notes that the coordinator has the topic as a participant. False: the transaction has ended meanwhile."""
+        """Called when the coordinator has the topic as a participant. Returns False if the transaction has ended
+        meanwhile."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return False
@@ -262,8 +264,8 @@ class Transactions:
         return True
 
     def on_join_refused(self, txn: TxnId) -> None:
-        """Notes that there was no answer, or another one. A transaction with entries stays: its coordinator is asked
-        again."""
+        """Called when the coordinator refused or did not answer. A transaction with entries stays: its coordinator is
+        asked again."""
         found = self.known.get(txn)
         if found is not None and found.phase is TxnPhase.ASKED and not found.count:
             del self.known[txn]
@@ -274,8 +276,8 @@ class Transactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Judges an entry. NEW counts as on its way from here on: give it to the log, or call `on_publish_failed`. The
-        transaction is open."""
+        """Judges an entry of an open transaction. One that is NEW counts as in flight from here on: the caller gives it
+        to the log, or calls `on_publish_failed`."""
         found = self.known[txn]
         assert found.phase is TxnPhase.OPEN, "an entry is judged in an open transaction"
         own = found.numbers.get(name)
@@ -299,7 +301,8 @@ class Transactions:
         sender.highest = max(sender.highest, number)
 
     def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
-        """Returns another transaction, not ended, in which the producer sent one of these ids; None: there is none."""
+        """Returns another transaction, not ended, in which the producer sent one of these sequence ids; None if there
+        is none."""
         sender = self._senders.get(name)
         if sender is None or numbers.first > sender.highest:
             return None
@@ -311,8 +314,8 @@ class Transactions:
         return None
 
     def on_publish_failed(self, txn: TxnId, name: str) -> None:
-        """Notes that an entry that was NEW is not in the log, or nothing is known of it. No later one of its producer
-        may pass."""
+        """Called when an entry that was NEW is not in the log, or that is not known. The caller must not let a later
+        entry of its producer pass."""
         own = self._landed(txn, name).numbers[name]
         if not own.flying:
             own.sent -= _above(own)
@@ -337,7 +340,7 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """Notes that an entry that was NEW is in the log, there."""
+        """Called when an entry that was NEW is in the log at `position`."""
         found = self.known[txn]
         if found.phase is TxnPhase.ENDED:
             self._abort_one(position, first_index, count, size)
@@ -349,8 +352,8 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """Notes, in a replay, an entry of the log after all that are known; it is hidden until the transaction has an
-        outcome."""
+        """Adds, in a replay, an entry of the log after all that are known. It is hidden until the outcome of its
+        transaction is known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         if txn in self._ended:
@@ -360,8 +363,8 @@ class Transactions:
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
     def add_known(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
-        """Notes an entry of the log that is known: its ids are, from now on, where it is open. Returns whether it is
-        aborted."""
+        """Adds, in a replay, the sequence ids of an entry that is known already, to its transaction if that is open.
+        Returns True if the entry is aborted."""
         if position[1] in self.aborted.get(position[0], ()):
             return True
         found = self.known.get(txn)
@@ -370,7 +373,7 @@ class Transactions:
         return False
 
     def replay_done(self) -> None:
-        """Ends the replay: every entry of the log was given to `replayed`, or is in no transaction."""
+        """Ends the replay: every entry of a transaction in the log must have been given to `replayed`."""
         self.position, self._ended = self._shape.last_confirmed, frozenset()
 
     def _add(
@@ -392,7 +395,7 @@ class Transactions:
 
     # ------------------------------------------------------------------ the end
     def settle(self, settlement: Settlement) -> TxnEnd:
-        """Settles the transaction as its coordinator ended it. Idempotent."""
+        """Applies the outcome of a transaction and returns the effect. Idempotent."""
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return NOT_KNOWN
@@ -448,7 +451,7 @@ class Transactions:
             self.changed.add(ledger_id)
 
     def on_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
-        """Drops a ledger that was deleted."""
+        """Called when a ledger was deleted: drops what is known of its entries."""
         self._stable = None
         if self.aborted.pop(ledger_id, None) is not None:
             del self.sizes[ledger_id]
@@ -458,7 +461,7 @@ class Transactions:
     # ------------------------------------------------------------------ questions
     @property
     def stable(self) -> Position:
-        """The last stable position; before the first entry when there is none."""
+        """Returns the last stable position; the position before the first entry if there is none."""
         first = self.first_hidden
         if first is None:
             return self._shape.last_confirmed
@@ -468,14 +471,14 @@ class Transactions:
 
     @property
     def stable_index(self) -> int:
-        """Returns the index after the last message of the stable part."""
+        """Returns the index after the last message at or before the last stable position."""
         for found in self._hidden.values():
             return int(found.starts[0])
         return self._shape.end_index
 
     @property
     def first_hidden(self) -> Position | None:
-        """The first entry of a transaction that is not ended."""
+        """Returns the first entry of a transaction that has not ended; None if there is none."""
         for found in self._hidden.values():
             return found.first
         return None
@@ -484,7 +487,7 @@ class Transactions:
         return int(self.aborted_indexes.range_cardinality(first, end))
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
-        """Whether that entry of the transaction is not shown, now or ever."""
+        """Returns True if the entry of this transaction is not shown, at the moment or ever."""
         aborted = self.aborted.get(position[0])
         if aborted is not None and position[1] in aborted:
             return True
@@ -492,7 +495,7 @@ class Transactions:
         return found is not None and position[1] in found.entries.get(position[0], ())
 
     def is_known(self, txn: TxnId) -> bool:
-        """Whether something of it is here, or asked for, and it has not ended."""
+        """Returns True if the transaction has something here, or its coordinator was asked, and it has not ended."""
         found = self.known.get(txn)
         return found is not None and found.phase is not TxnPhase.ENDED
 
@@ -503,22 +506,22 @@ class Transactions:
         return [*self._hidden, *rest]
 
     def last_sequence_id(self, name: str) -> int:
-        """The highest sequence id of the producer in an open transaction; -1: none is known."""
+        """Returns the highest sequence id of the producer in an open transaction; -1 if none is known."""
         sender = self._senders.get(name)
         open_ = sender.txns if sender is not None else ()
         return max((self.known[txn].numbers[name].progress.number for txn in open_), default=-1)
 
     def is_settled(self, name: str) -> bool:
-        """Whether nothing of the producer is on its way in a transaction."""
+        """Returns True if no entry of the producer is in flight in a transaction."""
         return name not in self._flying
 
     def flying(self, txn: TxnId) -> int:
-        """Entries of it that are on their way."""
+        """Returns how many entries of the transaction are in flight."""
         found = self.known.get(txn)
         return found.flying if found is not None else 0
 
     def open_here(self, txn: TxnId) -> OpenHere | None:
-        """Returns an open transaction; None: it has ended, or is not known."""
+        """Returns figures about an open transaction; None if it has ended, or is not known."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return None
@@ -536,7 +539,7 @@ class Transactions:
 
     # ------------------------------------------------------------------ snapshots
     def part(self, ledger_id: int) -> AbortedPart:
-        """Returns the aborted entries in the ledger."""
+        """Returns the aborted entries in the ledger, as a snapshot has them."""
         span = self._shape.span(ledger_id)
         indexes = BitMap64()
         if span is not None:
@@ -545,7 +548,8 @@ class Transactions:
         return AbortedPart(self.aborted[ledger_id], indexes, self.sizes[ledger_id])
 
     def open_transactions(self) -> tuple[OpenTxn, ...]:
-        """The open transactions as a snapshot has them. An entry on its way is after its position."""
+        """Returns the open transactions as a snapshot has them. Entries in flight are after the snapshot's position,
+        and not in it."""
         return tuple(
             OpenTxn(
                 txn, each.first, {id_: entries.copy() for id_, entries in each.entries.items()}, each.indexes.copy(),
@@ -558,11 +562,11 @@ class Transactions:
         )  # fmt: skip
 
     def ending(self) -> tuple[TxnId, ...]:
-        """Returns the transactions that have ended, with entries on their way."""
+        """Returns the transactions that have ended, but have entries in flight."""
         return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
 
     def snapshot(self) -> TxnSnapshot:
-        """Returns all of it, as of the last confirmed entry."""
+        """Returns a snapshot as of the last confirmed entry."""
         parts = {each: self.part(each) for each in self.aborted}
         return TxnSnapshot(self._shape.last_confirmed, self.open_transactions(), parts, self.ending())
 

@@ -48,7 +48,7 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class DamagedOutcomes(ValueError):
-    """The bytes are not (a piece of) outcomes of transactions."""
+    """Raised if bytes are not (a piece of) outcomes of transactions."""
 
 
 class PartRow(NamedTuple):
@@ -60,7 +60,7 @@ class PartRow(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """An entry of an outcomes ledger."""
+    """A decoded entry of an outcomes ledger."""
 
     kind: int
     sequence: int
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether it completes a snapshot: it is the last piece of a marker."""
+        """Returns True if it completes a snapshot: it is the last piece of a marker."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
 
@@ -110,13 +110,14 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
 # ------------------------------------------------------------------------------------------ encoding
 def encode_part(ledger_id: int, part: AbortedPart, sequence: int) -> list[bytes]:
-    """The entries to append, in order."""
+    """Returns the entries of the part, in the order in which they are to be appended."""
     part.entries.run_optimize()
     stored = _Part(ledger_id, part.entries.serialize(), part.indexes.serialize(), part.size)
     return _pieces(PART, sequence, msgspec.msgpack.encode(stored))
 
 
 def encode_marker(marker: Marker, sequence: int) -> list[bytes]:
+    """Returns the entries of the marker, in the order in which they are to be appended."""
     rows = [(ledger_id, *row) for ledger_id, row in sorted(marker.parts.items())]
     opened = [_open(each) for each in marker.open]
     stored = _Marker((marker.position[0], marker.position[1]), opened, rows, list(marker.ended))
@@ -143,7 +144,7 @@ def _pieces(kind: int, sequence: int, body: bytes) -> list[bytes]:
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """Decodes a piece. Raises DamagedOutcomes, NewerFormat."""
+    """Returns the piece that the entry contains. Raises DamagedOutcomes, NewerFormat."""
     if len(entry) < HEAD_BYTES:
         raise DamagedOutcomes(f"{len(entry)} bytes are no piece of outcomes")
     magic, version, kind, sequence, piece, pieces = _HEAD.unpack_from(entry)
@@ -159,7 +160,7 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def decode_marker(pieces: Sequence[Piece]) -> Marker:
-    """The marker of all its pieces, in order. DamagedOutcomes."""
+    """Returns the marker that these pieces contain, in order. Raises DamagedOutcomes if it is damaged."""
     try:
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Marker)
         opened = tuple(
@@ -181,7 +182,7 @@ def decode_marker(pieces: Sequence[Piece]) -> Marker:
 
 
 def decode_part(ledger_id: int, row: PartRow, pieces: Sequence[Piece]) -> AbortedPart:
-    """The part that the row names. DamagedOutcomes."""
+    """Returns the part that the row names. Raises DamagedOutcomes if the pieces are another part's, or damaged."""
     for number, each in enumerate(pieces):
         if each[:4] != (PART, row.sequence, number, row.pieces):
             raise DamagedOutcomes(f"the part of ledger {ledger_id} is not at entry {row.first_entry}")

@@ -37,7 +37,8 @@ Key = TypeVar("Key")
 
 
 class TransactionRuns:
-    """The runs of one topic. After its end none begins: each caller gets NotOwner."""
+    """The runs of one topic, each of which may have several waiting callers. After the topic's end none begins: each
+    caller gets NotOwner."""
 
     __slots__ = ("_loop", "_topic", "is_over", "tasks")
 
@@ -51,7 +52,8 @@ class TransactionRuns:
         self, runs: dict[Key, asyncio.Future[None]], txns: Sequence[Key],
         work: Callable[[], Coroutine[Any, Any, None]],
     ) -> asyncio.Future[None]:  # fmt: skip
-        """Starts a run of `work`; until it is over, each of `txns` has it."""
+        """Starts a run of `work`, and registers it in `runs` for each of `txns` until it has ended. Returns a future
+        for its outcome."""
         if self.is_over:
             return self.refused_run()
         future: asyncio.Future[None] = self._loop.create_future()
@@ -84,16 +86,19 @@ class TransactionRuns:
             future.exception()  # who waits gets it
 
     def refused_run(self) -> asyncio.Future[None]:
+        """Returns a run that has failed with NotOwner."""
         refused: asyncio.Future[None] = self._loop.create_future()
         refused.set_exception(self.not_here())
         refused.exception()
         return refused
 
     def not_here(self) -> MagnetarError:
+        """Returns the error that the topic is not served by this broker any more."""
         return NotOwner(f"topic {self._topic} is not served here any more; look it up again")
 
 
 def error_of(done: asyncio.Future[None]) -> MagnetarError | None:
+    """Returns the error of a run that has ended; None if it succeeded."""
     error = done.exception()
     assert error is None or isinstance(error, MagnetarError), "a run raises typed errors"
     return error
@@ -114,7 +119,7 @@ ASK_AT_ONCE = 1_000
 
 
 class TxnQuestions:
-    """The questions of one topic. The task that asks lives while something is open."""
+    """Asks coordinators for the outcomes of one topic's open transactions. Its task runs as long as some are open."""
 
     __slots__ = ("_asking", "_committed_at", "_of", "_runs", "_suspects")
 
@@ -126,11 +131,13 @@ class TxnQuestions:
         self._suspects: dict[int, asyncio.Task[None]] = {}  # coordinators of which all that is open is asked for now
 
     def discard(self, txn: TxnId) -> None:
+        """Drops what is known of a transaction, because it has ended here."""
         self._committed_at.pop(txn, None)
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
-        """Returns COMMITTED or ABORTED if the transaction has ended; its end has been applied here when this returns.
-        None: it is open, or its coordinator does not answer within JOIN_S. Raises NotOwner."""
+        """Asks for the outcome of a transaction. Returns COMMITTED or ABORTED if it has ended, and its end has been
+        applied here; None if it is open, or its coordinator does not answer within JOIN_S. Raises NotOwner if the topic
+        has ended here."""
         try:
             async with asyncio.timeout(JOIN_S):
                 return await self._until_over(txn)
@@ -161,12 +168,13 @@ class TxnQuestions:
         return state
 
     def ask_for_pending(self, core: Transactions) -> None:
-        """Asks for the transactions of acknowledgements that wait, as for those of entries."""
+        """Makes sure that the coordinators of all pending acknowledgements are asked, as those of entries are."""
         for each in self._of.topic.registry.durable():
             for txn in each.pending_transactions:
                 core.begin_resolving(txn)
 
     def go_on(self) -> None:
+        """Starts the task that asks, if transactions are open and it is not running."""
         if self._asking is None and not self._of.ended and self._of.core is not None and self._of.core.open:
             self._asking = self._runs.tasks.spawn(self._keep_asking(), "open transactions of a topic")
 
@@ -197,8 +205,8 @@ class TxnQuestions:
             await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
 
     def suspect(self, number: int) -> None:
-        """Asks a coordinator about its other transactions: it aborted one and did not say so here, so they may be lost
-        too."""
+        """Asks a coordinator about its other open transactions: it refused a join because the transaction is aborted,
+        and this topic had not been told, so others may be lost too."""
         others = [txn for txn in self._of.still_open if txn.coordinator == number and not self._of.joins.is_asked(txn)]
         if others and number not in self._suspects:
             asked = self._runs.tasks.spawn(self._ask_all(others), "lost transactions of a topic")
@@ -206,7 +214,7 @@ class TxnQuestions:
             asked.add_done_callback(lambda _: self._suspects.pop(number, None))
 
     async def _ask_one(self, txn: TxnId) -> None:
-        """Asks the coordinator, once, about an open transaction."""
+        """Asks the coordinator once about an open transaction, and applies its answer."""
         assert self._of.core is not None, "something is open"
         try:
             joined = await self._of.coordinators.join(txn, self._of.topic.name)
@@ -224,7 +232,8 @@ class TxnQuestions:
             self.on_outcome(txn, joined)
 
     def on_outcome(self, txn: TxnId, joined: Joined) -> None:
-        """Handles the outcome of a transaction that is not settled here."""
+        """Called with the coordinator's answer about a transaction that is not settled here: settles it if it has
+        ended."""
         if isinstance(joined, Settlement):
             self._of.settling([joined])
         elif joined is TxnState.ABORTED:
@@ -245,7 +254,7 @@ JOIN_RETRY_S = 0.1
 
 
 class TxnJoins:
-    """The joins of one topic, for its producers and subscriptions."""
+    """The joins of one topic; its producers and subscriptions ask for them."""
 
     __slots__ = ("_asked", "_of", "_questions", "_runs", "_under_way", "_writers", "is_leaving", "since")
 
@@ -262,23 +271,24 @@ class TxnJoins:
         self.is_leaving = False  # the topic is about to be deleted
 
     def is_asked(self, txn: TxnId) -> bool:
-        """Whether a join asks its coordinator now."""
+        """Returns True if a join is asking the transaction's coordinator now."""
         return txn in self._asked
 
     def discard(self, txn: TxnId) -> None:
+        """Drops what is known of a transaction, because it has ended here."""
         self.since.pop(txn, None)
         self._writers.pop(txn, None)
 
     def stop(self) -> list[asyncio.Future[None]]:
-        """Forgets the joins under way, and returns them."""
+        """Drops the joins in progress, and returns their futures."""
         waiting = list(self._under_way.values())
         self._under_way.clear()
         return waiting
 
     def join_now(self, txn: TxnId, owner: str | None = None) -> bool:
-        """Whether it `is_open`, and is the role's: joined before, or now, where its coordinator is in this process.
-        False: `join` it, or `when` it is joined; that also says why not. `owner` None: a caller that may write in each.
-        """
+        """Returns True if the transaction `is_open` and is the role's: it was joined before, or was joined now because
+        its coordinator is in this process. If False, the caller awaits `join`, or calls `when`; these also give the
+        reason of a refusal. `owner` None: the caller may write in every transaction."""
         core = self._of.core
         if core is None or self._of.ended or (txn, owner) in self._under_way:
             return False
@@ -295,15 +305,14 @@ class TxnJoins:
         return owner is None or self._writers.get(txn) == owner
 
     async def join(self, txn: TxnId, owner: str | None = None) -> None:
-        """Returns when `is_open`. InvalidRequest: it is another role's, or was never begun; TransactionEnded,
-        TransactionAborted: it has ended; Unavailable: its coordinator does not answer; BackPressure: too many are open;
-        NotOwner.
-        """
+        """Returns when the transaction `is_open`. Raises InvalidRequest if it is another role's, or was never begun;
+        TransactionEnded or TransactionAborted if it has ended; Unavailable if its coordinator does not answer;
+        BackPressure if too many are open; NotOwner if the topic has ended here."""
         if not (self._of.is_open(txn) and self._is_writer(txn, owner)):
             await asyncio.shield(self.start_join(txn, owner))
 
     def start_join(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
-        """Begins a join, or returns the run that others of the role asked for."""
+        """Starts a join, or returns the one in progress for the same role."""
         key = txn, owner
         return self._under_way.get(key) or self._runs.start(self._under_way, [key], lambda: self._join(txn, owner))
 
@@ -346,12 +355,13 @@ class TxnJoins:
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
 
     def _join_refused(self, core: Transactions, txn: TxnId) -> None:
-        """Notes a refused join, unless the transaction is asked about for another role as well."""
+        """Records that the join was refused, unless the transaction is being asked about for another role as well."""
         if self._asked[txn] == 1:
             core.on_join_refused(txn)
 
     def _is_in(self, core: Transactions, txn: TxnId, owner: str | None) -> bool:
-        """Notes that the coordinator has the topic as a participant. False: the transaction has ended meanwhile."""
+        """Records that the coordinator has the topic as a participant. Returns False if the transaction has ended
+        meanwhile."""
         if not core.on_joined(txn):
             return False
         if owner is not None:
@@ -361,12 +371,13 @@ class TxnJoins:
         return True
 
     def _check_leaving(self) -> None:
+        """Raises Unavailable if the topic is about to be deleted."""
         if self.is_leaving:
             raise Unavailable(f"topic {self._of.topic.name} is about to be deleted: nothing joins a transaction there")
 
     async def _patiently(self, txn: TxnId, owner: str | None) -> Joined:
-        """Returns the coordinator's answer. Unavailable: there is none for JOIN_S; the entry is certainly not in the
-        log."""
+        """Returns the coordinator's answer. Raises Unavailable if there is none for JOIN_S; the entry is certainly not
+        in the log then."""
         end = self._of.world.clock.monotonic() + JOIN_S
         while True:
             try:

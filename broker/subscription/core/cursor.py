@@ -57,8 +57,8 @@ _NONE: SortedDict[Position, Any] = SortedDict()
 
 
 class Holes:
-    """The whole entries that a cursor has acknowledged after its mark, by ledger, and what is known of their bitmaps.
-    Most cursors have none, so it is made with the first."""
+    """The whole entries that a cursor has acknowledged after its mark, by ledger, and figures about their bitmaps. Most
+    cursors have none, so the object is made with the first."""
 
     __slots__ = ("_acked", "_sizes", "_unsized", "full")
 
@@ -72,7 +72,7 @@ class Holes:
         """Ledgers whose bitmap has changed since it was measured."""
 
     def to_change(self, ledger_id: int) -> BitMap:
-        """Returns the holes of a ledger, which the caller changes."""
+        """Returns the bitmap of a ledger for the caller to change; makes an empty one if there is none."""
         holes = self._acked.get(ledger_id)
         if holes is None:
             holes = self._acked[ledger_id] = BitMap()
@@ -80,13 +80,14 @@ class Holes:
         return holes
 
     def drop(self, ledger_id: int) -> None:
+        """Drops the bitmap of a ledger."""
         del self._acked[ledger_id]
         self.full.pop(ledger_id, None)
         self._sizes.pop(ledger_id, None)
         self._unsized.discard(ledger_id)
 
     def drop_up_to(self, mark: Position) -> None:
-        """Drops what the mark has passed."""
+        """Drops the holes up to the mark."""
         ledger_id, entry_id = mark
         for id_ in [id_ for id_ in self._acked if id_ < ledger_id]:
             self.drop(id_)
@@ -99,12 +100,12 @@ class Holes:
 
     @property
     def ranges(self) -> int:
-        """Returns the number of contiguous ranges."""
+        """Returns the number of contiguous ranges of holes."""
         return sum(ranges(holes) for holes in self._acked.values())
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the bitmaps take in memory; only changed ones are measured again."""
+        """Returns the bytes that the bitmaps take in memory; only changed ones are measured again."""
         for ledger_id in self._unsized:
             self._sizes[ledger_id] = bytes_of(self._acked[ledger_id])
         self._unsized.clear()
@@ -146,7 +147,7 @@ class Cursor:
 
     @property
     def changed_chunks(self) -> set[ChunkKey]:
-        """The chunks that differ from what is stored."""
+        """Returns the keys of the chunks that differ from what is stored."""
         changed = self._changed
         if changed is None:
             changed = self._changed = set()
@@ -161,7 +162,8 @@ class Cursor:
 
     # ------------------------------------------------------------------ intents
     def ack(self, position: Position) -> bool:
-        """Acknowledges the whole entry. False: it was already, or something of it is pending."""
+        """Acknowledges the whole entry. Returns False if it was acknowledged already, or something of it is pending in
+        a transaction."""
         if self.is_acked(position):
             return False
         pending = self.pending
@@ -182,9 +184,8 @@ class Cursor:
         return True
 
     def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Acknowledges many whole entries of one ledger, without those of which something is pending; returns those
-        that were not done before.
-        """
+        """Acknowledges many whole entries of one ledger, except those of which something is pending. Returns those that
+        were not acknowledged before."""
         new = entries - self.acked[ledger_id] if ledger_id in self.acked else entries.copy()
         if ledger_id < self.mark[0] or not new:
             return BitMap()
@@ -205,13 +206,13 @@ class Cursor:
         return new
 
     def ack_first(self, position: Position, messages: int, size: int = 0) -> bool:
-        """Acknowledges the first `messages` of the entry."""
+        """Acknowledges the first `messages` messages of a batch of `size` (0: not known). Returns True if the entry is
+        acknowledged as a whole by that."""
         return self.ack_bits(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
 
     def ack_bits(self, position: Position, bits: int, size: int = 0) -> bool:
-        """Acknowledges some messages of a batch of `size`, without those that are pending: bit i is message i. True:
-        the entry is acknowledged.
-        """
+        """Acknowledges some messages of a batch of `size` (0: not known), except those that are pending; bit i is
+        message i. Returns True if the entry is acknowledged as a whole by that."""
         if self.is_acked(position):
             return False
         pending = self.pending
@@ -245,8 +246,8 @@ class Cursor:
         return self.learn_batch_size(position, partial.size)
 
     def learn_batch_size(self, position: Position, size: int) -> bool:
-        """Notes the size of a batch, which is known now. Returns whether the entry is acknowledged by that: all of it
-        was."""
+        """Sets the size of a batch that was not known before. Returns True if the entry is acknowledged by that,
+        because all of its messages were."""
         if self.pending is not None and position in self.pending.parts:
             self.pending.parts[position].size = size
         partial = self.partial.get(position)
@@ -256,7 +257,8 @@ class Cursor:
         return partial.bits.bit_count() >= size and self.ack(position)
 
     def ack_cumulative(self, position: Position) -> bool:
-        """Acknowledges everything up to and with the entry, without what is pending. False: it was already."""
+        """Acknowledges everything up to and with the entry, except what is pending. Returns False if nothing changed.
+        """
         if position <= self.mark:
             return False
         if self.pending is not None and self.pending.holds_any(position):
@@ -267,8 +269,8 @@ class Cursor:
         return True
 
     def _ack_around(self, position: Position) -> bool:
-        """Acknowledges up to `position` around pending entries: those, and a pending batch of unknown size, stay as
-        they are. Returns whether anything changed."""
+        """Acknowledges everything up to `position` except pending entries, and pending batches of unknown size. Returns
+        True if anything changed."""
         version = self.version
         for span in self._shape.spans:
             last = min(span.last_entry, position[1]) if span.ledger_id == position[0] else span.last_entry
@@ -281,7 +283,8 @@ class Cursor:
         return self.version != version
 
     def ack_cumulative_batch(self, position: Position, last_index: int, size: int = 0) -> bool:
-        """Acknowledges everything before the entry, and its messages 0 … last_index."""
+        """Acknowledges everything before the entry, and its messages 0 … `last_index`. Returns True if anything
+        changed."""
         if size and last_index + 1 >= size:
             return self.ack_cumulative(position)
         moved = self.ack_cumulative(self._shape.before(position))
@@ -291,9 +294,8 @@ class Cursor:
         return moved or self.version != version
 
     def seek(self, mark: Position) -> None:
-        """Starts over after `mark`: the only move that may go backwards; all holes, counts and pending acknowledgements
-        are forgotten.
-        """
+        """Starts over after `mark`. Only this may move the mark backwards; all holes, counts and pending
+        acknowledgements are dropped."""
         self.version += 1
         self.pending = None
         self.mark = mark
@@ -304,8 +306,8 @@ class Cursor:
         self._partial_bytes = self.partial_messages = 0
 
     def given_back(self, position: Position, until_ms: int = 0) -> int:
-        """Notes that the entry was given back once more, and is held back until `until_ms`; returns how often by now.
-        """
+        """Counts that the entry was given back once more, and stores that it is held back until `until_ms`. Returns how
+        often it was given back by now."""
         times = self.redeliveries(position) + 1
         if self.counts is _NONE:
             self.counts = SortedDict()
@@ -315,13 +317,14 @@ class Cursor:
         return times
 
     def redeliveries(self, position: Position) -> int:
+        """Returns how often the entry was given back."""
         found: Count = self.counts.get(position, NO_COUNT)
         return found.redeliveries
 
     # ------------------------------------------------------------------ facts
     def fit(self) -> None:
-        """Fits the cursor after a restart: moves the mark into the log, drops holes without an entry, and advances the
-        mark."""
+        """Adapts the cursor to the log after a restart: limits the mark to the log, drops acknowledgements and counts
+        of entries that the log does not have, then advances the mark over the holes that follow it."""
         shape = self._shape
         self.mark = shape.clamp(self.mark)
         for ledger_id, holes in list(self.acked.items()):
@@ -338,16 +341,18 @@ class Cursor:
         self._advance()
 
     def on_trimmed(self, ledger_id: int) -> None:
-        """Drops a ledger that was deleted: all of it was acknowledged. (`fit` does the same after a restart.)"""
+        """Called when a ledger was deleted, all of which was acknowledged: drops its holes. (`fit` does the same after
+        a restart.)"""
         if ledger_id in self.acked:
             self.holes.drop(ledger_id)
 
     def rebase(self, shape: LogShape) -> None:
-        """Continues over that shape, which has the same entries, and maybe older ones."""
+        """Uses this shape from now on; it must have the same entries, and may have older ones."""
         self._shape = shape
 
     def advance(self) -> bool:
-        """Moves the mark over holes after it, when what follows it may never be shown now; returns whether it moved."""
+        """Advances the mark over holes that follow it, after entries between them became hidden for good. Returns True
+        if it moved."""
         before = self.mark
         if self.acked:
             self._advance()
@@ -355,7 +360,7 @@ class Cursor:
         return self.mark != before
 
     def on_stored(self, version: int, mark: Position) -> None:
-        """Notes that the state of that version (with that mark) is durable."""
+        """Called when the state of this version, with this mark, is durable."""
         assert version <= self.version, "a version was stored that never was"
         if version >= self.persisted:
             self.persisted, self.persisted_mark = version, mark
@@ -363,18 +368,19 @@ class Cursor:
     # ------------------------------------------------------------------ questions
     @property
     def safe_mark(self) -> Position:
-        """The position up to which nothing is needed any more, neither now nor after a crash: what may be trimmed.
+        """Returns the position up to which nothing is needed any more, neither now nor after a crash: ledgers up to it
+        may be trimmed.
 
-        The persisted mark lags the mark; after a seek backwards it is ahead of it until the next write.
-        """
+        The persisted mark lags the mark; after a seek backwards it is ahead of it until the next write."""
         return min(self.mark, self.persisted_mark)
 
     @property
     def safe(self) -> Safe:
-        """Returns `safe_mark`, and the ledgers after the mark that are all holes in a stored state.
+        """Returns what the subscription no longer needs of the log: everything up to `safe_mark`, and later ledgers of
+        which every entry is a hole in a stored state.
 
-        Holes only grow (a seek begins anew), so what was full at a version is in every stored state since.
-        """
+        Holes only grow (a seek begins anew), so a ledger that was full at a version is full in every state stored
+        since."""
         full: dict[int, tuple[int, int]] = {}
         for ledger_id, holes in self.acked.items():
             span, hidden = self._shape.span(ledger_id), self._shape.hidden_in(ledger_id)
@@ -389,9 +395,11 @@ class Cursor:
 
     @property
     def dirty(self) -> bool:
+        """Returns True if the state has changed since it was stored."""
         return self.version != self.persisted
 
     def is_acked(self, position: Position) -> bool:
+        """Returns True if the entry is acknowledged as a whole."""
         if position <= self.mark:
             return True
         if not self.acked:
@@ -400,7 +408,8 @@ class Cursor:
         return holes is not None and position[1] in holes
 
     def is_done(self, position: Position) -> bool:
-        """Whether no consumer gets it: it is acknowledged or pending, or each of its messages is one of both."""
+        """Returns True if no consumer gets the entry: it is acknowledged or pending, or each of its messages is one of
+        both."""
         if self.is_acked(position):
             return True
         pending = self.pending
@@ -411,39 +420,42 @@ class Cursor:
         )
 
     def hidden(self, position: Position) -> int:
-        """The messages of a batch that are acknowledged or pending, as bits: a consumer is not shown them."""
+        """Returns the messages of a batch that are acknowledged or pending, as bits: consumers are not shown them."""
         partial: Partial | None = self.partial.get(position)
         bits = partial.bits if partial is not None else 0
         return bits if self.pending is None else bits | self.pending.bits_at(position)
 
     def _size(self, position: Position) -> int:
-        """Messages of a batch of which something is acknowledged or pending; 0: not known."""
+        """Returns the number of messages of a batch of which something is acknowledged or pending; 0 if it is not
+        known."""
         partial: Partial | None = self.partial.get(position)
         if (partial is None or not partial.size) and self.pending is not None:
             partial = self.pending.parts.get(position)
         return partial.size if partial is not None else 0
 
     def size_of(self, position: Position, shown: int) -> int:
-        """Messages of a batch; 0: not known. `shown`: to a consumer that holds it, 0: to none."""
+        """Returns the number of messages of a batch; 0 if it is not known. `shown`: how many of them the consumer that
+        holds it was shown; 0: no consumer holds it."""
         return self._size(position) or (0 if self.hidden(position) else shown)
 
     @property
     def has_parts(self) -> bool:
-        """Whether of any batch only some messages are acknowledged or pending."""
+        """Returns True if there is a batch of which only some messages are acknowledged or pending."""
         return bool(self.partial or (self.pending is not None and self.pending.parts))
 
     def acked_indexes(self, position: Position) -> list[int]:
-        """Returns the batch indexes of the entry that are done and are not to be shown again."""
+        """Returns the batch indexes that are acknowledged, of an entry that is not acknowledged as a whole."""
         partial = self.partial.get(position)
         return list(ones(partial.bits)) if partial is not None else []
 
     def acked_count(self, position: Position) -> int:
-        """Returns how many messages of an entry that is not done as a whole are done."""
+        """Returns how many messages are acknowledged, of an entry that is not acknowledged as a whole."""
         partial: Partial | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
 
     def next_unacked(self, position: Position) -> Position:
-        """The first position at or after `position` that is not acknowledged as a whole; a million holes: one step."""
+        """Returns the first position at or after `position` that is not acknowledged as a whole; a million holes are
+        passed in one step."""
         shape = self._shape
         if position <= self.mark:
             position = shape.after(self.mark)
@@ -456,7 +468,7 @@ class Cursor:
         return position
 
     def next_free(self, position: Position) -> Position:
-        """The first position at or after `position` that is neither acknowledged nor pending as a whole."""
+        """Returns the first position at or after `position` that is neither acknowledged nor pending as a whole."""
         position = self.next_unacked(position)
         if self.pending is None:
             return position
@@ -473,7 +485,8 @@ class Cursor:
         return position
 
     def free_up_to(self, position: Position) -> Iterator[Position]:
-        """Yields the entries up to `position`, included, that are neither acknowledged nor pending, in log order."""
+        """Yields the entries after the mark, up to and with `position`, that are neither acknowledged nor pending, in
+        log order."""
         at = self.next_free(self.mark)
         while at <= position and self._shape.readable(at):
             if not self.is_done(at):
@@ -481,7 +494,7 @@ class Cursor:
             at = self.next_free(self._shape.after(at))
 
     def free_before(self, position: Position) -> Iterator[Position]:
-        """Yields the readable positions that are not done, from `position` back to the mark."""
+        """Yields the entries that are neither acknowledged nor pending, from `position` back to the mark."""
         end = max(self.mark, self._shape.start)  # a mark may be before the log: of an empty topic, or a trimmed one
         while position > end:
             if self._shape.readable(position) and not self.is_done(position):
@@ -490,7 +503,7 @@ class Cursor:
 
     @property
     def last_hole(self) -> Position:
-        """The last acknowledged entry: a hole after the mark, or the mark."""
+        """Returns the last acknowledged entry: the last hole; the mark if there is none."""
         if not self.acked:
             return self.mark
         ledger_id = max(self.acked)
@@ -498,7 +511,7 @@ class Cursor:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the state takes in memory."""
+        """Returns the bytes that the state takes in memory."""
         counted: int = COUNT_BYTES * len(self.counts)
         pending = self.pending.memory_bytes if self.pending is not None else 0
         holes = self.holes.memory_bytes if self.acked else 0
@@ -506,7 +519,7 @@ class Cursor:
 
     @property
     def hole_entries(self) -> int:
-        """Entries acknowledged after the mark."""
+        """Returns how many entries after the mark are acknowledged."""
         return sum(len(holes) for holes in self.acked.values())
 
     def copy_state(self) -> CursorState:
@@ -554,6 +567,7 @@ class Cursor:
         self.changed_chunks.add(key_of(ChunkKind.PARTIALS, position))
 
     def _gone(self, partial: Partial) -> None:
+        """Subtracts a partial batch that was dropped from the totals."""
         self._partial_bytes -= partial.memory_bytes
         self.partial_messages -= partial.bits.bit_count()
 

@@ -21,7 +21,7 @@ PARTIAL_BYTES, COUNT_BYTES = 300, 250
 
 
 class ChunkKind(enum.IntEnum):
-    """Pieces of a state; `blocks` is how many entries of a ledger one of them covers, as a power of two."""
+    """The kinds of chunks of a stored state. One chunk covers 2 ** `block_bits` entries of a ledger."""
 
     HOLES = 1
     PARTIALS = 2
@@ -36,19 +36,21 @@ class ChunkKind(enum.IntEnum):
 
 
 class ChunkKey(NamedTuple):
-    """A part of a ledger: its holes, partial batches, counts or pending entries. It is written again as a whole."""
+    """The key of a chunk: the holes, partial batches, counts or pending entries of one block of a ledger. A chunk is
+    always written as a whole."""
 
     kind: ChunkKind
     ledger_id: int
     block: int
 
     def covers(self) -> range:
+        """Returns the entry ids of its block."""
         bits = self.kind.block_bits
         return range(self.block << bits, (self.block + 1) << bits)
 
 
 def keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[ChunkKey]:
-    """Yields all keys from the first of the holes to the last one."""
+    """Yields the keys of all chunks from the first of the holes to the last one."""
     bits = ChunkKind.HOLES.block_bits
     for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
         yield ChunkKey(ChunkKind.HOLES, ledger_id, block)
@@ -59,7 +61,7 @@ def key_of(kind: ChunkKind, position: Position) -> ChunkKey:
 
 
 class Partial(msgspec.Struct):
-    """A batch acknowledged in part: bit i is message i. `size` 0: not known."""
+    """A batch of which some messages are acknowledged: bit i is message i. `size`: how many it has; 0: not known."""
 
     bits: int = 0
     size: int = 0
@@ -70,8 +72,8 @@ class Partial(msgspec.Struct):
 
 
 class Count(NamedTuple):
-    """The number of times that an entry was given back; `until_ms`: it is not delivered before this time of day (0: at
-    once)."""
+    """The number of times that an entry was given back; it is not delivered before `until_ms`, ms since the epoch (0:
+    at once)."""
 
     redeliveries: int
     until_ms: int = 0
@@ -81,7 +83,7 @@ NO_COUNT = Count(0)
 
 
 NOWHERE = Position(-1, -1)
-"""Position before every other."""
+"""A position before every other one: nothing is there."""
 
 
 class TxnAcks(msgspec.Struct):
@@ -95,16 +97,17 @@ class TxnAcks(msgspec.Struct):
         return bool(self.entries or self.parts or self.up_to != NOWHERE)
 
     def holds(self, position: Position) -> bool:
-        """Whether the entry is acknowledged as a whole."""
+        """Returns True if the entry is acknowledged as a whole."""
         entries = self.entries.get(position[0])
         return position <= self.up_to or (entries is not None and position[1] in entries)
 
     def bits_at(self, position: Position) -> int:
+        """Returns the acknowledged messages of a batch, as bits, if it is not acknowledged as a whole."""
         part = self.parts.get(position)
         return part.bits if part is not None else 0
 
     def add(self, position: Position, bits: int = 0, size: int = 0) -> None:
-        """Adds the entry, or some messages of it."""
+        """Adds the whole entry, or some messages of a batch of `size`: those whose bits are set."""
         if not bits:
             self.entries.setdefault(position[0], BitMap()).add(position[1])
         else:
@@ -113,7 +116,7 @@ class TxnAcks(msgspec.Struct):
 
     @property
     def count(self) -> int:
-        """Entries, wholly or in part; a cumulative acknowledgement counts as one."""
+        """Returns the number of entries, whole or in part; a cumulative acknowledgement counts as one."""
         return sum(map(len, self.entries.values())) + len(self.parts) + (self.up_to != NOWHERE)
 
     def copy(self) -> TxnAcks:
@@ -122,7 +125,8 @@ class TxnAcks(msgspec.Struct):
 
 
 def keys_of_pending(acks: TxnAcks) -> Iterator[ChunkKey]:
-    """The chunks that have something of it; that of the cumulative position has the position."""
+    """Yields the keys of the chunks that contain something of it, some of them more than once. A cumulative
+    acknowledgement is in the chunk of its position."""
     bits = ChunkKind.PENDING.block_bits
     for ledger_id, entries in acks.entries.items():
         first, last = entries.min() >> bits, entries.max() >> bits
@@ -149,7 +153,8 @@ class CursorState(msgspec.Struct):
 
 
 def bits_of(indexes: Iterable[int]) -> int:
-    """The number with these bits, without those that no entry can have: costs as much as the largest has bytes."""
+    """Returns the number in which these bits are set, except those that no entry can have. It takes as much memory as
+    the largest index has bytes."""
     kept = [index for index in indexes if 0 <= index < BATCH_INDEXES_MAX]
     if not kept:
         return 0
@@ -160,7 +165,7 @@ def bits_of(indexes: Iterable[int]) -> int:
 
 
 def ones(bits: int) -> Iterator[int]:
-    """The positions of the bits that are set, ascending."""
+    """Yields the indexes of the bits that are set, ascending."""
     text = bin(bits)[:1:-1]
     at = text.find("1")
     while at >= 0:
@@ -169,29 +174,30 @@ def ones(bits: int) -> Iterator[int]:
 
 
 def first_zero(bits: int) -> int:
-    """The position of the first bit that is not set."""
+    """Returns the index of the first bit that is not set."""
     return (~bits & (bits + 1)).bit_length() - 1
 
 
 def bytes_of(holes: BitMap) -> int:
-    """Bytes of the containers as CRoaring keeps them (a bitset of 8 KB, two bytes a value, four bytes a run), and of
-    the object.
-    """
+    """Returns the bytes of memory that the bitmap takes: its containers as CRoaring keeps them (a bitset of 8 KB, two
+    bytes a value, four bytes a run), and the object."""
     figures = holes.get_statistics()
     size = 200 + 16 * int(figures["n_containers"]) + int(figures["n_bytes_array_containers"])
     return size + int(figures["n_bytes_run_containers"]) + int(figures["n_bytes_bitset_containers"])
 
 
 FEW = 64
-"""Values that are weighed by their number: the figures of a bitmap cost more than all else of a small one."""
+"""Most values of a bitmap whose size is estimated from their number: to measure a small bitmap costs more than all
+else."""
 
 
 def at_most(holes: BitMap) -> int:
-    """Returns an upper bound of `bytes_of`: at most 16 bytes a value more."""
+    """Returns an upper bound of `bytes_of`; it is at most 16 bytes a value too high."""
     count = len(holes)
     return bytes_of(holes) if count > FEW else 200 + 18 * count
 
 
 def ranges(holes: BitMap) -> int:
+    """Returns the number of contiguous ranges."""
     shifted = holes.shift(1)
     return len(holes) - len(holes & shifted)

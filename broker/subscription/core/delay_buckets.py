@@ -1,9 +1,9 @@
 """The buckets of a subscription: what of them is in memory, what is to be read, and which of them are merged.
     buckets.add(bucket)                             it is durable and named
     buckets.head, buckets.advance()                 the earliest key in memory; the next one
-    buckets.wanted(now_ms) → Load … loaded | lost   segments are read LOOKAHEAD_MS before their first entry is due
-    buckets.merge(keys_max) … merged … ended        many small ones become one
-    buckets.drained()                               those that are needed no more
+    buckets.wanted(now_ms) → Load … add_loaded | mark_lost   segments are read LOOKAHEAD_MS before they are due
+    buckets.merge(keys_max) … merged … end_merged   many small ones become one
+    buckets.take_drained()                          those that are needed no more
 Rules
 - Of a bucket there are rows in memory, one per segment; its keys, for LOOKAHEAD_MS alone; its places never.
 - A bucket ends when its last key is given up, acknowledged or not.
@@ -50,7 +50,7 @@ _NOTHING = BitMap()
 
 
 class DelaySegment(NamedTuple):
-    """A stretch of time of a bucket."""
+    """A segment of a bucket: some of its keys, and the time from the first to the last of them."""
 
     first_ms: int
     last_ms: int
@@ -59,27 +59,27 @@ class DelaySegment(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A bucket to be written: the keys of each segment, and their rows in the bucket's directory."""
+    """A bucket to be stored: the keys of each segment, and their rows in the bucket's directory."""
 
     bodies: list[bytes]
     segments: list[DelaySegment]
 
 
 class Keys(msgspec.Struct, eq=False):
-    """Keys in order, as bytes; those before `offset` are given up."""
+    """Ascending keys, as bytes; those before `offset` were given up already."""
 
     body: bytes
     offset: int = 0
 
     @property
     def head(self) -> int:
-        """The current key; NEVER at the end."""
+        """Returns the current key; NEVER at the end."""
         if self.offset >= len(self.body):
             return NEVER
         return int.from_bytes(self.body[self.offset : self.offset + KEY_BYTES])
 
     def advance(self) -> int:
-        """Moves to the next key, and returns it."""
+        """Moves to the next key and returns it."""
         self.offset += KEY_BYTES
         return self.head
 
@@ -89,21 +89,23 @@ class Keys(msgspec.Struct, eq=False):
         return (len(self.body) - self.offset) // KEY_BYTES
 
     def rest(self) -> list[int]:
-        """Returns all keys that are left."""
+        """Returns the keys that are left."""
         body = self.body
         return [int.from_bytes(body[at : at + KEY_BYTES]) for at in range(self.offset, len(body), KEY_BYTES)]
 
 
 def key_of(position: Position, at_ms: int) -> int:
+    """Returns the key of an entry that is due at `at_ms`; keys sort by time."""
     return max(at_ms, 0) << TIME | position[0] << 32 | position[1]
 
 
 def position_of(key: int) -> Position:
+    """Returns the position of the entry of a key."""
     return Position(key >> 32 & _LEDGER_MASK, key & _ENTRY_MASK)
 
 
 def drafted(keys: Sequence[int], held: Mapping[int, BitMap]) -> Draft:
-    """Makes a draft of ascending keys, each once, those alone whose entries are held."""
+    """Returns a draft of ascending keys, each once, without those whose entries are not held any more."""
     bodies, segments, last = [], [], NEVER
     for start in range(0, len(keys), SEGMENT_ENTRIES):
         part = keys[start : start + SEGMENT_ENTRIES]
@@ -140,7 +142,7 @@ def pack_places(entries: Mapping[int, BitMap]) -> bytes:
 
 
 def unpack_places(places: bytes) -> list[tuple[int, BitMap]]:
-    """The inverse of `pack_places`. ValueError."""
+    """Returns (ledger, entries) from the bytes of `pack_places`. Raises ValueError if they are damaged."""
     result, offset = [], 0
     while offset < len(places):
         ledger_id, size = int.from_bytes(places[offset : offset + 8]), int.from_bytes(places[offset + 8 : offset + 12])
@@ -165,7 +167,7 @@ ROW_BYTES = 200
 
 
 class Load(NamedTuple):
-    """Segments of a bucket to be read, both ends included."""
+    """A request to read segments of a bucket, from the first to the last one."""
 
     ledger_id: int
     first: int
@@ -173,7 +175,7 @@ class Load(NamedTuple):
 
 
 class Bucket(msgspec.Struct, eq=False):
-    """A bucket in memory: a row per segment."""
+    """A bucket in memory: a row for each segment."""
 
     ledger_id: int
     segments: list[DelaySegment]  # without their places
@@ -185,7 +187,7 @@ class Bucket(msgspec.Struct, eq=False):
     @classmethod
     def create(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
         next_: int) -> Bucket:
-        """Makes a bucket. `places` are those of the segments."""
+        """Returns a bucket whose segments from `next_` on are to be loaded. `places`: those of each segment."""
         every = [place for of_segment in places for place in of_segment]
         return cls(
             ledger_id, [segment._replace(places=b"") for segment in segments],
@@ -195,16 +197,17 @@ class Bucket(msgspec.Struct, eq=False):
 
     @property
     def has_more(self) -> bool:
+        """Returns True if there are segments that are not loaded yet."""
         return self.next < len(self.segments)
 
     @property
     def rest(self) -> int:
-        """Keys that are not loaded yet."""
+        """Returns the number of keys that are not loaded yet."""
         return sum(segment.keys for segment in self.segments[self.next :])
 
 
 class Buckets(msgspec.Struct):
-    """The buckets of a subscription, and the keys that are loaded."""
+    """The buckets of a subscription, and those of their keys that are in memory."""
 
     _all: dict[int, Bucket] = msgspec.field(default_factory=dict)
     _heads: list[tuple[int, int, Keys, Bucket | None]] = msgspec.field(default_factory=list)  # a heap by key and order
@@ -219,7 +222,7 @@ class Buckets(msgspec.Struct):
 
     # ------------------------------------------------------------------ in and out
     def add(self, bucket: Bucket) -> None:
-        """Adds a durable bucket; its entries from segment `next` on are held."""
+        """Adds a durable bucket; the entries of its segments from `next` on must be held."""
         self._all[bucket.ledger_id] = bucket
         if bucket.has_more:
             self._wait(bucket)
@@ -227,22 +230,24 @@ class Buckets(msgspec.Struct):
             self.finish_bucket(bucket)
 
     def finish_bucket(self, bucket: Bucket) -> None:
-        """Ends the bucket: it has nothing more to give up."""
+        """Ends the bucket: it is needed no more."""
         self._drained.append(bucket.ledger_id)
         self._merging.pop(bucket.ledger_id, None)
         if self._all.pop(bucket.ledger_id, None) is not None:
             self._leave([head for head in self._heads if head[3] is not bucket])
 
     def end_up_to(self, mark: Position) -> None:
+        """Ends the buckets of which all entries are at or before the mark."""
         for bucket in [each for each in self._all.values() if each.last <= mark]:
             self.finish_bucket(bucket)
 
     def clear(self) -> None:
+        """Ends all buckets."""
         self._drained += self._all
         self._all, self._heads, self._waiting, self._merging, self._merges = {}, [], [], {}, []
 
     def take_drained(self) -> list[int]:
-        """Ledgers of buckets that ended; each is returned once."""
+        """Removes and returns the ledgers of buckets that ended."""
         drained, self._drained = self._drained, []
         return drained
 
@@ -252,11 +257,12 @@ class Buckets(msgspec.Struct):
 
     # ------------------------------------------------------------------ keys in memory
     def push(self, keys: Keys, bucket: Bucket | None) -> None:
-        """Adds keys to those in memory. None: of a draft, which is no bucket yet."""
+        """Adds keys to those in memory. `bucket` None: they are of a draft."""
         self._order += 1
         heappush(self._heads, (keys.head, self._order, keys, bucket))
 
     def pull(self, keys: Keys) -> None:
+        """Removes these keys from memory."""
         self._leave([head for head in self._heads if head[2] is not keys])
 
     def _leave(self, heads: list[tuple[int, int, Keys, Bucket | None]]) -> None:
@@ -266,9 +272,11 @@ class Buckets(msgspec.Struct):
 
     @property
     def head(self) -> int:
+        """Returns the earliest key in memory; NEVER if there is none."""
         return self._heads[0][0] if self._heads else NEVER
 
     def advance(self) -> None:
+        """Moves past the earliest key in memory."""
         _, order, keys, bucket = self._heads[0]
         key = keys.advance()
         if key != NEVER:
@@ -284,10 +292,13 @@ class Buckets(msgspec.Struct):
 
     # ------------------------------------------------------------------ reading
     def _wait(self, bucket: Bucket) -> None:
+        """Schedules the load of the bucket's next segment."""
         heappush(self._waiting, (bucket.segments[bucket.next].first_ms, bucket.ledger_id))
 
     @property
     def next_look_ms(self) -> int | None:
+        """Returns the time (ms since the epoch) at which a key becomes due or a segment must be loaded; None if nothing
+        will."""
         if self._merges:
             return 0
         looks = [self._heads[0][0] >> TIME] if self._heads else []
@@ -296,7 +307,7 @@ class Buckets(msgspec.Struct):
         return min(looks, default=None)
 
     def wanted(self, now_ms: int) -> list[Load]:
-        """Returns segments to be read now; each is asked for once."""
+        """Returns the segments that must be read now; each is returned once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
@@ -314,9 +325,8 @@ class Buckets(msgspec.Struct):
         return loads
 
     def add_loaded(self, load: Load, body: bytes) -> list[int]:
-        """Takes the keys of those segments. Returns the keys of a bucket that is being merged, which become fresh
-        ones.
-        """
+        """Adds the keys of these segments. If the bucket is being merged, returns its keys instead: they become fresh
+        ones."""
         bucket = self._all.get(load.ledger_id)
         if bucket is None or bucket.next != load.first:
             return []
@@ -327,7 +337,8 @@ class Buckets(msgspec.Struct):
         return self._taken(bucket) + keys.rest()
 
     def mark_lost(self, ledger_id: int) -> Bucket | None:
-        """Marks a bucket as lost, which cannot be read: its keys that are not in memory will never be loaded."""
+        """Marks a bucket as lost, because it cannot be read: its keys that are not in memory will never be loaded.
+        Returns the bucket; None if there is none."""
         bucket = self._all.get(ledger_id)
         if bucket is None:
             return None
@@ -339,10 +350,8 @@ class Buckets(msgspec.Struct):
 
     # ------------------------------------------------------------------ merging
     def merge(self, keys_max: int) -> list[int]:
-        """Begins to merge the smallest, if they are many and contain together no more than `keys_max`. Returns the keys
-        that need not
-        be read, which become fresh ones.
-        """
+        """Begins to merge the smallest buckets, if at least MERGE_MIN of them contain no more than `keys_max` keys
+        together. Returns those of their keys that need not be read: they become fresh ones."""
         if len(self._all) < MERGE_MIN or self._merging:
             return []
         rests = {bucket.ledger_id: bucket.rest for bucket in self._all.values() if not bucket.reading}
@@ -373,13 +382,14 @@ class Buckets(msgspec.Struct):
 
     @property
     def merged(self) -> frozenset[int]:
-        """Buckets whose keys are fresh entries now; none before all of a merge are."""
+        """Returns the ledgers of the merged buckets, all of whose keys are fresh now; empty until the whole merge is
+        read."""
         if not self._merging or any(bucket.reading for bucket in self._merging.values()):
             return frozenset()
         return frozenset(self._merging)
 
     def end_merged(self, ledgers: frozenset[int]) -> None:
-        """Ends the buckets of these ledgers: their keys are sealed in another bucket."""
+        """Ends the buckets of these ledgers, because their keys were sealed in another bucket."""
         for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
             self.finish_bucket(bucket)
 
@@ -397,14 +407,14 @@ class Buckets(msgspec.Struct):
         return {key for head in self._heads for key in head[2].rest()}
 
     def may_hold(self, position: Position) -> bool:
-        """Whether a bucket that is not loaded as a whole has it, or seems to."""
+        """Returns True if a bucket that is not completely loaded may contain the position."""
         return any(
             each.has_more and each.first_ledger <= position[0] and position <= each.last for each in self._all.values()
         )
 
 
 def next_of(draft: Draft, given_up: int) -> int:
-    """The segment of a draft with its first key that is not given up."""
+    """Returns the number of the first segment of a draft that has a key after the first `given_up` keys."""
     for number, segment in enumerate(draft.segments):
         if given_up < segment.keys:
             return number

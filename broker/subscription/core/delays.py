@@ -4,12 +4,13 @@ An entry whose delivery time is in the future is *held*: neither outstanding nor
 it without reading it. When its time has come `take_due` returns it, once, and it passes through the dispatcher's replay
 queue.
 
-    delays.hold(position, at_ms)                    it was seen, and its time is in the future
-    delays.due(now_ms, limit)                       → positions whose time has come, earliest first
-    delays.seal(now_ms) → Draft … sealed | kept     what is far in the future is stored, as a *bucket*
-    delays.wanted(now_ms) → Load … loaded | lost    what is near is loaded, a few segments at a time
-    delays.drained()                                buckets that are needed no more The buckets themselves are
-    core/delay_buckets.py's; keys and segments core/delay_buckets.py's.
+    delays.hold(position, at_ms)                        its delivery time is in the future
+    delays.take_due(now_ms, limit)                      → positions whose time has come, earliest first
+    delays.seal(now_ms) → Draft … sealed | kept         what is far in the future is stored, as a *bucket*
+    delays.wanted(now_ms) → Load … add_loaded | mark_lost   what is near is loaded, a few segments at a time
+    delays.take_drained()                               buckets that are needed no more
+
+Buckets, their keys and segments are in core/delay_buckets.py.
 
 Rules
 - **The bitmaps are the truth** (`is_delayed`: one roaring bitmap per ledger of the topic). Each position in them has a
@@ -72,7 +73,7 @@ GROWTH = 128
 
 
 class _Memory:
-    """The memory of held entries, and of buckets."""
+    """The held entries and their sources: fresh ones, buckets, and the entries of lost buckets."""
 
     __slots__ = ("buckets", "fresh", "held", "lost")
 
@@ -84,7 +85,7 @@ class _Memory:
 
 
 class DelayIndex:
-    """The delayed entries of one subscription."""
+    """The delayed entries of one subscription, with their delivery times."""
 
     __slots__ = (
         "_draft", "_seal_at", "_used", "count", "cursor", "memory_bytes_max", "seal_entries", "shape",
@@ -109,7 +110,7 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ intents
     def hold(self, position: Position, at_ms: int) -> None:
-        """Holds the entry until `at_ms`. Nothing happens when it is held already."""
+        """Holds the entry until `at_ms`. Does nothing if it is held already."""
         memory = self._memory
         held = memory.held.get(position[0])
         if held is None:
@@ -120,12 +121,12 @@ class DelayIndex:
             heappush(memory.fresh, key_of(position, at_ms))
 
     def discard(self, position: Position) -> None:
-        """Forgets an entry that is acknowledged."""
+        """Drops an entry, because it is acknowledged."""
         if self.count and self._discard(position) and not self.count:
             self.clear()
 
     def forget_set(self, ledger_id: int, entries: BitMap) -> None:
-        """Forgets entries that are acknowledged."""
+        """Drops entries of a ledger, because they are acknowledged."""
         held = self._memory.held.get(ledger_id)
         if held is None:
             return
@@ -138,7 +139,7 @@ class DelayIndex:
             self.clear()
 
     def forget_up_to(self, mark: Position) -> None:
-        """Forgets everything up to the mark: it is acknowledged, or no longer in the log."""
+        """Drops everything up to the mark: it is acknowledged, or no longer in the log."""
         if not self.count:
             return
         for held in (self._memory.held, self._memory.lost):
@@ -157,7 +158,7 @@ class DelayIndex:
         self._memory.buckets.end_up_to(mark)
 
     def release(self) -> None:
-        """Makes all that is held due now (the policy delays nothing any more)."""
+        """Makes everything that is held due now, because the policy delays nothing any more."""
         lost = {ledger_id: held.copy() for ledger_id, held in self._memory.held.items()}
         count, held = self.count, self._memory.held
         self.clear()
@@ -165,6 +166,7 @@ class DelayIndex:
 
     @property
     def released(self) -> bool:
+        """Returns True if everything that is held is due, by `release`."""
         return bool(self._memory.lost) and not (self._memory.fresh or self._draft or self._memory.buckets)
 
     def clear(self) -> None:
@@ -175,7 +177,7 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ what is due
     def take_due(self, now_ms: int, limit: int) -> list[Position]:
-        """The due entries, `limit` at most, earliest first; they are held no more."""
+        """Removes and returns the due entries, earliest first, `limit` at most."""
         found: list[Position] = []
         fresh, buckets, end = self._memory.fresh, self._memory.buckets, (now_ms + 1) << TIME
         while len(found) < limit:
@@ -196,7 +198,7 @@ class DelayIndex:
         return found
 
     def _discard(self, position: Position) -> bool:
-        """Holds the entry no more. False: it was not held."""
+        """Drops the entry. Returns False if it was not held."""
         ledger_id, entry_id = position
         every = self._memory.held
         held = every.get(ledger_id)
@@ -209,6 +211,7 @@ class DelayIndex:
         return True
 
     def _found_again(self, limit: int) -> list[Position]:
+        """Removes and returns entries of lost buckets, in log order: they are read from the log."""
         found: list[Position] = []
         for ledger_id in sorted(self._memory.lost):
             entries = self._memory.lost[ledger_id]
@@ -225,7 +228,8 @@ class DelayIndex:
 
     @property
     def next_look_ms(self) -> int | None:
-        """Returns when the next work is due: an entry's time, or a segment to load. None: nothing."""
+        """Returns the time (ms since the epoch) at which an entry becomes due or a segment must be loaded; None if
+        nothing will."""
         if self._memory.lost:
             return 0
         looks = [self._memory.fresh[0] >> TIME if self._memory.fresh else None, self._memory.buckets.next_look_ms]
@@ -234,12 +238,12 @@ class DelayIndex:
     # ------------------------------------------------------------------ sealing
     @property
     def is_full(self) -> bool:
-        """Whether far too much is in memory because it cannot be stored: nothing more may be held."""
+        """Returns True if far too much is in memory, because it cannot be stored: nothing more may be held."""
         return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
     @property
     def seals(self) -> bool:
-        """Whether it is time to check what can be sealed."""
+        """Returns True if it is time to call `seal`."""
         fresh = len(self._memory.fresh)
         over = fresh * FRESH_BYTES > self.memory_bytes_max
         enough = over or fresh >= max(self._seal_entries, self._seal_at)
@@ -250,8 +254,9 @@ class DelayIndex:
         return max(self.seal_entries, self.count // GROWTH)
 
     def seal(self, now_ms: int, *, least: int | None = None) -> Draft | None:
-        """Returns what is far in the future, as a bucket to be stored; None: too little of it. One at a time; then
-        `sealed`, or `kept`."""
+        """Returns a draft of a bucket with the entries that are due far in the future; None if there are too few of
+        them. The caller stores it, and then calls `sealed`, or `kept` if that failed. One draft at a time. `least`:
+        fewer entries are not sealed."""
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged
         fresh.sort()
@@ -274,7 +279,7 @@ class DelayIndex:
         return draft
 
     def sealed(self, ledger_id: int) -> None:
-        """Makes the draft a bucket: it is durable in that ledger, and the record names the ledger."""
+        """Called when the draft is durable in this ledger, and the record names it: the draft becomes a bucket."""
         assert self._draft is not None, "a draft was sealed"
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
         buckets.pull(keys)
@@ -285,20 +290,21 @@ class DelayIndex:
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def kept(self) -> None:
-        """Takes the draft back, which is not sealed: its entries are fresh again."""
+        """Called when the draft was not stored: its entries are fresh again."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
         self._memory.buckets.pull(keys)
         self._be_fresh(keys.rest())
 
     def _be_fresh(self, keys: list[int]) -> None:
+        """Adds keys to the fresh ones."""
         if keys:
             self._memory.fresh += keys
             heapify(self._memory.fresh)
 
     # ------------------------------------------------------------------ buckets
     def add_bucket(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
-        """Takes a bucket of an earlier time (of another broker): what of it is still early is held."""
+        """Adds a bucket that an earlier owner stored; those of its entries that are not due yet are held."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [unpack_places(segment.places) for segment in segments]
         bucket = Bucket.create(ledger_id, segments, places, first)
@@ -308,7 +314,8 @@ class DelayIndex:
         self._memory.buckets.add(bucket)
 
     def _add(self, ledger_id: int, entries: BitMap) -> bool:
-        """Holds them, as far as the log has them and they are not acknowledged. False: none is held."""
+        """Holds entries of a ledger, as far as the log has them and they are not acknowledged. Returns False if none is
+        held."""
         span = self.shape.span(ledger_id)
         if span is None or ledger_id < self.cursor.mark[0]:
             return False
@@ -328,22 +335,23 @@ class DelayIndex:
         return True
 
     def wanted(self, now_ms: int) -> list[Load]:
-        """Returns segments to be read now; each is asked for once."""
+        """Returns the segments that must be read now; each is returned once."""
         return self._memory.buckets.wanted(now_ms)
 
     def add_loaded(self, load: Load, body: bytes) -> None:
-        """Takes the keys of segments that were loaded."""
+        """Adds the keys of segments that were read."""
         self._be_fresh(self._memory.buckets.add_loaded(load, body))
 
     def mark_lost(self, ledger_id: int) -> None:
-        """Marks a bucket as lost: it cannot be read."""
+        """Marks a bucket as lost, because it cannot be read: the entries that it may hold are due at once, and read
+        from the log."""
         bucket = self._memory.buckets.mark_lost(ledger_id)
         if bucket is not None:
             for place in [each for each in self._memory.held if bucket.first_ledger <= each <= bucket.last[0]]:
                 self._memory.lost[place] = self._memory.lost.get(place, BitMap()) | self._memory.held[place]
 
     def take_drained(self) -> list[int]:
-        """Ledgers of buckets that have nothing more to give up; each is returned once."""
+        """Removes and returns the ledgers of buckets that are needed no more."""
         return self._memory.buckets.take_drained()
 
     @property
@@ -352,11 +360,13 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ questions
     def is_delayed(self, position: Position) -> bool:
+        """Returns True if the entry is held."""
         held = self._memory.held.get(position[0])
         return held is not None and position[1] in held
 
     def next_after(self, position: Position) -> Position:
-        """The first position at or after `position` that is neither held nor done: one step per ledger of the topic."""
+        """Returns the first position at or after `position` that is neither held nor done; one step per ledger of the
+        topic."""
         while self.is_delayed(position):
             ledger_id, entry_id = position
             over = self._memory.held[ledger_id]
@@ -367,11 +377,12 @@ class DelayIndex:
 
     @property
     def buckets(self) -> int:
+        """Returns the number of buckets."""
         return len(self._memory.buckets)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of keys and rows; the bitmaps are not counted."""
+        """Returns the bytes that keys and rows take in memory; the bitmaps are not counted."""
         if not self.count:
             return 0
         return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes

@@ -1,9 +1,9 @@
 """The dispatcher of one subscription: which entry goes to which consumer, and what to read next.
 
 One state machine for every subscription type. What differs, "which consumer may get this entry", is a policy
-(policies/); reading, permits, outstanding entries, limits and redelivery are here, once.
+(policy.py); reading, permits, outstanding entries, limits and redelivery are here, once.
 
-    want = dispatcher.want()                    # Read(position) | Replay(positions) | Blocked
+    want = dispatcher.want()                    # Read(position) | ReplayRange(positions) | Blocked
     deliveries = dispatcher.assign(entries)     # the entries that were read → (consumer, entry, count, acked indexes)
 
 Rules
@@ -80,19 +80,19 @@ ALL_TIME = 1 << 63
 
 
 class Read(NamedTuple):
-    """Reads from this position on."""
+    """A request to read from this position on."""
 
     position: Position
 
 
 class ReplayRange(NamedTuple):
-    """Reads these entries again, in this order."""
+    """A request to read these entries again, in this order."""
 
     positions: tuple[Position, ...]
 
 
 class Delivery(NamedTuple):
-    """An entry for a consumer, with the batch indexes that are acknowledged."""
+    """An entry for a consumer, with the batch indexes in it that the consumer is not shown."""
 
     member: Member
     entry: Entry
@@ -110,7 +110,7 @@ _tuple = tuple.__new__
 
 
 class Dispatcher:
-    """The state machine of one subscription. `tracks` False: of a reader, whose deliveries are not outstanding."""
+    """The state machine of one subscription. `tracks` False: it is a reader's, whose deliveries are not outstanding."""
 
     __slots__ = (
         "_shape", "chunks", "cursor", "delaying", "delays", "failed", "full", "held", "limits", "members",
@@ -141,20 +141,19 @@ class Dispatcher:
         self.read_position = shape.after(cursor.mark)
 
     def rebase(self, shape: LogShape) -> None:
-        """Starts over after the cursor's mark, in the positions of that shape; only without consumers."""
+        """Starts over after the cursor's mark, in the positions of this shape. No consumer may be connected."""
         assert not self.members, "what is outstanding has its place in the old shape"
         self._shape = shape
         self.seek()
 
     def extend_to(self, shape: LogShape) -> None:
-        """Continues in that shape, which has the same entries up to the read position."""
+        """Uses this shape from now on; it must have the same entries up to the read position."""
         self._shape = shape
 
     # ------------------------------------------------------------------ consumers
     def use(self, policy: Policy, *, ordered: bool = False) -> None:
-        """Sets another policy, or the same anew, for a subscription without consumers. `ordered`: what waited for its
-        back-off comes in its place, at once.
-        """
+        """Sets another policy, or the same anew. No consumer may be connected. `ordered`: what waited for the end of
+        its back-off is delivered in its place, at once."""
         assert not self.members, "the type changes while no consumer is connected"
         self.policy, self.ordered = policy, ordered
         self.delaying = self.delays is not None and policy.individual
@@ -164,7 +163,7 @@ class Dispatcher:
         self._start_over()
 
     def join(self, member: Member) -> None:
-        """Adds a consumer. The caller asked `policy.refuses` first."""
+        """Adds a consumer. The caller must have asked `Policy.why_refused` before."""
         assert member.id not in self.members, "a consumer joins once"
         self.members[member.id] = member
         deposed = self.policy.add_member(member)
@@ -178,18 +177,19 @@ class Dispatcher:
         self.policy.remove_member(member)
 
     def leave_all(self) -> None:
-        """Removes the last consumers; nothing goes back, because the next one that joins begins anew (`use`)."""
+        """Removes all consumers; nothing goes back, because the next one that joins begins anew (`use`)."""
         self._start_over()
         for member in self.members.values():
             self.policy.remove_member(member)
         self.members.clear()
 
     def flow(self, member: Member, permits: int) -> None:
+        """Grants the consumer so many more permits (messages)."""
         member.permits += permits
         member.granted += permits
 
     def limit(self, limits: DispatchLimits) -> None:
-        """Sets the limits that hold from now on."""
+        """Sets the limits of unacknowledged messages from now on."""
         self.limits = limits
         for member in self.members.values():
             member.blocked = self._is_above_limit(member.unacked, limits.unacked_consumer)
@@ -200,6 +200,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ reading and handing out
     def want(self) -> Read | ReplayRange | Blocked:
+        """Returns what to read next, or why no consumer can get anything now."""
         policy, cursor, position = self.policy, self.cursor, self.read_position
         blocked = why_none(policy.takers)
         if blocked is not None or self.full:
@@ -246,12 +247,13 @@ class Dispatcher:
         self.read_position = position
 
     def blocked(self) -> Blocked | None:
-        """Returns why no entry at all could go out now; None: one could."""
+        """Returns why no entry at all could be delivered now; None if one could."""
         why = why_none(self.policy.takers)
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
     def assign(self, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
-        """Hands out what was read, in order, until no consumer may get the next one. The rest is read again later."""
+        """Hands out entries that were read, in order, until no consumer may get the next one; returns the deliveries.
+        The entries after that are read again later. An entry whose delivery time is after `now_ms` is held back."""
         deliveries: list[Delivery] = []
         self.parked = []
         if self.read_position <= self.cursor.mark:
@@ -293,7 +295,8 @@ class Dispatcher:
         return deliveries
 
     def _out_of_turn(self, position: Position) -> Fate | None:
-        """Returns why an entry that does not wait is not at the read position; None: it is its turn after all."""
+        """Returns why an entry is skipped that does not wait and is not at the read position; None if it is at the read
+        position after all."""
         if position > self.read_position:
             self._leap()
         if position < self.read_position:
@@ -332,7 +335,8 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
     def acked(self, member: Member | None, position: Position) -> None:
-        """Notes that the entry is done: its holder holds it no longer, and it is not replayed."""
+        """Called when the entry is done: it is no longer outstanding, and not delivered again. `member`: the consumer
+        that acknowledged it."""
         if self.failed or self.chunks:
             self._recovered((position,))
         if not (member is not None and self._drop(member, position)) and not any(
@@ -346,7 +350,7 @@ class Dispatcher:
             self.delays.discard(position)
 
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
-        """Notes that many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding
+        """Called when many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding
         entries."""
         if self.failed or self.chunks:
             self._recovered(inside(self.failed.keys() | self.chunks.keys(), ledger_id, entries))
@@ -369,7 +373,7 @@ class Dispatcher:
             self.held.drop(position)
 
     def acked_messages(self, member: Member, position: Position, messages: int) -> None:
-        """Notes that part of an outstanding batch is done."""
+        """Called when some messages of an outstanding batch are done."""
         held = member.outstanding.get(position)
         if held is not None:
             messages = min(messages, held)
@@ -379,7 +383,7 @@ class Dispatcher:
                 self._give_back(member, (position,))  # what it was shown is done; of the rest others decide
 
     def acked_up_to(self, mark: Position) -> None:
-        """Notes that everything up to the mark is done."""
+        """Called when everything up to the mark is done."""
         if self.failed or self.chunks:
             self._recovered([each for each in self.failed.keys() | self.chunks.keys() if each <= mark])
         for member in self.members.values():
@@ -395,6 +399,7 @@ class Dispatcher:
         self.read_position = max(self.read_position, self._shape.after(mark))
 
     def _drop(self, member: Member, position: Position) -> bool:
+        """Removes the entry from those that the member holds. Returns False if it does not hold it."""
         messages = member.outstanding.pop(position, None)
         if messages is None:
             return False
@@ -404,6 +409,8 @@ class Dispatcher:
         return True
 
     def _unload(self, member: Member, messages: int) -> None:
+        """Subtracts messages from the member's unacknowledged ones, and from all; below half of a limit delivery
+        resumes."""
         member.unacked -= messages
         self.unacked -= messages
         if member.blocked and member.unacked <= self.limits.unacked_consumer // 2:
@@ -415,7 +422,8 @@ class Dispatcher:
     def redeliver(
         self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
     ) -> None:
-        """Takes back entries of a consumer (None: all it holds); entries that it does not hold are ignored."""
+        """Takes entries of a consumer back, to be delivered again (None: all that it holds). Entries that it does not
+        hold are ignored. `counted`: their redelivery counts grow."""
         wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
@@ -424,10 +432,12 @@ class Dispatcher:
         self._give_back(member, given)
 
     def fail(self, member: Member, positions: Iterable[Position]) -> list[Position]:
-        """Fails entries before they are given back, where the subscription is `ordered`: each that the member holds
-        holds back what follows it, which is taken back at once. Returns those that failed: they follow none of the
-        others. Of a message in chunks the last one holds back for all of them. One of which a part is taken back is
-        taken back whole: its consumer would take the rest for a message without a beginning, and drop it."""
+        """Marks entries of the member as failed, before they are given back; only where the subscription is `ordered`.
+        Each holds back what follows it, which is taken back at once if it is outstanding. Returns those of the entries
+        that failed and follow none of the others.
+
+        Of a message in chunks the last one holds back for all of them. If a part of a message is taken back, all of it
+        is: its consumer would take the rest for a message without a beginning, and drop it."""
         failed: list[Position] = []
         for position in sorted(positions):
             if position not in member.outstanding or self.cursor.is_done(position):
@@ -457,6 +467,7 @@ class Dispatcher:
                 self.policy.on_recovered(position)
 
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
+        """Takes entries that the member holds back; those that are not done wait with the policy."""
         for position in positions:
             self._drop(member, position)
             if self.cursor.is_done(position) or position in self.held:
@@ -465,33 +476,39 @@ class Dispatcher:
                 self.policy.on_returned(position)
 
     def add_due(self, positions: Iterable[Position]) -> None:
-        """Takes entries whose delivery time has come: those before the read position wait now, the others are read."""
+        """Makes entries deliverable whose delivery time has come. Those before the read position wait for redelivery
+        from now on; the others come with normal reading."""
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
     def release(self, positions: Iterable[Position]) -> None:
-        """Takes entries that are held back no longer: those before the read position wait now, the others are read."""
+        """Makes entries deliverable that are held back no longer. Those before the read position wait for redelivery
+        from now on; the others come with normal reading."""
         for position in positions:
             if self.delays is None or not self.delays.is_delayed(position):
                 self._comes_again(position)
 
     def _comes_again(self, position: Position) -> None:
+        """Lets an entry wait for redelivery if it is before the read position and not done; else it comes with normal
+        reading."""
         if position < self.read_position and not self.cursor.is_done(position):
             self.policy.on_returned(position)
 
     def add_freed(self, positions: Iterable[Position]) -> None:
-        """Takes entries whose transaction was aborted: those before the read position wait now, the others are read."""
+        """Makes entries deliverable again whose acknowledging transaction was aborted. Those before the read position
+        wait for redelivery from now on; the others come with normal reading."""
         for position in positions:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
                 self.release((position,))
 
     def holder(self, position: Position) -> Member | None:
-        """The consumer at which the entry is outstanding."""
+        """Returns the consumer at which the entry is outstanding; None if it is at none."""
         return next((each for each in self.members.values() if position in each.outstanding), None)
 
     def step_back(self, first: Position) -> None:
-        """Reads again, on types that deliver in log order, what is not acknowledged from `first` on."""
+        """Moves the read position back to `first`, on types that deliver in log order: everything from there on that is
+        not acknowledged is read and delivered again."""
         for member in self.members.values():
             for position in [each for each in member.outstanding if each >= first]:
                 self._drop(member, position)
@@ -501,7 +518,7 @@ class Dispatcher:
         self.read_position = min(self.read_position, first)
 
     def discard(self, positions: Iterable[Position]) -> None:
-        """Drops entries that are no longer in the log (trimmed): nothing to replay."""
+        """Drops entries that are no longer in the log (trimmed): they are not delivered again."""
         if self.failed or self.chunks:
             self._recovered(positions := list(positions))
         for position in positions:

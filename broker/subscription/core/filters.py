@@ -27,7 +27,7 @@ from .redelivery_backoff import BackoffQueue
 
 
 class Fate(enum.Enum):
-    """The reason why an entry that was read is not passed to the policy."""
+    """The reason why an entry that was read is not given to the policy."""
 
     PASSED = "it is outstanding, or done"
     NOT_ITS_TURN = "another entry comes first: it is read again"
@@ -44,8 +44,8 @@ Filter = Callable[[Entry, bool], Fate | None]
 def filters_of(
     cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None, first: Position, new: Position
 ) -> list[Filter]:
-    """Returns the filters for entries from `first` on; those from `new` on never waited. `delays`: where the type
-    delays."""
+    """Returns the filters for entries from `first` on; those from `new` on have never waited. `delays`: None where the
+    type delays nothing."""
     filters: list[Filter] = []
     if cursor.partial or first < new or first <= cursor.last_hole:
         filters.append(partial(_acknowledged, cursor, policy))
@@ -106,7 +106,8 @@ class Chunk(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run of chunks. `chunks`: where each chunk is, in order; `places`: those and the entries that repeat one."""
+    """A run of chunks. `chunks`: the position of each chunk, in order; `places`: those, and the entries that repeat a
+    chunk; `whole`: no chunk is missing."""
 
     chunks: Sequence[Position]
     places: Sequence[Position]
@@ -114,7 +115,7 @@ class Run(NamedTuple):
 
 
 def runs_of(found: Iterable[Chunk]) -> list[Run]:
-    """The runs, in order, of all entries with the uuid, in log order."""
+    """Returns the runs, in order; `found` must be all entries with one uuid, in log order."""
     runs: list[Run] = []
     chunks: list[Position] = []
     places: list[Position] = []
@@ -136,7 +137,7 @@ def runs_of(found: Iterable[Chunk]) -> list[Run]:
 
 
 def run_at(found: Iterable[Chunk], position: Position) -> tuple[Run, bool]:
-    """The run that the entry is in, and whether it is the last one."""
+    """Returns the run that the entry at `position` is in, and whether it is the last one."""
     runs = runs_of(found)
     at = next(number for number, run in enumerate(runs) if position in run.places)
     return runs[at], at == len(runs) - 1

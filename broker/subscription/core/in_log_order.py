@@ -21,7 +21,7 @@ NOTHING = PositionSet()
 
 
 class InLogOrder:
-    """The half of `Policy` that Exclusive, Failover and Shared have in common."""
+    """The part of `Policy` that Exclusive, Failover and Shared have in common."""
 
     keeps_order: ClassVar = True
     by_keys: ClassVar = False
@@ -88,12 +88,13 @@ class InLogOrder:
         return self.waiting.entries
 
     def _comes_later(self, position: Position) -> bool:
-        """Whether a waiting entry goes before this one; any waiting entry precedes a new one."""
+        """Returns True if another entry must be delivered before this one. Any waiting entry precedes a new one."""
         return (self.waiting.entries > 0 and self.waiting.first() != position) or (
             self._failed is not NOTHING and self.holds_back(position)
         )
 
     def _goes_out(self, position: Position, waited: bool) -> None:
+        """Removes the entry from those that wait, because it is delivered."""
         if waited:
             self.waiting.discard(position)
 
@@ -103,7 +104,7 @@ class InLogOrder:
 
 
 def why_none(members: Iterable[Member]) -> Blocked | None:
-    """Returns why none of them can take anything; None: one can."""
+    """Returns why none of the members can take an entry; None if one can."""
     why = Blocked.NO_CONSUMER
     for member in members:
         if member.permits > 0:
@@ -191,12 +192,13 @@ class Failover(InLogOrder):
         self._elect()
 
     def _elect(self) -> Member | None:
-        """Elects the active consumer. Returns the one that was active and is no longer."""
+        """Elects the active consumer. Returns the one that was active, if it is no longer."""
         before, self.active, self._changed = self.active, self._elected(), True
         self.takers = () if self.active is None else (self.active,)
         return before if before is not self.active else None
 
     def _elected(self) -> Member | None:
+        """Returns the consumer that is to be active; None if there is no consumer."""
         if not self._members:
             return None
         best = min(member.priority for member in self._members)

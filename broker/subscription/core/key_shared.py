@@ -91,8 +91,8 @@ class KeyShared:
         self._stale = list(self._in_use)
 
     def rebalance(self, count: int) -> bool:
-        """Checks so many of the slots that may have another owner. False: there are more, and nothing goes out before.
-        """
+        """Checks `count` of the slots that may have another owner. Returns False if there are more; nothing is
+        delivered before all are checked."""
         for number in self._stale[-count:]:
             slot = self._in_use.get(number)
             if slot is None:
@@ -139,8 +139,8 @@ class KeyShared:
         return member
 
     def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, unread: bool) -> Blocked | None:
-        """Lets the entry wait, if there is room; nothing new waits when no consumer could get anything after it either.
-        Returns why it does not wait."""
+        """Lets the entry wait, if there is room. A new entry does not wait if no consumer could get anything after it
+        either. Returns why it does not wait; None if it does."""
         if waited:
             return None
         if not unread:
@@ -160,7 +160,7 @@ class KeyShared:
             return owner
 
     def _taker(self, number: int, position: Position, waited: bool) -> Member | None:
-        """The consumer that gets an entry of this one slot now."""
+        """Returns the consumer that gets an entry of this one slot now; None: the entry waits."""
         slot = self._in_use.get(number)
         if slot is None or self.out_of_order:
             member = self._owned.get(number) or self._owner(number)
@@ -180,11 +180,12 @@ class KeyShared:
         return member
 
     def _taker_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
+        """Returns the consumer that gets an entry of these slots now; None: the entry waits."""
         member = self._target_of_several(slots, position)
         return member if member is not None and member.able else None
 
     def _target_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
-        """The consumer that gets the entry, as long as nothing in its slots changes. None: none yet."""
+        """Returns the consumer that gets the entry, as long as nothing in its slots changes; None: none may yet."""
         holder: Member | None = None
         if not self.out_of_order:
             for number in slots:
@@ -219,6 +220,7 @@ class KeyShared:
         return self.slots.next_ready(count, self._members)
 
     def _target(self, number: int, slot: Slot) -> Member | None:
+        """Returns the consumer that may get the first waiting entry of the slot; None: none may yet."""
         if not slot.waiting:
             return None
         if self.slots.mixed:
@@ -334,7 +336,8 @@ class Shared(InLogOrder):
         return current
 
     def _next_member(self) -> Member | None:
-        """The next able consumer of the first priority that has one, after the current."""
+        """Returns the next consumer, after the current one, among those of the first priority that has one which can
+        take an entry."""
         able = [member for member in self.takers if member.able]
         if not able:
             return None

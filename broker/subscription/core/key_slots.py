@@ -5,7 +5,7 @@ the first.
     slots.vacate(positions)                     it is outstanding no more
     slots.wait(position, numbers)               it waits; until `stop_waiting`, or one of `done…`
     slots.changed[number] = None                the consumer for the first waiting entry is to be found again
-    slots.ready(count, members)                 waiting entries that could go out now
+    slots.next_ready(count, members)            waiting entries that could go out now
 
 An entry *occupies* the slots of its keys, and waits in each of them. Five indexes follow from that, and change in this
 module alone: the slots themselves, the outstanding entries with their slots, the waiting entries of several slots
@@ -55,13 +55,13 @@ class Slot:
 
 
     def fails_before(self, position: Position) -> bool:
-        """Whether an earlier one has failed, and is not done."""
+        """Returns True if an earlier entry of the slot has failed, and is not done."""
         return self.failures is not None and min(self.failures) < position
 
 
 class Slots:
-    """The slots that are in use. `target` (number, slot): the consumer that may get the slot's first waiting entry;
-    None: none yet."""
+    """The slots that are in use. `target` (number, slot) returns the consumer that may get the slot's first waiting
+    entry; None if none may yet."""
 
     def __init__(self, target: Callable[[int, Slot], Member | None]) -> None:
         self.of: dict[int, Slot] = {}
@@ -86,7 +86,7 @@ class Slots:
 
     # ------------------------------------------------------------------ outstanding entries
     def occupy(self, position: Position, numbers: tuple[int, ...], member: Member) -> None:
-        """Gives the entry to the consumer, which holds its slots from now on."""
+        """Records that the consumer gets the entry: it holds the entry's slots from now on."""
         self._held[position] = numbers
         for number in numbers:
             slot = self.of.get(number)
@@ -99,7 +99,7 @@ class Slots:
                     self.changed[number] = None
 
     def vacate(self, positions: Sequence[Position]) -> None:
-        """Takes entries out of their slots: they are outstanding no more."""
+        """Takes entries out of their slots, because they are outstanding no more."""
         held, slots = self._held, self.of
         for position in positions:
             for number in held.pop(position, ()):
@@ -115,15 +115,15 @@ class Slots:
                         self._forget_slot(number, slot)
 
     def on_returned(self, position: Position) -> None:
-        """Lets an entry wait in its slots: it is outstanding no more."""
+        """Called when an entry is outstanding no more: it waits in its slots."""
         numbers = self._held.get(position, ())
         self.vacate((position,))
         self.wait(position, numbers)
 
     # ------------------------------------------------------------------ entries that failed
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """Notes that an outstanding entry is about to be given back; returns those outstanding after it, in one of its
-        slots."""
+        """Called when an outstanding entry failed and is about to be given back: holds back what follows it in its
+        slots. Returns the outstanding entries that follow it in one of them."""
         numbers = self._held.get(position, ())
         self._failed[position] = numbers
         for number in numbers:
@@ -134,7 +134,7 @@ class Slots:
         return [each for each, slots in self._held.items() if each > position and not own.isdisjoint(slots)]
 
     def on_recovered(self, position: Position) -> None:
-        """Ends a failure: the entry is done."""
+        """Called when an entry that failed is done."""
         for number in self._failed.pop(position, ()):
             slot = self.of[number]
             del slot.failures[position]  # type: ignore[union-attr]
@@ -146,6 +146,7 @@ class Slots:
 
     # ------------------------------------------------------------------ waiting entries
     def wait(self, position: Position, slots: tuple[int, ...]) -> None:
+        """Lets an entry wait in these slots; it has none if they are not known, or it has no key."""
         self.entries += 1
         if not slots:
             self.loose.add(position)
@@ -172,6 +173,7 @@ class Slots:
             self._waiting_bytes += waiting.size_bytes
 
     def stop_waiting(self, position: Position, slots: tuple[int, ...]) -> None:
+        """Removes a waiting entry from its slots."""
         self.entries -= 1
         if len(slots) > 1 and self.mixed.pop(position, None) is not None:
             self._waiting_bytes -= MIXED_BYTES
@@ -191,6 +193,7 @@ class Slots:
         return position in self.loose
 
     def discard(self, position: Position) -> None:
+        """Removes an entry if it waits; its slots need not be known."""
         if not self.entries:
             return
         if self.loose.discard(position):
@@ -204,6 +207,7 @@ class Slots:
             self._drop_unused(slots)
 
     def done_set(self, ledger_id: int, entries: BitMap) -> None:
+        """Removes waiting entries of a ledger that are done."""
         if not self.entries:
             return
         gone = self.loose.discard_set(ledger_id, entries)
@@ -223,6 +227,7 @@ class Slots:
         self.entries -= len(gone)
 
     def done_up_to(self, mark: Position) -> None:
+        """Removes waiting entries up to the mark, which are done."""
         if not self.entries:
             return
         gone = set(self.loose.discard_up_to(mark))
@@ -262,7 +267,7 @@ class Slots:
                 return found
 
     def _found(self, count: int, members: Mapping[int, Member]) -> list[Position]:
-        """Returns ready entries among the slots that are settled."""
+        """Returns ready entries in slots whose consumer is known."""
         found: list[Position] = []
         if self.loose and why_none(members.values()) is None:
             found += self.loose.earliest(count)
@@ -286,8 +291,8 @@ class Slots:
             numbers[number] = None
 
     def _add_share(self, positions: list[Position], found: list[Position]) -> None:
-        """Adds to `found` the positions that go out one after the other: an entry of several slots is checked when it
-        is the first."""
+        """Adds to `found` the positions that can go out one after the other: an entry of several slots is checked only
+        when it is the first."""
         if not self.mixed:
             found += positions
             return
@@ -299,7 +304,7 @@ class Slots:
                 return
 
     def _settle(self) -> None:
-        """Finds the consumer for the first waiting entry of some changed slots."""
+        """Finds, for some changed slots, the consumer that may get the first waiting entry."""
         if not self.changed:
             return
         if self.mixed or len(self.changed) <= SETTLED_AT_ONCE:  # an entry of several slots depends on all of them
@@ -325,7 +330,7 @@ class Slots:
             slot.ready_for = target
 
     def clear(self) -> None:
-        """Forgets everything: nothing waits and nothing is outstanding any more."""
+        """Drops everything: nothing waits and nothing is outstanding any more."""
         self.of.clear()
         self._held.clear()
         self._failed.clear()
@@ -342,6 +347,7 @@ class Slots:
         return self._waiting_bytes + len(self.loose) * ENTRY_BYTES
 
     def draining(self) -> list[Draining]:
+        """Returns the slots whose owner has changed, and which still have outstanding entries."""
         return [
             Draining(number, slot.outstanding, slot.blocked)
             for number, slot in sorted(self.of.items()) if slot.outstanding and slot.draining

@@ -64,8 +64,8 @@ class Clash(NamedTuple):
 
 
 class SettledAcks(NamedTuple):
-    """The acknowledgements that a transaction had pending. `shown`: those of its batches that were not done before it
-    ended: they are outstanding, wait, or will be read, with whatever of them is free by then."""
+    """The acknowledgements that a transaction had pending. `shown`: those of its batches of which some messages were
+    free before it ended. They are outstanding, wait, or will be read, with the messages that are free by then."""
 
     acks: TxnAcks
     shown: frozenset[Position]
@@ -73,11 +73,11 @@ class SettledAcks(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ intents
 def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | Clash:
-    """Returns what of `wanted` is new to the transaction, or why all of it is refused. Changes nothing.
+    """Returns the part of `wanted` that is new to the transaction, or the reason why all of it is refused. Changes
+    nothing.
 
-    `named`: of a cumulative acknowledgement, the entry that it names; `wanted.up_to` is this one, or the one before
-    it and the first messages of it are in `wanted.parts`.
-    """
+    `named`: the entry that a cumulative acknowledgement names. `wanted.up_to` is the same entry; or it is the entry
+    before, and the first messages of `named` are in `wanted.parts`."""
     pending = cursor.pending
     own = pending.of.get(txn, _NOTHING) if pending is not None else _NOTHING
     new = TxnAcks()
@@ -170,7 +170,7 @@ def _judge_part(
 
 
 def twice(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
-    """Whether the transaction has some of it already."""
+    """Returns the clash if the transaction has acknowledged some of `wanted` already; None if not."""
     own = cursor.pending.of.get(txn, _NOTHING) if cursor.pending is not None else _NOTHING
     for ledger_id, entries in wanted.entries.items():
         if ledger_id in own.entries and (both := entries & own.entries[ledger_id]):
@@ -205,7 +205,8 @@ def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
 
 
 def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
-    """Settles a transaction that ended: what was pending in it is acknowledged, or free. None: nothing was."""
+    """Settles a transaction that ended: what was pending in it is acknowledged if it committed, else it is free.
+    Returns what was pending; None if nothing was."""
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None
@@ -231,7 +232,7 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None
 
 # ------------------------------------------------------------------------------------------ what an abort frees
 def first_of(cursor: Cursor, acks: TxnAcks) -> Position | None:
-    """The first entry that comes again after the transaction was aborted."""
+    """Returns the first entry that is delivered again after the transaction was aborted; None if none is."""
     firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
     firsts += acks.parts
     if acks.up_to != NOWHERE and (first := cursor.next_free(cursor.mark)) <= acks.up_to:
@@ -240,9 +241,8 @@ def first_of(cursor: Cursor, acks: TxnAcks) -> Position | None:
 
 
 def freed_entries(cursor: Cursor, settled: SettledAcks, *, tail: bool) -> Iterator[Position]:
-    """The entries that were done until their transaction was aborted. `tail`: of a cumulative acknowledgement the last
-    COUNTED_MAX alone.
-    """
+    """Yields the entries that consumers did not get until their transaction was aborted. `tail`: of a cumulative
+    acknowledgement, only the last COUNTED_MAX entries."""
     acks = settled.acks
     for ledger_id, entries in sorted(acks.entries.items()):
         each = (Position(ledger_id, entry_id) for entry_id in entries)
@@ -260,7 +260,7 @@ _NOTHING = TxnAcks()
 
 
 def touched_in(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
-    """Returns the batches among the entries of which some messages are acknowledged or pending."""
+    """Returns the batches among these entries of which some messages are acknowledged or pending."""
     found: list[Position] = []
     for ledger_id, each in entries.items():
         if not each:

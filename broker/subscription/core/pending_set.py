@@ -42,7 +42,7 @@ class PendingAcks:
 
     # ------------------------------------------------------------------ changes
     def add(self, txn: TxnId, acks: TxnAcks) -> None:
-        """Adds pending acknowledgements of a transaction. None of them is pending in another one."""
+        """Adds pending acknowledgements of a transaction. None of them may be pending in another one."""
         own = self.of.get(txn)
         if own is None:
             own = self.of[txn] = TxnAcks()
@@ -71,7 +71,7 @@ class PendingAcks:
         self._measured[txn] = measured
 
     def take_acks(self, txn: TxnId) -> TxnAcks | None:
-        """Removes and returns what is pending in the transaction; None: nothing is."""
+        """Removes and returns what is pending in the transaction; None if nothing is."""
         own = self.of.pop(txn, None)
         if own is None:
             return None
@@ -96,25 +96,25 @@ class PendingAcks:
 
     # ------------------------------------------------------------------ questions
     def holds(self, position: Position) -> bool:
-        """Whether the entry is pending as a whole."""
+        """Returns True if the entry is pending as a whole."""
         if position <= self.up_to:
             return True
         entries = self.whole.get(position[0])
         return entries is not None and position[1] >= 0 and position[1] in entries
 
     def bits_at(self, position: Position) -> int:
-        """The messages of a batch that are pending, where it is not pending as a whole."""
+        """Returns the messages of a batch that are pending, as bits, if it is not pending as a whole."""
         part = self.parts.get(position)
         return part.bits if part is not None else 0
 
     def holds_any(self, mark: Position) -> bool:
-        """Whether anything up to and with that position is pending."""
+        """Returns True if anything up to and with `mark` is pending."""
         if self.up_to != NOWHERE or any(position <= mark for position in self.parts):
             return True
         return any(Position(ledger_id, entries.min()) <= mark for ledger_id, entries in self.whole.items())
 
     def without(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Returns those of the entries of a ledger of which nothing is pending."""
+        """Returns those of a ledger's entries of which nothing is pending."""
         free = entries.copy()
         if ledger_id <= self.up_to[0]:
             end = self.up_to[1] + 1 if ledger_id == self.up_to[0] else 1 << 32
@@ -126,18 +126,18 @@ class PendingAcks:
         return free
 
     def has_any(self, ledger_id: int, entries: BitMap) -> bool:
-        """Whether something of those entries may be pending."""
+        """Returns True if something of those entries may be pending."""
         whole = self.whole.get(ledger_id)
         return (
             bool(self.parts) or ledger_id <= self.up_to[0] or (whole is not None and entries.intersect(whole))
         )
 
     def parts_in(self, ledger_id: int, entries: BitMap) -> list[Position]:
-        """The batches among those entries of which some messages are pending."""
+        """Returns the batches among those entries of which some messages are pending."""
         return [each for each in self.parts if each[0] == ledger_id and each[1] in entries] if self.parts else []
 
     def holders(self, position: Position) -> list[TxnId]:
-        """The transactions that have acknowledged some of the entry, or anything cumulatively."""
+        """Returns the transactions that have acknowledged something of the entry, or anything cumulatively."""
         return [
             txn for txn, acks in self.of.items()
             if acks.up_to != NOWHERE or acks.holds(position) or acks.bits_at(position)
@@ -145,7 +145,7 @@ class PendingAcks:
 
     @property
     def entries(self) -> int:
-        """Entries that are pending, wholly or in part; a cumulative acknowledgement counts as one."""
+        """Returns the number of pending entries, whole or in part; a cumulative acknowledgement counts as one."""
         return sum(len(each) for each in self.whole.values()) + len(self.parts) + (self.up_to != NOWHERE)
 
     @property
@@ -153,10 +153,12 @@ class PendingAcks:
         return self._bytes + self._part_bytes
 
     def keys(self) -> list[ChunkKey]:
+        """Returns the keys of the chunks that contain something pending, sorted."""
         return sorted(set().union(*self.keys_of.values()))
 
     def fitted(self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]) -> PendingAcks | None:
-        """Returns what is left of it after a restart: entries that exist and are not acknowledged. None: nothing."""
+        """Returns what is left of it after a restart: what the log has and is not acknowledged; None if nothing is
+        left."""
         kept = {}
         for txn, acks in self.of.items():
             for ledger_id, entries in acks.entries.items():
@@ -174,7 +176,7 @@ class PendingAcks:
     def check_beside(
         self, shape: LogShape, partial: Mapping[Position, Partial], is_acked: Callable[[Position], bool]
     ) -> None:
-        """Checks that nothing is acknowledged and pending."""
+        """Checks that nothing is both acknowledged and pending."""
         self.check()
         assert self.of, "pending acknowledgements without a transaction are kept"
         for ledger_id, entries in self.whole.items():

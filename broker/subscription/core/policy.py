@@ -2,8 +2,8 @@
 
 A policy is made of `SubscriptionOptions`. It decides which consumer may join and which may get an entry, and keeps what
 waits. The dispatcher (broker/subscription/core/dispatch.py) notifies it of each entry's fate, as it happens:
-    pick → outstanding, or it waits        released: done, or held back        returned: it waits (again)
-    done, done_set, done_up_to, forget: it waits no more
+    pick → outstanding, or it waits     on_released: done, or held back     on_returned: it waits (again)
+    discard, done_set, done_up_to: it waits no more
 `Blocked` is the list of reasons why no consumer gets the next message: what `topics stats` shows.
 """
 
@@ -38,51 +38,51 @@ class Entry(Protocol):
     def size(self) -> int: ...
     @property
     def deliver_at_ms(self) -> int:
-        """Returns the time of day (ms since the epoch) before which no consumer gets it; 0: at once."""
+        """Returns the time (ms since the epoch) before which no consumer gets it; 0: at once."""
         ...
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The slots of its keys (proto/routing.py `sticky_slot`), that of the first message first. For Key_Shared."""
+        """Returns the slots of its keys (proto/routing.py `sticky_slot`), that of the first message first. For
+        Key_Shared."""
         ...
 
     @property
     def chunk_of(self) -> str:
-        """The message that it is a chunk of; empty: it is none. For Shared."""
+        """Returns the uuid of the message that it is a chunk of; empty if it is no chunk. For Shared."""
         ...
 
     @property
     def is_continued(self) -> bool:
-        """Whether it is a chunk of a message, and not the last one."""
+        """Returns True if it is a chunk of a message, and not the last one."""
         ...
 
 
 class Waiting(Protocol):
-    """The entries that were returned and are to be handed out again. `entries`: how many; asked for each entry that is
-    handed out."""
+    """The entries that wait with a policy. `entries`: how many; it is read for each entry that is handed out."""
 
     @property
     def entries(self) -> int: ...
 
 
 class PolicyOptions:
-    """The options of a consumer for the policy, besides the type. A policy that has options reads a class of its own.
+    """The options of a consumer for the policy, besides the type. A policy that has options defines a class of its own.
     """
 
     __slots__ = ()
 
     @property
     def keeps_order(self) -> bool:
-        """Whether it leaves the order as the type keeps it."""
+        """Returns True if the options leave the order as the type keeps it."""
         return True
 
     def check(self) -> None:
-        """Raises InvalidRequest if no policy could grant it."""
+        """Raises InvalidRequest if no policy supports this combination of options."""
 
 
 NO_OPTIONS = PolicyOptions()
 UNSHOWN_MAX = 1000
-"""Batches that were shown in part, from which on those up to the mark are forgotten."""
+"""Most batches that were shown in part; when there are more, those up to the mark are dropped."""
 DEFAULT_CONFIG = BrokerConfig()
 
 
@@ -96,7 +96,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
 
 
 class Unshown(NamedTuple):
-    """Messages of a batch, as bits, and how many it has."""
+    """Messages of a batch that a consumer was not shown, as bits, and how many messages the batch has."""
 
     bits: int
     size: int
@@ -128,17 +128,18 @@ class Member(msgspec.Struct, eq=False):
 
     @property
     def able(self) -> bool:
-        """Whether it can take an entry now. (The policies ask this for each entry, so they spell it out.)"""
+        """Returns True if it can take an entry now. (The policies check this for each entry, so they spell it out.)"""
         return self.permits > 0 and not self.paused and not self.blocked
 
     def note_unshown(self, position: Position, bits: int, size: int, mark: Position) -> None:
-        """Notes messages of a batch that the consumer is not shown: its acknowledgement of the whole entry does not
-        mean them."""
+        """Records the messages of a batch that the consumer is not shown: when it acknowledges the whole entry, it does
+        not mean them."""
         if len(self.unshown) >= UNSHOWN_MAX:
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
         self.unshown[position] = Unshown(bits, size)
 
     def held_up_to(self, mark: Position) -> list[Position]:
+        """Returns its outstanding entries up to and with `mark`."""
         held: list[Position] = []
         for position in self.outstanding:
             if position <= mark:
@@ -149,7 +150,7 @@ class Member(msgspec.Struct, eq=False):
 
 
 class Draining(NamedTuple):
-    """A slot whose owner has changed and which waits for its outstanding entries."""
+    """A slot whose owner has changed, and which waits until nothing is outstanding at the old one."""
 
     slot: int
     outstanding_entries: int
@@ -157,7 +158,7 @@ class Draining(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The spread of the slots of the keys over the consumers."""
+    """How the slots of the keys are spread over the consumers."""
 
     mode: str
     out_of_order: bool
@@ -174,7 +175,7 @@ class Statistics(NamedTuple):
 
 
 class ActiveChanged(NamedTuple):
-    """The consumer became the one that gets the entries, or is it no longer."""
+    """An event: the consumer became the active one, or is no longer."""
 
     member: Member
     active: bool
@@ -198,86 +199,87 @@ class Policy(Protocol):
 
     def __init__(self, options: SubscriptionOptions) -> None: ...
     def differs(self, newcomer: Member) -> str | None:
-        """Returns how the options of the consumer contradict those of the others; None: they agree."""
+        """Returns how the options of the consumer contradict those of the others; None if they agree."""
         ...
 
     def why_refused(self, newcomer: Member) -> str | None:
-        """Returns why the consumer may not join; None: it may."""
+        """Returns why the consumer may not join; None if it may."""
         ...
 
     def add_member(self, member: Member) -> Member | None:
-        """Returns the consumer that is deposed by that: what it holds goes back."""
+        """Adds a consumer. Returns the consumer that is replaced by it as the active one, if any: what that one holds
+        is given back."""
         ...
 
     def remove_member(self, member: Member) -> None:
-        """Removes a consumer that left. What it held went back before."""
+        """Removes a consumer that left. What it held must have been given back before."""
         ...
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
-        """Returns the consumer that gets the entry; it is outstanding there. None: it waits with the policy; the next
-        one may go out."""
+        """Returns the consumer that gets the entry, which is outstanding there from now on; None if the entry waits
+        with the policy, and the next one may go out; else the reason why neither may."""
         ...
 
     def on_released(self, positions: Sequence[Position]) -> None:
-        """Takes entries that are outstanding no more, and do not wait: they are done, or held back."""
+        """Called when entries are outstanding no more and do not wait: they are done, or held back."""
         ...
 
     def on_returned(self, position: Position) -> None:
-        """Takes an entry that is outstanding no more (or never was), and waits."""
+        """Called when an entry is outstanding no more (or never was), and waits from now on."""
         ...
 
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """Notes that an outstanding entry failed, and is about to be given back: until `on_recovered`, nothing that
-        follows it, in the order that the policy keeps, goes out. Returns those outstanding that follow it."""
+        """Called when an outstanding entry failed and is about to be given back: until `on_recovered`, nothing goes out
+        that follows it in the order that the policy keeps. Returns the outstanding entries that follow it."""
         ...
 
     def on_recovered(self, position: Position) -> None:
-        """Notes that a failed entry is done."""
+        """Called when an entry that failed is done."""
         ...
 
     def holds_back(self, position: Position) -> bool:
-        """Whether everything from there on follows one that failed."""
+        """Returns True if every entry from `position` on follows one that failed."""
         ...
 
     def is_waiting(self, entry: Entry) -> bool: ...
     def next_ready(self, count: int) -> Sequence[Position]:
-        """Returns waiting entries that could go out now, in log order, so many at most."""
+        """Returns waiting entries that could go out now, in log order, `count` at most."""
         ...
 
     def discard(self, position: Position) -> None:
-        """Notes that an entry waits no more, if it did: it is acknowledged, or no longer in the log."""
+        """Called when an entry is acknowledged, or no longer in the log: it waits no more."""
         ...
 
     def done_set(self, ledger_id: int, entries: BitMap) -> None: ...
     def done_up_to(self, mark: Position) -> None: ...
     def rebalance(self, count: int) -> bool:
-        """Does, after a join or a leave, some of the work that it causes. False: there is more, and it is done before
-        the next entry goes out, all at once if need be."""
+        """Does some of the work that a join or a leave causes. Returns False if there is more; all of it is done before
+        the next entry goes out."""
         ...
 
     def clear(self) -> None:
-        """Forgets everything: nothing waits and nothing is outstanding any more."""
+        """Drops everything: nothing waits and nothing is outstanding any more."""
         ...
 
     @property
     def takers(self) -> Collection[Member]:
-        """Returns the members of whom one may get the next entry."""
+        """Returns the members of which one may get the next entry."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may wait: nothing new is read."""
+        """Returns True if no more entries may wait: nothing new is read then."""
         ...
 
     @property
     def waiting(self) -> Waiting: ...
     @property
     def unread_entries(self) -> int:
-        """Returns how many of those that wait are to be read before it is known what they wait for."""
+        """Returns how many of the waiting entries have to be read before it is known which consumer they wait for."""
         ...
 
     def events(self) -> Sequence[ActiveChanged]:
-        """Returns the events that consumers are to be notified of, since the last call."""
+        """Returns the events, since the last call, of which consumers are to be notified."""
         ...
 
     def statistics(self) -> Statistics: ...

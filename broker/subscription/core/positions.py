@@ -35,7 +35,7 @@ ENTRY_BYTES = 2
 
 
 class PositionSet:
-    """A set of positions, ascending. `entries`: how many; it is asked for each entry that is handed out."""
+    """A set of positions, ascending. `entries`: how many; it is read for each entry that is handed out."""
 
     __slots__ = ("_few", "_maps", "entries", "size_bytes")
 
@@ -61,7 +61,7 @@ class PositionSet:
                 yield Position(ledger_id, entry_id)
 
     def add(self, position: Position) -> bool:
-        """Adds a position. False: it was in the set already."""
+        """Adds a position. Returns False if it was in the set already."""
         if self._maps:
             return self._add_to_map(position)
         few = self._few
@@ -98,7 +98,7 @@ class PositionSet:
         self.size_bytes = SET_BYTES + len(self._maps) * MAP_BYTES + self.entries * each
 
     def discard(self, position: Position) -> bool:
-        """Removes a position. False: it was not in the set."""
+        """Removes a position. Returns False if it was not in the set."""
         if not self._maps:
             few = self._few
             if few and few[0] == position:
@@ -122,7 +122,7 @@ class PositionSet:
         return True
 
     def first(self) -> Position:
-        """The earliest position. The set is not empty."""
+        """Returns the earliest position. The set must not be empty."""
         if self._few:
             return self._few[0]
         maps = self._maps
@@ -139,7 +139,7 @@ class PositionSet:
         return found
 
     def discard_set(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Removes those entries of the ledger; returns those that were in the set."""
+        """Removes these entries of the ledger; returns those that were in the set."""
         held = self._maps.get(ledger_id)
         if held is not None:
             gone = held & entries
@@ -155,7 +155,7 @@ class PositionSet:
         return gone
 
     def discard_up_to(self, mark: Position) -> list[Position]:
-        """Removes those up to and with `mark`; returns them."""
+        """Removes and returns the positions up to and with `mark`."""
         end = bisect_right(self._few, mark)
         gone, self._few = self._few[:end], self._few[end:]
         for ledger_id in sorted(each for each in self._maps if each <= mark[0]):
@@ -187,7 +187,7 @@ class PositionSet:
 
 
 def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
-    """Returns those of the positions that are in the set."""
+    """Returns those of the positions that are in this ledger and in `entries`."""
     if len(positions) <= len(entries):
         return [each for each in positions if each[0] == ledger_id and each[1] in entries]
     return [each for each in (Position(ledger_id, entry_id) for entry_id in entries) if each in positions]
@@ -198,13 +198,12 @@ def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> 
 #
 # A write is the chunks that have changed, then a *marker*: the mark and a row for every valid chunk, those of earlier
 # writes too. A write counts when its marker is confirmed, and only then (`on_write_confirmed`); a crash in the middle
-# leaves
-# chunks that no marker names. So a million holes in a hundred ledgers cost one chunk per ack that hits one of them.
+# leaves chunks that no marker names. So a million holes in a hundred ledgers cost one chunk per ack that hits one.
 #     write = log.plan(cursor, sequence)      # takes what has changed, as bytes: later acks are in a later write
 #     … its entries are appended, in order, to the ledger that `log` belongs to …
-#     log.confirmed(write)   |   log.failed(write, cursor)
+#     log.on_write_confirmed(write)   |   log.on_write_failed(write, cursor)
 # A ledger ends (`ends`) by entries, by bytes, or when too little of it is still valid; the next one begins with all
-# chunks (`plan` of a new CursorLog). Nothing is dropped, however large. Guards:
+# chunks (`plan` of a new CursorLog). Nothing is dropped, however large it is. Guards:
 # tests/broker/subscription/core/test_cursor_log.py, tests/broker/subscription/test_cursor_model.py.
 
 
@@ -213,7 +212,7 @@ LIVE_BYTES_MIN = 4 << 20
 
 
 class Ends(enum.Enum):
-    """The reason why a cursor ledger ends."""
+    """The reason why a cursor ledger ends: the next write goes to another one."""
 
     ENTRIES = "it holds as many entries as it may"
     BYTES = "it holds as many bytes as it may"
@@ -221,7 +220,8 @@ class Ends(enum.Enum):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The bounds at which a cursor ledger ends: entries, bytes, and the least share that has to be valid."""
+    """The bounds at which a cursor ledger ends: entries, bytes, and the least share of its bytes that has to be valid.
+    """
 
     entries: int
     size_bytes: int
@@ -229,7 +229,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class CursorWrite(NamedTuple):
-    """A write of a cursor: its entries, and which chunks they hold."""
+    """A write of a cursor: its entries, and the chunks that they contain."""
 
     entries: list[bytes]
     rows: dict[ChunkKey, Row]  # of all valid chunks, when it is confirmed
@@ -239,7 +239,7 @@ class CursorWrite(NamedTuple):
 
 
 class CursorLog:
-    """The log in one cursor ledger, from its first entry on."""
+    """The log of a cursor in one cursor ledger, from its first entry on."""
 
     __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
 
@@ -250,7 +250,8 @@ class CursorLog:
         self._live_bytes = 0
 
     def plan(self, cursor: Cursor, sequence: int) -> CursorWrite:
-        """The next write; nothing of it counts yet. A first one holds the whole state."""
+        """Returns the next write, which counts only after `on_write_confirmed`. The first write of a log contains the
+        whole state."""
         valid = list(chunks_of(cursor))
         wanted = [key for key in valid if key in cursor.changed_chunks or key not in self._rows]
         cursor.changed_chunks.clear()
@@ -265,6 +266,7 @@ class CursorLog:
         return CursorWrite(entries, rows, frozenset(wanted), cursor.version, cursor.mark)
 
     def on_write_confirmed(self, write: CursorWrite) -> None:
+        """Called when all entries of the write are confirmed: its chunks are valid."""
         self._rows = write.rows
         self._entries += len(write.entries)
         self._bytes += sum(map(len, write.entries))
@@ -272,10 +274,11 @@ class CursorLog:
 
     @staticmethod
     def on_write_failed(write: CursorWrite, cursor: Cursor) -> None:
-        """Notes that the write never counts: what it held has to be written again."""
+        """Called when the write will never count: its chunks have to be written again."""
         cursor.changed_chunks.update(write.chunks)
 
     def ends(self, bounds: Bounds) -> Ends | None:
+        """Returns why the cursor ledger ends; None: the next write may be appended to it."""
         if self._entries >= bounds.entries:
             return Ends.ENTRIES
         if self._bytes >= max(bounds.size_bytes, 2 * self._live_bytes):

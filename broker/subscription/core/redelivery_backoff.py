@@ -1,7 +1,7 @@
 """Entries that were given back and are not to be delivered yet, or never: the back-off ladder, and dead letters.
-    verdict = policy.verdict(times, now_ms)      # Replay after a wait | DEAD
+    policy.is_dead(times), policy.wait_ms(times) # a dead letter, or delivered again after a wait
     held.hold(position, until_ms)                # until_ms None: it becomes a dead letter
-    held.due(now_ms)                             # these may be delivered again
+    held.take_due(now_ms)                        # these may be delivered again
 A message is delivered 1 + max_redeliver_count times. The cursor keeps the count and the time and stores them, so that
 a restart continues from them (`restore`). What is held is neither outstanding nor waiting for redelivery: the
 dispatcher skips it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
@@ -56,25 +56,26 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
         return self.max_redeliver_count > 0
 
     def is_dead(self, times: int) -> bool:
-        """Whether an entry that was given back so often was delivered as often as it may be."""
+        """Returns True if an entry that was given back `times` times was delivered as often as it may be."""
         return times > self.max_redeliver_count
 
     def wait_ms(self, times: int) -> int:
-        """Returns the wait (ms) before the redelivery of an entry that was given back so often; the last step of the
+        """Returns how many ms an entry that was given back `times` times waits for its redelivery; the last step of the
         ladder repeats."""
         if not self.backoff_s:
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
 
     def at(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
-        """The policy in force there: a topic of dead letters makes none of its own, or each would circulate for ever.
-        """
+        """Returns the policy in force for the subscription. A dead-letter topic makes no dead letters of its own, or
+        each would circulate for ever."""
         if not self:
             return self
         its_own = not self.topic and topic.base.local.endswith(SUFFIX)
         return NO_LETTERS if its_own or self.letter_topic(topic, subscription).base == topic.base else self
 
     def letter_topic(self, topic: TopicName, subscription: str) -> TopicName:
+        """Returns the dead-letter topic of the subscription."""
         return TopicName.parse(self.topic or f"{topic.base.full}-{subscription}{SUFFIX}")
 
 
@@ -82,7 +83,8 @@ NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
 def policy_of(applied: Applied, properties: Mapping[str, str]) -> DeadLetterPolicy:
-    """Returns the policy: subscription > topic > namespace > broker. A property that does not parse counts as unset."""
+    """Returns the policy of a subscription: its properties > topic > namespace > broker. A property that does not parse
+    counts as not set."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
     own_count, own_ladder = properties.get(MAX_COUNT, ""), properties.get(LADDER, "")
     if (own := whole(own_count)) is not None:
@@ -98,7 +100,7 @@ _NONE: SortedSet[tuple[int, Position]] = SortedSet()
 
 
 class BackoffQueue:
-    """The entries of a subscription that wait for a time, or for the dead letters."""
+    """The entries of a subscription that wait for the end of a back-off, or to be moved to the dead letters."""
 
     __slots__ = ("_due", "until")
 
@@ -116,12 +118,10 @@ class BackoffQueue:
         return iter(self.until)
 
     def restore(self, counts: Mapping[Position, Count], policy: DeadLetterPolicy, now_ms: int) -> list[Position]:
-        """Continues after a restart; returns the dead letters.
+        """Continues after a restart; returns the entries that are dead letters.
 
-        `until_ms` is of the clock of the broker that held it, which may be hours ahead: no wait is longer than the
-        policy's
-        own.
-        """
+        `until_ms` of a count is by the clock of another broker, which may be hours ahead: no entry waits longer than
+        the policy says."""
         dead = []
         for position, count in counts.items():
             if policy and policy.is_dead(count.redeliveries):
@@ -132,6 +132,7 @@ class BackoffQueue:
         return dead
 
     def hold(self, position: Position, until_ms: int | None) -> None:
+        """Holds the entry back until `until_ms`; None: until it is a dead letter."""
         self.drop(position)
         self.until[position] = until_ms
         if until_ms is not None:
@@ -140,6 +141,7 @@ class BackoffQueue:
             self._due.add((until_ms, position))
 
     def drop(self, position: Position) -> None:
+        """Removes the entry, if it is held back."""
         until_ms = self.until.pop(position, None)
         if until_ms is not None:
             self._due.discard((until_ms, position))
@@ -149,7 +151,7 @@ class BackoffQueue:
             self.drop(position)
 
     def take_due(self, now_ms: int) -> list[Position]:
-        """The entries whose wait is over; they are held no longer."""
+        """Removes and returns the entries whose wait is over."""
         found: list[Position] = []
         while self._due and self._due[0][0] <= now_ms:
             position = self._due.pop(0)[1]
@@ -158,13 +160,14 @@ class BackoffQueue:
         return found
 
     def drop_timed(self) -> None:
-        """Drops the entries that wait for a time: they are held no longer."""
+        """Removes the entries that wait for a time; dead letters stay."""
         for _, position in self._due:
             del self.until[position]
         self._due.clear()
 
     @property
     def next_ms(self) -> int | None:
+        """Returns when the next wait ends, in ms since the epoch; None if nothing waits."""
         return int(self._due[0][0]) if self._due else None
 
     def clear(self) -> None:
@@ -177,7 +180,8 @@ class BackoffQueue:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """Raises InvalidRequest for more than PROPERTIES_BYTES_MAX, or a policy of its own that does not parse."""
+    """Raises InvalidRequest if the properties are larger than PROPERTIES_BYTES_MAX, or the dead-letter policy in them
+    does not parse."""
     size = sum(len(key) + len(value) for key, value in properties.items())
     if size > PROPERTIES_BYTES_MAX:
         raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} characters are more than {PROPERTIES_BYTES_MAX}")
@@ -216,7 +220,7 @@ _OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "t
 
 
 class Source(NamedTuple):
-    """The origin of a dead letter: topic, subscription, entry, and its redeliveries."""
+    """The origin of a dead letter: topic, subscription, entry, and how often it was given back."""
 
     topic: TopicName
     subscription: str
@@ -226,16 +230,19 @@ class Source(NamedTuple):
 
     @property
     def producer_name(self) -> str:
+        """Returns the name of the producer of this dead letter: one for each source entry."""
         ledger_id, entry_id = self.position
         return f"{self.topic.local}-{self.topic.partition}-{self.subscription}-DLQ-{ledger_id}-{entry_id}"
 
     @property
     def reason(self) -> str:
+        """Returns, in words, why it is a dead letter."""
         return f"given back {self.redeliveries} times, at most {self.max_redeliver_count} redeliveries are allowed"
 
 
 def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
-    """Returns the client-parts, in order; `done`: batch indexes that are acknowledged."""
+    """Returns the dead letters of an entry, as client-parts, in order: one for each message whose batch index is not in
+    `done` (acknowledged). What cannot be taken apart is one letter."""
     reason = source.reason
     try:
         body = split_broker_part(entry)[2]
@@ -259,14 +266,15 @@ def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int)
 
 
 def chunk_letter(source: Source, entry: Buffer, now_ms: int) -> bytes:
-    """The client-part of one chunk; `source.position` is that of the last one. CorruptEntry."""
+    """Returns the client-part of the dead letter for one chunk. `source.position` must be that of the message's last
+    chunk. Raises CorruptEntry."""
     body = split_broker_part(entry)[2]
     header = parse_header(body)
     return _as_it_is(source, header, bytes(body[header.payload_offset :]), now_ms, uuid=f"{source.producer_name}-0")
 
 
 def _as_it_is(source: Source, header: EntryHeader, payload: bytes, now_ms: int, *, uuid: str = "") -> bytes:
-    """A payload that is not taken apart: ciphertext, or a chunk."""
+    """Returns a dead letter whose payload is not taken apart: ciphertext, or a chunk."""
     metadata = MessageMetadata()
     metadata.CopyFrom(header.metadata)
     for name in _OF_ITS_TOPIC:
@@ -277,8 +285,8 @@ def _as_it_is(source: Source, header: EntryHeader, payload: bytes, now_ms: int, 
 
 
 def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
-    """The metadata that the message keeps. The version of its schema is a number of its topic: who publishes it makes
-    it one of this topic (broker/node/internal_producer.py `InternalProducer.copy`)."""
+    """Returns the metadata that the message keeps. The version of its schema is a number of its topic: whoever
+    publishes the letter replaces it (broker/node/internal_producer.py `InternalProducer.copy`)."""
     metadata = MessageMetadata()
     if isinstance(fields, MessageMetadata):
         metadata.CopyFrom(header.metadata)
@@ -297,6 +305,8 @@ def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
 
 
 def _addressed(source: Source, index: int, metadata: MessageMetadata, now_ms: int, reason: str) -> MessageMetadata:
+    """Returns the metadata with the producer name and sequence id of the letter, and with properties that name its
+    origin."""
     ledger_id, entry_id = source.position
     metadata.producer_name = source.producer_name
     metadata.sequence_id = max(0, index)

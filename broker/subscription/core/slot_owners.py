@@ -51,19 +51,19 @@ def key_shared_options(asked: PolicyOptions) -> KeySharedOptions:
 
 
 class SlotOwners(Protocol):
-    """Assigns each slot to a consumer."""
+    """Assigns each slot to a consumer, which owns it."""
 
     def why_refused(self, newcomer: Member) -> str | None: ...
     def join(self, member: Member) -> None: ...
     def leave(self, member: Member) -> None: ...
     def owner(self, slot: int) -> Member | None: ...
     def ranges(self) -> list[tuple[int, int, Member]]:
-        """Returns (first slot, last slot, owner), in order."""
+        """Returns (first slot, last slot, owner) of each range, in order."""
         ...
 
 
 class Ring:
-    """Owners of slots, AUTO_SPLIT by consistent hashing."""
+    """Owners of slots for AUTO_SPLIT, by consistent hashing."""
 
     def __init__(self) -> None:
         self._points: list[int] = []
@@ -124,7 +124,7 @@ def _points(name: str, number: int) -> list[int]:
 
 
 class Halves:
-    """Owners of slots, AUTO_SPLIT by halving ranges."""
+    """Owners of slots for AUTO_SPLIT, by halving the largest range."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []  # the last slot of each range, rising; the last one is STICKY_SLOTS
@@ -163,7 +163,7 @@ class Halves:
 
 
 class Sticky:
-    """Ranges that the consumers request."""
+    """Owners of slots by the ranges that the consumers request."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, Member]] = []

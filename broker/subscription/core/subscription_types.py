@@ -43,7 +43,7 @@ TYPES: dict[int, SubscriptionType] = {
 
 
 def type_of(number: int) -> SubscriptionType:
-    """Returns the type with that number. InvalidRequest: there is none."""
+    """Returns the subscription type with that number. Raises InvalidRequest if there is none."""
     try:
         return TYPES[number]
     except KeyError:
