@@ -37,7 +37,8 @@ def topic(number: int) -> Any:
     log = SimpleNamespace(shape=shape, pending_entries=0, degraded=number == 7, reader=reader)
     name = TopicName.parse(f"persistent://public/default/topic-{number}")
     return SimpleNamespace(name=name, traffic=TopicStatistics(SystemClock()), producers=(), log=log,
-        subscriptions={"s": subscription}, transactions=SimpleNamespace(statistics=lambda: None))
+        subscriptions={"s": subscription}, transactions=SimpleNamespace(statistics=lambda: None),
+        maintenance=SimpleNamespace(expired=0, evicted=0))
 
 
 async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than_a_slice(
