@@ -1,15 +1,16 @@
 """A producer or consumer of a Connect stream: its frames in, its session's answers out.
 
-    Handler.take(frame, turns)     at once, or after earlier work of the same handler
-    Handler.leave()                the stream is gone
+    Handler.on_frame(frame, turns)   handled at once, or after earlier work of the same handler
+    Handler.leave()                  the stream has ended
 
-A handler's work that takes longer than a slice of the loop is a task of its own: opening, acknowledgements of very many
-entries. Its frames that come meanwhile are deferred, and taken when it is done. Requests that are answered later
-(`seek`, `last_message_id`, the receipt of an acknowledgement, acknowledgements in transactions) run beside that, at
-most REQUESTS_MAX. So the join of one transaction delays neither other frames nor other transactions: acknowledgements
-of different transactions, and plain ones, have no order; each is judged when it is its turn.
-A handler ends once, in `_end_handler`: closed by its client (the last frame is `done`), given up by the broker or for a
-frame that it does not take (the last frame is `closed`), or with the stream.
+Work of a handler that takes longer than a slice of the loop runs in a task: opening, acknowledgements of very many
+entries. Frames that arrive meanwhile are deferred until it is done. Requests that are answered later (`seek`,
+`last_message_id`, the receipt of an acknowledgement, acknowledgements in transactions) run beside that, at most
+REQUESTS_MAX. So joining one transaction delays neither other frames nor other transactions: acknowledgements of
+different transactions, and plain ones, have no order; each is checked when it is handled.
+
+A handler ends once, in `_end_handler`: closed by its client (the last frame is `done`), closed by the broker, also
+because of a frame that it does not accept (the last frame is `closed`), or with the stream.
 """
 
 from __future__ import annotations

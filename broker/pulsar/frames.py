@@ -190,8 +190,8 @@ def entry_of(rest: memoryview) -> Buffer:
 def frame(**commands: object) -> bytes:
     """Returns the encoded frame of one command: `frame(success=CommandSuccess(…))`."""
     [name] = commands
-    body = pulsar.BaseCommand(type=pulsar.BaseCommand.Type.Value(name.upper()), **commands).SerializeToString()  # type:
-    ignore[arg-type] return _U32.pack(len(body) + 4) + _U32.pack(len(body)) + body
+    body = pulsar.BaseCommand(type=pulsar.BaseCommand.Type.Value(name.upper()), **commands).SerializeToString()  # type: ignore[arg-type]
+    return _U32.pack(len(body) + 4) + _U32.pack(len(body)) + body
 
 
 _RECEIPT = b"\x08\x07\x3a"  # type SEND_RECEIPT; tag of the field `send_receipt` (7)
