@@ -1,14 +1,14 @@
-"""The broker process: owns topics for a while, stores nothing itself.
+"""The broker process: it owns topics while it has a metadata session, and stores nothing itself.
 
     broker = await Broker.start(world, config, metadata)     serves when this returns
     broker.endpoint                                          where clients reach it
     await broker.close()                                     in order: topics, bundles, streams
 
-When the metadata session is lost, topics are served on until there is a new one (`new_session`), in which each is kept
-or lost (broker/node/topic_manager.py). All are dropped when there is none within `session_lost_grace_s`, because by
-then another broker serves them and their consumers should connect there. That time begins anew while nothing listens
-at the address of the metadata's only process: then no other broker has a session either. Without `new_session` they are
-dropped at once.
+When the metadata session is lost, topics are served until there is a new one (`new_session`), which decides for each
+whether it is kept or dropped (broker/node/topic_manager.py). If there is none within `session_lost_grace_s`, all are
+dropped, because by then another broker serves them and their consumers should connect there. That time starts again
+while nothing listens at the address of the metadata's only process: then no other broker has a session either. Without
+`new_session` topics are dropped at once.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _LOG = logging.getLogger("magnetar.broker")
 
 NewSession = Callable[[], Awaitable[MetadataStore]]
 HELD_INTERVAL_S = 1.0
-"""Seconds between two checks while producers wait for a backlog quota: how late they learn that there is room."""
+"""Seconds between two checks while a backlog quota blocks producers: they learn that late that there is room."""
 RENEW_RETRY_S = 1.0
-"""Seconds between two tries to get a new metadata session."""
+"""Seconds between two attempts to open a new metadata session."""
 
 
 class Broker:
-    """A broker. `metadata` is closed by the caller; `new_session` opens another when its session is lost."""
+    """A broker. The caller must close `metadata`; `new_session` opens another one when its session is lost."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
@@ -68,13 +68,13 @@ class Broker:
         self._pulsar: ByteServing | None = None
         self._http: ByteServing | None = None
         self._closing = False
-        self._alone_since = 0.0  # without a session, while another broker may have one; monotonic
+        self._alone_since = 0.0  # monotonic time since which it has no session while another broker may have one
 
     @classmethod
     async def start(
         cls, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
     ) -> Broker:
-        """Starts the broker. Busy: the port is taken; or the metadata's errors."""
+        """Starts a broker; when this returns, it serves. Raises Busy if a port is taken, and the metadata's errors."""
         broker = cls(world, config, metadata, new_session)
         await broker._start()
         return broker
@@ -110,12 +110,12 @@ class Broker:
 
     @property
     def topics(self) -> dict[str, Topic]:
-        """The topics that are loaded here, by full name."""
+        """The topics that are loaded at this broker, by full name."""
         return self.owned.loaded
 
     @property
     def endpoint(self) -> Endpoint:
-        """Returns where clients reach the broker."""
+        """The address at which clients reach the broker over gRPC."""
         assert self._serving is not None, "the broker listens"
         listening = self._serving.endpoint
         advertised = self._config.advertised
@@ -125,14 +125,14 @@ class Broker:
 
     @property
     def pulsar_urls(self) -> dict[str, tuple[str, ...]]:
-        """Returns the URLs at which clients of Pulsar reach the broker, by the name of the listener."""
+        """The URLs at which Pulsar clients reach the broker, by the name of the listener."""
         if self._pulsar is None:
             return {}
         return advertised_urls(self._config, self._pulsar.endpoint, is_encrypted=self._pulsar.is_encrypted)
 
     @property
     def http_url(self) -> str:
-        """Returns the URL at which tools reach the broker; empty: it serves no HTTP."""
+        """The URL at which tools reach the broker over HTTP; "": it serves no HTTP."""
         if self._http is None:
             return ""
         host = self._config.advertised.host if self._config.advertised is not None else self._http.endpoint.host
@@ -198,9 +198,9 @@ class Broker:
             _LOG.exception("topics were not dropped in order")
 
     async def _renew(self, new_session: NewSession, giving_up: asyncio.Task[None]) -> None:
-        """Enters a new metadata session. `_metadata` stays the lost session until the broker is in the new one: after
-        any failure in between it begins anew from there (runtime/tasks.py), and no session is left open in which
-        the broker is not registered."""
+        """Retries until the broker is in a new metadata session. `_metadata` stays the lost session until then: after
+        any failure this is called again (runtime/tasks.py), and no session is left open in which the broker is not
+        registered."""
         throttle = LogThrottle(self._world.clock)
         while True:
             try:
@@ -225,7 +225,7 @@ class Broker:
             await asyncio.sleep(RENEW_RETRY_S)
 
     async def _enter_again(self, fresh: MetadataStore) -> bool:
-        """Resumes in the new session; False: not yet."""
+        """Registers the broker in the new session, and resumes its topics; returns False if that failed."""
         try:
             if self.owned.entered:
                 await self.owned.resume(fresh)
@@ -240,7 +240,7 @@ class Broker:
         return True
 
     async def close(self) -> None:
-        """Closes the broker. Idempotent. The metadata session stays the caller's."""
+        """Closes the broker. Idempotent. The caller must close the metadata session."""
         if self._closing:
             return
         self._closing = True
@@ -256,7 +256,7 @@ class Broker:
 
 
 # -------------------------------------------------------------------------------------------------------- memory
-# The parts of a broker that may take memory, and how much of `memory_bytes` each gets (runtime/memory_shares.py).
+# The parts of a broker that use memory, and the share of `memory_bytes` that each gets (runtime/memory_shares.py).
 
 
 SHARES = (
@@ -272,4 +272,4 @@ SHARES = (
     Share("state", "broker.state_memory_bytes", 1, 24, 8 * MIB, NO_LIMIT,
           "topics, subscriptions with their holes and delayed messages, connections"),
 )  # fmt: skip
-"""A weight is in about the mebibytes of a broker that has 128."""
+"""The weights are about the mebibytes of each part in a broker with 128 MiB."""

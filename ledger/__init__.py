@@ -2,10 +2,10 @@
 
 The pages: docs/design/ledgers.md, docs/design/protocol.md.
 
-Decisions are in the modules `*_core` (pure): `striping` which bookies store an entry, `pending` which adds count,
-`writer`, `reader`, `recovery`, `metadata` which transitions of the record are allowed. The drivers beside it carry them
-out: `handle` the writer, `reader`, `recovery`, `bookies` which bookies are registered and how to reach them, `client`
-the entry point to all of it.
+Decisions are in the modules `*_core` (pure): `pending` decides which bookies store an entry and when it is confirmed,
+placement_core.py which bookies a ledger gets, `writer`, `reader`, `recovery`, and `metadata` which transitions of the
+record are allowed. The drivers carry them out: `handle` the writer, `reader`, `recovery`, `bookies` the table of
+registered bookies and the connections, `client` the entry point to all of it.
 """
 
 from .client import LedgerClient

@@ -33,13 +33,13 @@ from ..runtime.files import Buffer
 from .peer_format import CHECKED_BYTES, ENTRY_HEADER, AnswerHead, Op, RequestHead, Status
 
 ADDS_MAX = 4096
-"""Entries of one request: a table of 160 KiB."""
+"""Most entries of one request: a table of 160 KiB."""
 
 RUN_BYTES_MAX = 1 << 20
-"""Bytes at which a frame with more than one payload is closed, about."""
+"""A frame with several payloads ends when it reaches about this size in bytes."""
 
 JOINED_BYTES_MAX = 32 << 10
-"""Largest payloads that share a frame: copying one costs less than a part of a message."""
+"""Largest payload, in bytes, that shares a frame with others: copying it costs less than another part of a message."""
 
 _ROW = struct.Struct(">IqqqqI")
 _SIZE = struct.Struct(">I")
@@ -62,7 +62,8 @@ class Opened(NamedTuple):
 
 
 def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[Buffer]:
-    """The frames of a request, from each entry's (header, frames of the payload, their size)."""
+    """Returns the frames of a request. `sealed` has for each entry its header, the frames of its payload, their
+    size."""
     rows: list[bytes] = []
     frames: list[Buffer] = [b""]
     run: list[Buffer] = []
@@ -86,7 +87,8 @@ def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[B
 
 
 def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> Opened:
-    """Verifies every entry; ValueError when frames and head do not match. A payload is copied at most once."""
+    """Decodes a request and verifies every entry. Raises ValueError if frames and head do not match. A payload is
+    copied at most once."""
     count = head.count
     if not 1 <= count <= ADDS_MAX:
         raise ValueError(f"{count} entries in one request; 1 to {ADDS_MAX} are allowed")
@@ -133,8 +135,7 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
 
 
 def open_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
-    """Returns the one entry of an ADD and its LAC: the joined frames are the stored entry. None if anything is invalid.
-    """
+    """Returns the entry of an ADD and its LAC; None if anything is invalid. The joined frames are the stored entry."""
     size = 0
     for frame in frames:
         size += len(frame)
@@ -155,12 +156,12 @@ def open_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max:
 
 
 def encode_statuses(ledger: int, entry: int, statuses: bytes | bytearray) -> tuple[bytes, tuple[bytes]]:
-    """Returns (head, frames) of the answer to a request with these `ledger` and `entry` in its head."""
+    """Returns the head and the frames of the answer to a request with this `ledger` and `entry` in its head."""
     return AnswerHead(Op.ADD_MANY, Status.OK, ledger, entry, -1, len(statuses)).encode(), (bytes(statuses),)
 
 
 def decode_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
-    """Returns the status of each of the `count` entries of a request; ValueError when this is not its answer."""
+    """Returns the status of each of the `count` entries of a request. Raises ValueError if this is not its answer."""
     if answer.op is not Op.ADD_MANY:
         raise ValueError(f"an answer to {answer.op.name}")
     if answer.status is not Status.OK:

@@ -1,9 +1,9 @@
 """The bookies as a ledger client sees them: which are registered, how to reach each, which to choose for an ensemble.
 
-One watch on `/bookies/available` keeps the table; a bookie that leaves it keeps its last endpoint, because ledgers on
-it may still be readable. One peer connection per bookie, endpoint and key: a bookie that registers elsewhere, or with
-another key, gets a new one, and the old one is closed. A bookie is its uuid, never its address: the transport checks it
-(docs/design/protocol.md §1.5, #4812).
+One watch on `/bookies/available` updates the table; the last endpoint of a bookie that leaves it is kept, because
+ledgers on it may still be readable. One peer connection per bookie, endpoint and key: a bookie that registers
+elsewhere, or with another key, gets a new one, and the old one is closed. A bookie is its uuid, never its address: the
+transport checks it (docs/design/protocol.md §1.5, #4812).
 
 **Choice**: placement_core.py decides; this module supplies the candidates. A bookie's rack is the one in
 `/bookies/racks`, which the same watch follows, else the one it registered with. The rack of a bookie that left is
@@ -36,7 +36,7 @@ from .placement_core import UNKNOWN_RACK, BookieHealth, Candidate, NotPlaced, Qu
 _LOG = logging.getLogger("magnetar.ledger")
 
 PAUSE_PART = 4
-"""Divisor of the time-out: a busy bookie is asked again after such a part of it, at the latest."""
+"""The pause before a busy bookie is asked again grows to this fraction (1 / PAUSE_PART) of the timeout."""
 
 
 class Bookies:
@@ -52,14 +52,14 @@ class Bookies:
         self.memory = AppendMemory(config.memory_bytes_max)
         self._available: dict[str, BookieRecord] = {}
         self.peers = _Peers()
-        self._keys: dict[str, str] = {}  # of the bookies that `peers` expect
+        self._keys: dict[str, str] = {}  # the key with which each of `peers` must identify itself
         self._trouble = BookieHealth(config.quarantine_s)
         self.damage = DamageReports(metadata)
         self._quarantine = Quarantine(config.quarantine_s, config.quarantine_max_s)
         self._rule = RackRule(config.min_racks_per_write_quorum, config.enforce_min_racks)
         self._racks_short = False
         self._racks: dict[str, str] = {}  # from the metadata; overrides what a bookie registered
-        self._last_racks: dict[str, str] = {}  # of every bookie ever registered, as it registered
+        self._last_racks: dict[str, str] = {}  # the rack with which each bookie registered last
         self._closed = False
         self._listed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -70,7 +70,8 @@ class Bookies:
         self._closing = Tasks()  # of peers that were replaced
 
     async def wait_listed(self) -> None:
-        """Returns after the first listing. Raises what ended the watch: SessionExpired, or Unavailable once closed."""
+        """Waits until the bookies were listed once. Raises the error that ended the watch, as SessionExpired, or
+        Unavailable after `close`."""
         if self._closed:
             raise Unavailable("this ledger client is closed")
         if self._follower is None:
@@ -84,7 +85,8 @@ class Bookies:
     def request(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
     ) -> asyncio.Future[Reply]:
-        """Sends a request. Never raises; see `Peer.request`. A bookie that never registered is Unavailable."""
+        """Sends a request to a bookie; returns a future of the reply (see `Peer.request`). Never raises itself: for a
+        bookie that never registered the future fails with Unavailable."""
         return self.peers[bookie].request(head, frames, timeout_s=timeout_s)
 
     async def ask(
@@ -93,8 +95,8 @@ class Bookies:
         """Asks a bookie, and returns the answer; None when none arrives within `timeout_s` or it cannot be decoded: the
         outcome is unknown.
 
-        A bookie that answers BUSY did nothing; it is asked again, ever more slowly, until the time is over. It lives,
-        and others are before us: with each such answer the time begins anew, for `busy_s` in all.
+        A bookie that answers BUSY did nothing; it is asked again, with growing pauses, until the time is over. Each
+        BUSY proves that the bookie is alive, so the timeout starts again, for up to `busy_s` in all.
         """
         clock = self._world.clock.monotonic
         began, pause_s = clock(), self._config.retry_s
@@ -117,23 +119,23 @@ class Bookies:
             pause_s = min(2 * pause_s, timeout_s / PAUSE_PART)
 
     def record_failure(self, bookie: str) -> None:
-        """Notes that the bookie failed just now: for a while it is chosen last, and asked last."""
+        """Records that the bookie failed: for a while it is chosen last for ensembles, and asked last by reads."""
         self._quarantine.record_failure(bookie, self._world.clock.monotonic())
         self.record_trouble(bookie, TroubleKind.FAILED)
 
     def record_trouble(self, bookie: str, kind: TroubleKind) -> None:
-        """Notes that a read from the bookie went wrong: for a while it is asked last (placement_core.py)."""
+        """Records that a read from the bookie went wrong: for a while reads ask it last (placement_core.py)."""
         self._trouble.record_trouble(bookie, kind, self._world.clock.monotonic())
 
     def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
-        """Notes that the bookie sent bytes that are not the entry: it is asked last for a while, and reported
-        (damage.py)."""
+        """Records that the bookie sent bytes that are not the entry: for a while reads ask it last, and the damage is
+        reported (damage.py)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.record_trouble(bookie, TroubleKind.DAMAGED)
         self.damage.add(ledger, bookie, entry)
 
     def troubled(self) -> dict[str, float]:
-        """Returns bookie → the weight of its recent trouble (placement_core.py); healthy bookies are left out."""
+        """Returns the weight of each bookie's recent trouble (placement_core.py); healthy bookies are left out."""
         return self._trouble.weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
@@ -144,8 +146,8 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ choosing
     async def count_well(self, wanted: int) -> int:
-        """Returns the number of writable bookies that did not fail lately; lists them again before it returns <
-        `wanted`."""
+        """Returns the number of writable bookies that did not fail lately; if it is less than `wanted`, lists the
+        bookies again first."""
         if self._well() < wanted:
             await self._list()
         return self._well()
@@ -157,7 +159,8 @@ class Bookies:
         return self._quarantine.failed_lately(bookie, self._world.clock.monotonic())
 
     async def choose_now(self, count: int, *, write_quorum: int | None = None) -> list[str]:
-        """Chooses like `choose`; with too few bookies it lists them again first, because the watch may lag."""
+        """Chooses like `choose`; if there are too few bookies, lists them again and retries, because the watch may
+        lag."""
         try:
             return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
@@ -167,18 +170,18 @@ class Bookies:
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
         """Returns `count` distinct writable bookies. Raises NotEnoughBookies with `wanted` and `available`.
 
-        With `write_quorum` (a new ledger) the minimum of racks applies. Without it, the copies join those of the
-        registered bookies in `exclude`, and other racks are preferred.
+        With `write_quorum` (a new ledger) the minimum of racks applies. Without it, the new copies are in addition to
+        those at the bookies in `exclude`, and racks other than theirs are preferred.
         """
         there = sorted(each for each in exclude if each in self._available and not self._failed_lately(each))
         beside = {count + slot: self.rack(bookie) for slot, bookie in enumerate(there)}
         return self._placed(count, exclude, beside, write_quorum)
 
     def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
-        """Returns slot → its replacement, for `slots`; only the first slots when there are too few bookies.
+        """Returns a replacement bookie for each of `slots`; only for the first ones if there are too few bookies.
 
-        A bookie that failed lately is never taken: it is no better than the one it would replace. The racks of the
-        other slots are taken into account.
+        Never chooses a bookie that failed lately: it is no better than the one that it would replace. Takes the racks
+        of the other slots into account.
         """
         failed = [each for each in self.quarantined() if self._failed_lately(each)]
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
@@ -186,10 +189,10 @@ class Bookies:
     def replace_gone(
         self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
     ) -> dict[int, str]:
-        """Returns replacements like `replace`, for copies of final entries, where the bookies in `slots` are lost or
-        departing.
+        """Returns replacements like `replace`, for copies of final entries whose bookies in `slots` are lost or
+        leaving.
 
-        A bookie that failed lately is taken last, but it is taken. Never one of `gone` or of `unfit`.
+        Chooses bookies that failed lately too, but last; never one of `gone` or of `unfit`.
         """
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.unfit])
 
@@ -244,17 +247,18 @@ class Bookies:
         self._racks_short = short
 
     def rack(self, bookie: str) -> str:
-        """The bookie's rack, or its last one if it is not registered; UNKNOWN_RACK if it never was."""
+        """Returns the rack of a bookie, its last one if it is not registered, or UNKNOWN_RACK if it never was."""
         return self._racks.get(bookie) or self._last_racks.get(bookie, UNKNOWN_RACK)
 
     @property
     def unfit(self) -> frozenset[str]:
-        """Bookies that get no copy of an older ledger: they lost data and are restoring it (BookieRecord.limbo)."""
+        """Bookies that must get no copies of older ledgers: they lost data and are restoring it
+        (BookieRecord.limbo)."""
         return frozenset(bookie for bookie, record in self._available.items() if record.limbo)
 
     @property
     def fenced_upto(self) -> int:
-        """Returns the largest ledger id up to which some bookie refuses adds, as it once lost data (BookieRecord); -1:
+        """The largest ledger id up to which some bookie refuses adds, because it once lost data (BookieRecord); -1:
         none."""
         return max((record.fenced_upto for record in self._available.values()), default=-1)
 
@@ -279,7 +283,7 @@ class Bookies:
                 await asyncio.sleep(self._config.retry_s)
 
     async def look_again(self) -> None:
-        """Lists the bookies now, because the watch may lag; concurrent callers share one listing."""
+        """Lists the bookies again now, because the watch may lag; concurrent callers share one listing."""
         listings = self._listings
         async with self._looking:
             if self._listings == listings:
@@ -328,7 +332,8 @@ class Bookies:
         self._last_racks[bookie] = record.rack
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Returns bookie → counters of its connection and of its trouble (`reads_slow`, …: placement_core.py)."""
+        """Returns for each bookie the counters of its connection and of its trouble (`reads_slow`, …:
+        placement_core.py)."""
         return {
             bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}
             for bookie, peer in self.peers.items()
@@ -348,7 +353,7 @@ class Bookies:
 
 
 class _Unregistered:
-    """The peer of a bookie that never registered."""
+    """The stand-in for the peer of a bookie that never registered: each request fails with Unavailable."""
 
     def __init__(self, bookie: str) -> None:
         self._error = Unavailable(f"bookie {bookie} is not registered", bookie=bookie)
@@ -363,7 +368,7 @@ class _Unregistered:
 
 
 class _Peers(dict[str, Peer]):
-    """The peers, by bookie; a bookie without one is not registered."""
+    """The peers by bookie; for a bookie that never registered, an `_Unregistered`."""
 
     def __missing__(self, bookie: str) -> _Unregistered:
         return _Unregistered(bookie)

@@ -5,10 +5,10 @@ and the connections.
              ledger in the commit that names it does it in three steps: `draft`, `creation`, `writer`
     open     reads what is certainly stored; never fences, so the writer continues
     recover  fences the writer and gives the ledger its end: CLOSED for ever (ledger protocol §1.8)
-    delete   notes that the ledger is deleted, and removes its record; bookies free the space later. Nothing may
+    delete   records that the ledger is deleted, and removes its record; bookies free the space later. Nothing may
              reference the ledger durably any more (§1.11)
 
-Ledger ids are taken in blocks from a counter in the metadata, in larger blocks while many ledgers are created, and
+Ledger ids are allocated in blocks from a counter in the metadata, in larger blocks while many ledgers are created, and
 are never used twice. A retried create whose first outcome was unknown recognises its own record by a random token
 (§1.1). The key (20 random bytes) prevents any other client from writing or fencing.
 Guards: tests/ledger/test_ledger.py.
@@ -60,11 +60,11 @@ from .reader import LedgerReader
 #     /deleted/<page, 20 digits>    DeletedLedgersRecord: the ranges of deleted ids among PAGE_IDS consecutive ones
 #
 # Rule. That a ledger's record is missing proves nothing: a damaged file, an older copy or another store lacks it too. A
-# ledger is deleted when its owner says so, in this order:
+# ledger is deleted only by its owner, in this order:
 #
-#  1. `record_deletions`: its id enters the page, by compare-and-set. From here on the owner wants it gone
+#  1. `record_deletions`: its id is added to the page, by compare-and-set. From now on the ledger counts as deleted
 #  2. its own record is deleted
-#  3. each bookie finds both, in two passes (bookie/maintenance/garbage.py), and deletes its copy
+#  3. each bookie sees both, in two passes (bookie/maintenance/garbage.py), and deletes its copy
 #
 # A crash after 1 leaves a record that no list names: the sweep (broker/cluster/orphans.py) goes on with 2. A ledger
 # without a record whose id is in no page is *unexplained*: its data stays until an operator decides. Ids are never
@@ -73,17 +73,15 @@ from .reader import LedgerReader
 
 
 PAGE_IDS = 4096
-"""Ids of a page: one in which every second id is deleted has 50 kB of JSON; blocks of ids (ledger/client.py) are a part
-of one."""
+"""Ids per page: a page in which every second id is deleted has 50 kB of JSON; a block of ids is a part of one page."""
 ATTEMPTS_MAX = 20
 PAUSE_S = 0.01
 DELETED_AT_ONCE = 512
-"""Ledgers that are deleted in one commit: half of what it may contain."""
+"""Most ledgers that are deleted in one commit: half of the operations that it may have."""
 
 
 async def among(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
-    """Returns the ledgers among the given ones that were deleted. Raises DamagedRecord, and the errors of the metadata.
-    """
+    """Returns those of the given ledgers that were deleted. Raises DamagedRecord, and the errors of the metadata."""
     deleted = BitMap64()
     asked = BitMap64(ledgers)
     for page, ids in _paged(asked):
@@ -93,7 +91,7 @@ async def among(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
 
 
 async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """Records that the owner of these ledgers deletes them, for ever. Idempotent; after an error of the metadata the
+    """Records for ever that these ledgers are deleted by their owner. Idempotent; after an error of the metadata the
     outcome is unknown."""
     for page, ids in _paged(ledgers):
 
@@ -104,8 +102,8 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
 
 
 async def notes(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
-    """Returns what `record_deletions` writes, as a part of a commit, which fails with BadVersion when another one was
-    faster."""
+    """Returns the operations that do the same as `record_deletions`, as a part of a commit: this fails with BadVersion
+    if another process changed a page meanwhile."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted(page)
@@ -116,8 +114,9 @@ async def notes(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]
 
 
 async def with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequence[Operation]) -> None:
-    """Commits `owner`, which deletes the owner's record, and in the same commit the notes of its ledgers: a crash
-    before their own records go leaves no doubt. Raises what the commit raises; BadVersion is that of `owner`.
+    """Commits the operations `owner`, which delete the owner's record, and records in the same commit that its ledgers
+    are deleted, so that they can be deleted after a crash. Raises the errors of the commit; BadVersion if an operation
+    of `owner` conflicts.
     """
     own = {operation.path for operation in owner}
     for attempt in range(ATTEMPTS_MAX):
@@ -131,8 +130,8 @@ async def with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequen
 
 
 async def delete(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """Notes the deletion like `record_deletions`, then deletes the records. Idempotent, also for a ledger whose record
-    does not exist."""
+    """Records the deletion like `record_deletions`, then deletes the ledgers' records. Idempotent, also for a ledger
+    whose record does not exist."""
     ordered = sorted(ledgers)
     await record_deletions(store, ordered)
     for at in range(0, len(ordered), DELETED_AT_ONCE):
@@ -167,24 +166,24 @@ def _with(record: DeletedLedgersRecord | None, page: int, ledgers: Sequence[int]
 _LOG = logging.getLogger("magnetar.ledger")
 
 IDS_LAST_S, IDS_MAX = 1.0, 1024
-"""Seconds that a block of ids lasts, below which the next one is larger, up to IDS_MAX: a client that creates hundreds
-of ledgers a second would otherwise spend half of its time on the counter. The rest of a block is lost at a stop, out of
-2^63."""
+"""If a block of ids is used up within this time, the next one is twice as large, up to IDS_MAX: else a client that
+creates hundreds of ledgers a second would spend half of its time on the counter. The rest of a block is lost at a stop,
+out of 2^63."""
 WRITERS_MIN = 16
-"""Number of ended writers that may be kept before they are dropped: dropping them walks over every open writer."""
+"""How many ended writers may be kept before they are dropped: dropping them iterates over every open writer."""
 
 __all__ = ["LedgerClient", "LedgerEnd"]
 
 
 class LedgerIdTaken(AlreadyExists):
-    """The ledger of that id is of another process: this one has not made it, and takes another id."""
+    """Raised when another process created a ledger with this id: another id must be used."""
 
 
 class LedgerClient:
     """Creates, opens, recovers and deletes ledgers (see the module's docstring).
 
-    `world` has the clock, randomness and network; `metadata` stays the caller's. `close` ends what the client opened.
-    """
+    `world` has the clock, randomness and network. The caller must close `metadata`. `close` ends what the client
+    opened."""
 
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig | None = None) -> None:
         self._world = world
@@ -195,10 +194,10 @@ class LedgerClient:
         self._block = 0  # size of the last block of ids, and when it was taken
         self._taken_at = 0.0
         self._taking = asyncio.Lock()
-        self._unwanted: set[int] = set()  # to be deleted
+        self._unwanted: set[int] = set()  # ledgers that wait to be deleted
         self._deleting = asyncio.Lock()
-        self._writers: dict[int, LedgerWriter] = {}  # that are open, and at most as many that ended
-        self._looked_at = 0  # how many were open when the ended ones were dropped last
+        self._writers: dict[int, LedgerWriter] = {}  # the open ones, and at most as many that ended
+        self._looked_at = 0  # number of open writers when the ended ones were dropped last
 
     async def create(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
@@ -226,7 +225,8 @@ class LedgerClient:
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
         properties: Mapping[str, str] | None = None, shrink: Shrink = Shrink.NOTHING, above: int = -1,
     ) -> LedgerRecord:  # fmt: skip
-        """The record of a ledger that `create` would make; nothing is stored. Raises as `create`."""
+        """Returns the record of a new ledger as `create` would store it, on chosen bookies; stores nothing. Its id is
+        larger than `above`. Raises the same errors as `create`."""
         config = self._config
         shape = striping(
             config.ensemble_size if ensemble_size is None else ensemble_size,
@@ -245,8 +245,8 @@ class LedgerClient:
         )  # fmt: skip
 
     def creation(self, draft: LedgerRecord) -> Change:
-        """Returns the change none → OPEN of the draft, as a part of a commit. Its transform raises LedgerIdTaken: make
-        another draft."""
+        """Returns the change that creates the ledger of `draft` (none → OPEN), as a part of a commit. Its transform
+        raises LedgerIdTaken if another process has the id: then the caller must make another draft."""
         path = paths.ledger(draft.ledger_id)
 
         def transform(node: Versioned | None) -> bytes | None:
@@ -258,13 +258,13 @@ class LedgerClient:
         return Change(path, transform, absent=True)
 
     def writer(self, record: LedgerRecord) -> LedgerWriter:
-        """The only writer of a ledger that was drafted here, after its creation is committed."""
+        """Returns the only writer of a ledger from `draft`. Its `creation` must have been committed."""
         writer = LedgerWriter(record, self._bookies, self._metadata, self._config)
         self._remember(writer)
         return writer
 
     async def check_place(self, wanted: Striping, *, shrink: Shrink = Shrink.NOTHING) -> None:
-        """Raises NotEnoughBookies if `create` would find no place for a ledger of that shape now."""
+        """Raises NotEnoughBookies if `create` would find too few bookies for a ledger of that shape now."""
         await self._bookies.wait_listed()
         if shrink is not Shrink.NOTHING:
             wanted = fit(wanted, await self._bookies.count_well(wanted.ensemble_size), shrink)
@@ -287,7 +287,7 @@ class LedgerClient:
         return fitting
 
     async def open(self, ledger_id: int) -> LedgerReader:
-        """A reader up to the end of a CLOSED ledger, else up to the largest LAC that a bookie reports.
+        """Returns a reader up to the end of a CLOSED ledger, else up to the largest LAC that a bookie reports.
 
         Raises LedgerNotFound, Unavailable.
         """
@@ -301,11 +301,12 @@ class LedgerClient:
         return self._bookies
 
     def reader(self, record: LedgerRecord) -> LedgerReader:
-        """A reader of what the record alone proves to be stored; sends no request."""
+        """Returns a reader of the entries that the record alone proves to be stored; sends no request."""
         return LedgerReader(record, self._bookies, self._metadata, self._config)
 
     def reader_of(self, writer: LedgerWriter) -> LedgerReader:
-        """A reader beside a writer of this process, always up to the writer's LAC; sends no request to learn it."""
+        """Returns a reader for the ledger of a writer in this process. It always reads up to the writer's LAC, and
+        sends no request to learn it."""
         reader = LedgerReader(
             writer.record, self._bookies, self._metadata, self._config, confirmed=lambda: writer.last_confirmed
         )
@@ -313,16 +314,17 @@ class LedgerClient:
         return reader
 
     async def recover(self, ledger_id: int) -> LedgerReader:
-        """Fences the writer, wherever it runs, and closes the ledger with every confirmed entry in it.
+        """Fences the writer, wherever it runs, and closes the ledger with every confirmed entry in it; returns a
+        reader.
 
-        Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies when too few bookies answer: the ledger stays
-        IN_RECOVERY, try again.
+        Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer: then the ledger stays
+        IN_RECOVERY, and the caller may try again.
         """
         return (await self._recover(ledger_id, joined=False))[0]
 
     async def recover_to_close(self, ledger_id: int) -> tuple[LedgerReader, Change | None]:
-        """Recovers like `recover`, but the caller closes the ledger, by a commit of the returned change (None: it is
-        closed). The reader counts after it. What the change raises: ledger/recovery.py `Recovered`."""
+        """Recovers like `recover`, but the caller must close the ledger by committing the returned change (None: it is
+        closed already). The reader is valid only after that. What the change raises: ledger/recovery.py `Recovered`."""
         return await self._recover(ledger_id, joined=True)
 
     async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, Change | None]:
@@ -331,15 +333,16 @@ class LedgerClient:
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
     def find_lost(self, record: LedgerRecord, *, force: bool = False) -> Lost:
-        """Asks what of the ledger is certainly lost (lost.py); sends nothing yet."""
+        """Returns the object that finds the entries of the ledger that are certainly lost (lost.py); sends nothing
+        yet."""
         return Lost(record, self._bookies, self._metadata, self._config, force=force)
 
     async def record(self, ledger_id: int) -> LedgerRecord:
         return await records.read(self._metadata, ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Deletes them for ever (ledger/client.py); idempotent, also when a record does not exist. After an error
-        of the metadata the outcome is unknown: delete again. What is asked for meanwhile shares the next commits.
+        """Deletes the ledgers for ever. Idempotent, also if a record does not exist. After an error of the metadata the
+        outcome is unknown: the caller must delete them again. Concurrent calls share their commits.
         """
         self._unwanted.update(ledger_ids)
         async with self._deleting:
@@ -349,7 +352,7 @@ class LedgerClient:
                 self._unwanted -= some
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Returns bookie → counters (`Bookies.statistics`)."""
+        """Returns counters for each bookie (`Bookies.statistics`)."""
         return self._bookies.statistics()
 
     async def close(self) -> None:
@@ -360,8 +363,7 @@ class LedgerClient:
 
     # ------------------------------------------------------------------------------ creating
     async def _next_id(self, above: int) -> int:
-        """Returns an id that is larger than every id that some bookie fences for ever: an id from an older block might
-        be refused."""
+        """Returns the next id that is larger than `above`, and than every id up to which some bookie refuses adds."""
         while True:
             while self._ids and self._ids[0] <= max(above, self._bookies.fenced_upto):
                 self._ids.popleft()
@@ -372,7 +374,7 @@ class LedgerClient:
                     self._ids.extend(await self._take_ids())
 
     async def _take_ids(self) -> range:
-        """Doubles the block while a block lasts for less than IDS_LAST_S."""
+        """Allocates the next block of ids, of twice the size if the last one lasted less than IDS_LAST_S."""
         now, least = self._world.clock.monotonic(), self._config.ids_block
         soon = now - self._taken_at < IDS_LAST_S
         self._block, self._taken_at = min(2 * self._block, max(least, IDS_MAX)) if soon and self._block else least, now

@@ -4,13 +4,13 @@ Two kinds of process write the same record. Each changes only its own part, by c
 the record when nothing is left:
 
     a reader or recoverer that got bytes which are not the entry   adds it, once per entry (`DamageReports`)
-    the bookie itself (bookie/maintenance/scrub.py `Reports`)      adds what it has quarantined, removes what is whole
-                                                                   again; it quarantines what a reader added too, so
-                                                                   that its repairer checks it and restores it
+    the bookie itself (bookie/maintenance/scrub.py `Reports`)      adds what it has quarantined, removes what is
+                                                                   repaired; it also quarantines what a reader added,
+                                                                   so that its repairer checks and restores it
 
 A report never delays a read: `add` only queues, one task writes. At most WAITING_MAX entries wait and KNOWN_MAX are
-remembered as reported; any more are counted in `dropped`, and the next reader of the entry reports it again. A report
-that the metadata did not accept is forgotten likewise. Guards: tests/ledger/test_damage.py.
+remembered as reported; more are counted in `dropped`, and reported when they are read the next time. So is a report
+that the metadata did not accept. Guards: tests/ledger/test_damage.py.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from ..runtime.tasks import Tasks
 _LOG = logging.getLogger("magnetar.ledger")
 
 Ranges = tuple[tuple[int, int], ...]
-"""(first, last) of each, ascending."""
+"""Ranges of entry ids, each (first, last), ascending."""
 
 RANGES_MAX = 20_000
-"""Ranges in a record: 840 kB at most, and a node holds 1 MiB. Further ranges are reported when these are repaired."""
+"""Most ranges in a record: 840 kB, as a metadata value has at most 1 MiB. Further ones are reported when these are
+repaired."""
 WAITING_MAX = 1000
 KNOWN_MAX = 10_000
-"""Entries, about 200 bytes each in memory. More damage than that is a dead disk, which the bookie itself finds."""
+"""Most entries that are remembered, about 200 bytes each. More damage is a dead disk, which the bookie itself finds."""
 
 
 def without(ranges: Ranges, others: Ranges) -> Ranges:
-    """The entries of `ranges` that are in none of `others`; one pass over both."""
+    """Returns the entries of `ranges` that are in none of `others`, as ranges."""
     gaps = together(others, ())
     left: list[tuple[int, int]] = []
     at = 0
@@ -57,7 +58,7 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def together(ranges: Ranges, others: Ranges) -> Ranges:
-    """The union: ascending, and no range touches the next one."""
+    """Returns the union of both as ascending ranges, of which none touches the next one."""
     both: list[tuple[int, int]] = []
     for first, last in sorted((*ranges, *others)):
         if both and first <= both[-1][1] + 1:
@@ -68,8 +69,8 @@ def together(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 async def report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
-    """Replaces the caller's part `before` of the record by `now` and keeps the others'. Returns the stored ranges, of
-    which there are RANGES_MAX at most.
+    """Replaces the ranges `before`, which the caller added to the record, by `now`; those that others added stay.
+    Returns the stored ranges, at most RANGES_MAX.
     """
     path = paths.damaged(ledger, bookie)
     while True:
@@ -90,7 +91,7 @@ async def report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges,
 
 
 class DamageReports:
-    """Writes the damage that the readers and recoverers of one client find. `dropped`: entries that were not queued."""
+    """Reports damage that the readers and recoverers of one client find. `dropped`: number of entries not queued."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
@@ -125,7 +126,7 @@ class DamageReports:
                     self._told.pop((ledger, bookie, entry), None)
 
     async def flushed(self) -> None:
-        """Returns when every report queued so far is written or given up."""
+        """Waits until every report that was queued before is written or given up."""
         await self._tasks.drain()
 
     async def close(self) -> None:

@@ -1,17 +1,17 @@
 """LedgerWriter: the driver of one writer core (writer_core.py states the guarantee).
 
 `append` never waits: at the end of the loop's turn, everything appended in it is sent to each replica in one request
-(sender.py). The caller must never change the frames: when the future is done, the slowest replica may still be on its
-way. The future resolves to the entry id, strictly in entry order, or fails with
+(sender.py). The caller must never change the frames: when the future is done, the request to the slowest replica may
+still be in flight. The future resolves to the entry id, strictly in entry order, or fails with
 
 | error | the entry is | then |
 |---|---|---|
 | LedgerClosed | certainly not stored | append it to a new ledger: no duplicate |
 | LedgerFenced | unknown; another client has the ledger | stop; the owner reads its end |
 | OutcomeUnknown | unknown (no answer in time, key refused, `abandon`) | close the handle; the end decides |
-| BackPressure | not taken: too much is pending | `await ready()`, append it again |
+| BackPressure | not accepted: too much is pending | `await wait_room()`, append it again |
 
-`push` is `append` without a future an entry: the `listener` is told.
+`push` is `append` without a future per entry: the `listener` gets the outcomes.
 
 An append to a handle that is not `writable` fails at once with LedgerClosed (nothing was sent). A bookie fails when its
 connection breaks, or when it does not answer within `add_timeout_s`. It is quarantined, and another bookie takes its
@@ -23,7 +23,7 @@ it, and a reader in another process could not read the last entry (§1.10).
 
 **Bounds**: at most `pending_entries_max` entries and, except for the last one, `pending_bytes_max` bytes are pending.
 At most `unanswered_bytes_max` bytes are at bookies that have not answered, entries that others confirmed included;
-of all ledgers together `memory_bytes_max` (memory.py): past that `has_room` is false, and `append` refuses nothing.
+of all ledgers together `memory_bytes_max` (memory.py): above that `has_room` is false, but `append` does not refuse.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_ensembles.py, tests/ledger/test_with_bookies.py.
 """
 
@@ -83,10 +83,9 @@ ENTRY_BYTES_MAX = (5 << 20) + (64 << 10)
 """The largest message (5 MiB) and the headers of client and broker; a bookie accepts a little more."""
 
 _OPEN = WriterState.OPEN
-"""`WriterState.OPEN` as a name of the module: a look at a member of an enum costs as much as a call, for each answer.
-"""
+"""`WriterState.OPEN` as a name of the module: reading a member of an enum costs as much as a call, for each answer."""
 _WATCH_TICKS = 4
-"""Checks of the watchdog per quorum time-out: an append waits at most a quarter longer than that time."""
+"""Checks of the watchdog per `quorum_timeout_s`: an append waits at most a quarter longer than that time."""
 
 
 class LedgerEnd(NamedTuple):
@@ -97,20 +96,21 @@ class LedgerEnd(NamedTuple):
 
 
 class AppendListener(Protocol):
-    """A listener that is told what becomes of entries that were pushed. Neither method may raise."""
+    """Gets the outcomes of entries that were pushed. Neither method may raise."""
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
-        """Called when every entry up to `last_entry` is stored. In entry order, once for all that one step has
-        confirmed."""
+        """Called when every entry up to `last_entry` is confirmed; in entry order, once for all entries that one step
+        confirms."""
         ...
 
     def append_failed(self, writer: LedgerWriter) -> None:
-        """Called when an entry that was pushed is not confirmed any more: `close` says whether it is stored."""
+        """Called when an entry that was pushed will not be confirmed: `close` says whether it is stored."""
         ...
 
 
 class LedgerWriter:
-    """The one writer of an OPEN ledger; made by `LedgerClient.create`. Call it from the event loop that made it."""
+    """The only writer of an OPEN ledger, made by `LedgerClient.create`. It must be used in the event loop that made it.
+    """
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
@@ -123,7 +123,7 @@ class LedgerWriter:
         self._core: Writer[Payload] = Writer(
             striping_of(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
         )
-        self.adds = self._core.adds  # to be read
+        self.adds = self._core.adds  # must only be read
         self._sender = AddSender(record, bookies, config, self._acked, self._learn, self._bookie_failed)
         self._bytes = 0
         self.listener: AppendListener | None = None
@@ -145,7 +145,7 @@ class LedgerWriter:
 
     @property
     def record(self) -> LedgerRecord:
-        """The record with the committed ensembles; it does not have the end."""
+        """The ledger's record with the committed ensembles; without the end."""
         return self._record
 
     @property
@@ -154,7 +154,7 @@ class LedgerWriter:
 
     @property
     def length(self) -> int:
-        """Returns the payload bytes of the confirmed entries."""
+        """The payload bytes of the confirmed entries."""
         return self.adds.length_confirmed
 
     @property
@@ -173,7 +173,7 @@ class LedgerWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether the next append is within the bounds, that of all ledgers together included."""
+        """Whether the next append is within all bounds, including that of all ledgers together."""
         adds = self.adds
         return (
             self._bookies.memory.has_room
@@ -192,8 +192,8 @@ class LedgerWriter:
         return self._core.state
 
     def append(self, *frames: Buffer, tail: Tail | None = None) -> asyncio.Future[int]:
-        """Sends the frames as one entry; resolves to its id. Errors only through the future (module docstring). `tail`:
-        what is known of a payload in one frame."""
+        """Appends the frames as one entry; returns a future of its id. Never raises itself: the future gets the errors
+        of the module docstring. `tail`: the known checksum of the end of a payload in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         try:
             self.push(Append(frames, sum(map(len, frames)), future, tail))
@@ -202,8 +202,8 @@ class LedgerWriter:
         return future
 
     def push(self, payload: Payload) -> None:
-        """Appends like `append`; the `listener` is told the outcome. Raises the errors with which `append` refuses an
-        entry, and BackPressure past the bound of all ledgers."""
+        """Appends like `append`, but the `listener` gets the outcome. Raises MessageTooLarge, LedgerClosed, and
+        BackPressure, also above the bound of all ledgers together."""
         assert self.listener is not None or isinstance(payload, Append), "the listener is told the outcome"
         memory, adds, size = self._bookies.memory, self.adds, payload.size
         if memory.held >= memory.limit and not isinstance(payload, Append):
@@ -228,7 +228,7 @@ class LedgerWriter:
             self._watch()
 
     async def wait_room(self) -> None:
-        """Returns when an append is within the bounds, or when the handle is not writable (the append then fails)."""
+        """Waits until an append is within the bounds, or the handle is not writable (then the append fails)."""
         memory = self._bookies.memory
         try:
             while self.writable and not self.has_room:
@@ -280,13 +280,14 @@ class LedgerWriter:
         self._stop_watching()
 
     async def wait_finished(self) -> None:
-        """Returns when the ledger has ended or the handle is poisoned, for any cause: then call `close`."""
+        """Waits until the ledger has ended or the handle is poisoned, for any cause; then the caller must call
+        `close`."""
         await self._finished.wait()
 
     # ------------------------------------------------------------------------------ effects
     def _acked(self, adds: Sequence[Payload], place: tuple[int, str]) -> None:
-        """Handles adds that the bookie has stored: confirms what has its quorum now. While the ledger is open nothing
-        else follows."""
+        """Handles adds that the bookie has stored: confirms those that have their quorum now. While the ledger is open
+        they have no other effects, so the core need not be asked."""
         if self._core.state is not _OPEN:
             self._learn(AddsAcked([add.entry for add in adds], *place))
             return
@@ -361,7 +362,7 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ the ensemble
     async def _change_ensemble(self, change: ChangeEnsemble) -> None:
-        """Replaces the failed bookies in the metadata; the result is the next fact."""
+        """Replaces the failed bookies in the metadata, and gives the result to the core as a fact."""
         fact: ChangeFact = EnsembleUnknown()
         try:
             others = await self._others(change)
@@ -387,7 +388,8 @@ class LedgerWriter:
         return EnsembleChanged(last.bookies)
 
     async def _others(self, change: ChangeEnsemble) -> dict[int, str]:
-        """Returns slot → its replacement; fewer slots, or none, when too few bookies did not fail lately."""
+        """Returns a replacement for each failed slot; for fewer slots, or none, if there are too few healthy
+        bookies."""
         others = self._choose(change)
         if len(others) < len(change.failed):
             try:
@@ -406,7 +408,7 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ the end
     async def _store_end(self, close: CloseLedger) -> None:
-        """Stores the end, or reads the stored one; the result is the next fact."""
+        """Stores the end, or reads the stored one, and gives the result to the core as a fact."""
         fact: Fact = EndUnknown()
         try:
             outcome = await apply(
@@ -432,8 +434,8 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ time
     def _watch(self) -> None:
-        """Ends the ledger when an entry was the first of the pending ones for longer than the time-out: one timer
-        serves them all."""
+        """Checks by a timer that the first pending entry changes: poisons the handle if one stays the first for longer
+        than `quorum_timeout_s`. One timer serves all entries."""
         self._watchdog = None
         if not len(self.adds):
             self._watched = (-1, 0)
@@ -453,13 +455,13 @@ class LedgerWriter:
             self._watchdog = None
 
     def _tell_lac(self) -> None:
-        """Tells the LAC to the bookies, which know the one before the last entry; by WRITE_LAC other processes can read
-        the last one."""
+        """Sends the LAC to the bookies by WRITE_LAC: else they know only that before the last entry, and readers in
+        other processes could not read this one."""
         if self._core.state is WriterState.OPEN:
             head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self.adds.lac, 0, 0, self._record.key)
             for bookie in self.adds.ensemble:
                 told = self._bookies.request(bookie, head.encode(), timeout_s=self._config.add_timeout_s)
-                told.add_done_callback(asyncio.Future.exception)  # a lower bound: a bookie that misses it gets it later
+                told.add_done_callback(asyncio.Future.exception)  # a lower bound: a bookie that lacks it gets it later
 
     def _closed_error(self) -> MagnetarError:
         why = self._core.why

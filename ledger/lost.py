@@ -1,14 +1,14 @@
 """The entries of a ledger that are certainly lost; and the end of a ledger that recovery cannot end because of them.
 
 A replica is certain that it lacks an entry when it answers so, with all that it has in order (NO_SUCH_ENTRY,
-NO_SUCH_LEDGER), or when its bookie was *forgotten*: an operator took its cookie away (`magnetar bookies forget`), and
-what comes back there is another bookie. An entry is **lost** when each replica of its write set is certain. Silence,
-limbo and damage are unknown, and unknown is not lost.
+NO_SUCH_LEDGER), or when its bookie was *forgotten*: an operator deleted its cookie (`magnetar bookies forget`), and a
+bookie that starts there again is another one. An entry is **lost** when each replica of its write set is certain. No
+answer, limbo and damage are unknown, and unknown is not lost.
 
 `close_ledger` is for a ledger whose last fragment recovery cannot fence (ledger/recovery_core.py): every bookie of the
-fragment was forgotten, or answers to the fence. It ends after the last entry that one of these knows of; what was after
-it is lost, and how much is not known. With `force` bookies that do not answer count as forgotten: what they alone have
-is given up, and a writer that still reaches them is told that its entries are stored until it needs the metadata.
+fragment was forgotten, or answers to the fence. The ledger ends after the last entry that one of these has; later ones
+are lost, and it is not known how many. With `force` bookies that do not answer count as forgotten: entries that only
+they have are given up, and a writer that still reaches them gets confirmations until it needs the metadata.
 Guards: tests/broker/log/test_skip_lost.py.
 """
 
@@ -42,7 +42,7 @@ Decide = Callable[[LedgerRecord | None], Transition]
 
 
 async def read(store: MetadataStore, ledger_id: int) -> LedgerRecord:
-    """The record as it is stored now. Raises LedgerNotFound."""
+    """Reads the record of a ledger. Raises LedgerNotFound."""
     found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
     if found is None:
         raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
@@ -50,7 +50,8 @@ async def read(store: MetadataStore, ledger_id: int) -> LedgerRecord:
 
 
 async def apply(store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float) -> Settled | Refused:
-    """The stored outcome. Raises the metadata's errors; the transition may then have happened or not."""
+    """Makes a transition of a ledger's record; returns the stored outcome. Raises the metadata's errors: then it is
+    unknown whether the transition happened."""
     path = paths.ledger(ledger_id)
     answer: Transition | None = None  # of the last attempt: what it wrote, or found, is stored
 
@@ -69,14 +70,15 @@ async def apply(store: MetadataStore, ledger_id: int, decide: Decide, *, timeout
 
 _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _AT_ONCE = 32
-"""Entries that are asked for one by one at the same time."""
+"""Entries that are asked for at a time, each by its own request."""
 
 Run = tuple[int, int]
-"""(first entry, last entry)."""
+"""A range of entries: (first entry, last entry)."""
 
 
 class Survey(NamedTuple):
-    """The entries of a closed ledger that no replica is known to have. `silent`: the bookies that could not say."""
+    """The entries of a closed ledger that no replica is known to have. `silent`: the bookies that did not answer, or
+    could not say."""
 
     lost: list[Run]
     unknown: list[Run]
@@ -84,24 +86,25 @@ class Survey(NamedTuple):
 
 
 class Lost:
-    """Asks about one ledger. `force`: a bookie that does not answer counts as forgotten."""
+    """Finds the entries of one ledger that are certainly lost. `force`: bookies that do not answer count as
+    forgotten."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *,
         force: bool = False,
     ) -> None:  # fmt: skip
         self.record = record
-        self.forced: set[str] = set()  # whose silence counted
+        self.forced: set[str] = set()  # bookies that counted as forgotten because they did not answer
         self._bookies = bookies
         self._metadata = metadata
         self._config = config
         self._force = force
         self._forgotten: set[str] = set()
         self._silent: set[str] = set()
-        self._empty: set[str] = set()  # have nothing of the ledger
+        self._empty: set[str] = set()  # bookies that have nothing of the ledger
 
     async def _learn(self, bookies: Iterable[str] = ()) -> None:
-        """Learns which of these bookies, or of all that the record names, were forgotten."""
+        """Reads from the metadata which of these bookies, or of all in the record, were forgotten."""
         await self._bookies.wait_listed()
         every = {each for fragment in self.record.fragments for each in fragment.bookies}
         for bookie in bookies or every:
@@ -123,8 +126,8 @@ class Lost:
 
     # ------------------------------------------------------------------------------ a closed one
     async def survey(self) -> Survey:
-        """Returns the lost and the unknown entries of a CLOSED ledger. Bookies that do not answer are `silent`, and
-        raise nothing."""
+        """Returns the lost and the unknown entries of the ledger, which must be CLOSED. Does not raise if bookies do
+        not answer: they are in `silent`."""
         assert self.record.state == CLOSED, "entries of an open ledger are not lost"
         await self._learn()
         lost: list[Run] = []
@@ -140,7 +143,8 @@ class Lost:
         return Survey(lost, unknown, sorted(self._silent))
 
     async def is_lost(self, entry: int) -> bool:
-        """Whether an entry that could not be read is lost; False in an open ledger. Raises the metadata's errors."""
+        """Whether an entry that could not be read is certainly lost; False if the ledger is not CLOSED. Raises the
+        metadata's errors."""
         if self.record.state != CLOSED:
             return False
         fragment = fragment_of(self.record, entry)[0]
@@ -148,7 +152,8 @@ class Lost:
         return bool(self._forgotten) and await self._is_lost(entry) is True
 
     async def _not_held(self, first: int, last: int) -> list[int]:
-        """Entries that no bookie of theirs names as held; that alone says nothing of them."""
+        """Returns the entries that no bookie of their ensemble reports as held. They may still exist: each must be
+        asked for."""
         left = set(range(first, last + 1))
         begins = {first, *(part.first_entry for part in self.record.fragments if first <= part.first_entry <= last)}
         bookies = {each for entry in begins for each in fragment_of(self.record, entry)[0].bookies}
@@ -183,7 +188,7 @@ class Lost:
             return True
         if found[0].status is Status.OK and found[1] and unseal(found[1][0], self.record.ledger_id, entry) is not None:
             return False
-        self._silent.add(bookie)  # it is there and cannot say: no force makes that an answer
+        self._silent.add(bookie)  # it answers that it does not know: this stays unknown also with `force`
         return None
 
     # ------------------------------------------------------------------------------ one that cannot be recovered
@@ -195,8 +200,8 @@ class Lost:
         return self.record.state != CLOSED and not striping_of(self.record).is_covered(gone)
 
     async def close_ledger(self) -> LedgerRecord:
-        """Closes a ledger that is in recovery (see the module). Unavailable: a bookie may have more, and is down.
-        LedgerNotFound."""
+        """Closes a ledger that is in recovery (see the module); returns its record. Raises Unavailable if a bookie that
+        does not answer may have more entries, LedgerNotFound."""
         await self._learn()
         last_fragment = self.record.fragments[-1]
         known = last_fragment.first_entry - 1
@@ -206,7 +211,7 @@ class Lost:
             if found is not None and found[0].status is Status.OK:
                 known = max(known, found[0].lac, found[0].entry)
             elif found is not None and found[0].status not in _CERTAIN:
-                self._silent.add(bookie)  # in limbo: it forgot, and others may tell it
+                self._silent.add(bookie)  # in limbo: it lost data, and may get it back from others
             elif found is None:
                 self._lacks(bookie)
         if self._silent:

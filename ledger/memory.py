@@ -1,12 +1,12 @@
-"""Memory for appends: what all ledgers of a client keep until every bookie that was sent a copy has answered.
+"""Memory for appends: the entries of all ledgers of a client until every bookie that was sent a copy has answered.
 
-An entry that is confirmed by its quorum stays in memory as long as another bookie has not answered: one that hangs
-keeps what all ledgers sent it for `add_timeout_s`. So the bound holds for all ledgers together. A request is counted
-once, however many copies of it travel. Past the bound no ledger has room (`LedgerWriter.has_room`), and
-`LedgerWriter.wait_room` returns when there is room again, first for the ledger that has waited longest. Nothing waits
-for good: a bookie answers, or fails after `add_timeout_s`. Who asks is what appends much: topics and compactions.
-Cursors and transactions append what their callers bound, and are refused for the bounds of their own ledger alone: what
-gives memory back never waits for memory.
+An entry that is confirmed by its quorum stays in memory as long as another bookie has not answered: a bookie that hangs
+holds what all ledgers sent it for `add_timeout_s`. So there is one bound for all ledgers together. A request is counted
+once, however many copies of it are sent. Above the bound no ledger has room (`LedgerWriter.has_room`), and
+`LedgerWriter.wait_room` returns when there is room again, first for the ledger that has waited longest. The wait always
+ends: a bookie answers, or fails after `add_timeout_s`. Topics and compactions, which append much, wait. Cursors and
+transactions are bounded by their callers, and refused only for the bounds of their own ledger: work that frees memory
+must never wait for memory.
 Guards: tests/ledger/test_memory.py.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LOOK_BYTES = 64 << 10
-"""Bytes that a ledger that waited is expected to take: as many are told at once as there is room for."""
+"""Bytes that a waiting ledger is expected to append: as many ledgers are woken at once as there is room for."""
 
 
 class AppendMemory:
@@ -45,7 +45,7 @@ class AppendMemory:
             self.notify_waiting()
 
     def notify_waiting(self) -> None:
-        """Tells those that wait, where there is room: after `held` fell."""
+        """Calls the callbacks that wait, as far as there is room. Must be called after `held` was reduced."""
         room = self.limit - self.held
         while self.waiting and (room > 0 or not self.held):  # if nothing is held, no later release tells the rest
             look = next(iter(self.waiting))

@@ -65,7 +65,7 @@ def new_record(
     ledger_id: int, striping: Striping, ensemble: Sequence[str], *, key: bytes, token: str, created_ms: int,
     properties: Mapping[str, str],
 ) -> LedgerRecord:  # fmt: skip
-    """An OPEN ledger with its first fragment. The bookies of an ensemble are distinct."""
+    """Returns the record of an OPEN ledger with its first fragment. The bookies of `ensemble` must be distinct."""
     assert len(ensemble) == striping.ensemble_size, "an ensemble has one bookie per slot"
     assert len(set(ensemble)) == len(ensemble), "the bookies of an ensemble are distinct"
     return LedgerRecord(
@@ -94,8 +94,8 @@ def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
 
 
 def create(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
-    """Makes the transition none → OPEN. None: another process has the id. A retried create recognises its record by its
-    token (§1.1)."""
+    """Makes the transition none → OPEN; returns None if another process has the id. A retried create recognises its own
+    record by its token (§1.1)."""
     if current is None:
         return RecordWrite(mine)
     return Settled(current) if current.token == mine.token else None

@@ -48,7 +48,7 @@ from ..runtime.files import Buffer
 VERSION = PEER.version
 ENTRY_HEADER = struct.Struct(">qqqqI")
 ENTRY_LAC = struct.Struct(">16xq")
-"""The LAC alone, of an entry's header."""
+"""Reads only the LAC from an entry's header."""
 CHECKED_BYTES = ENTRY_HEADER.size - 4
 """Bytes of the header that its checksum covers."""
 _REQUEST = struct.Struct(">BBHqqII20s")
@@ -57,7 +57,7 @@ ANSWER_BYTES = _ANSWER.size
 KEY_BYTES = 20
 NO_KEY = bytes(KEY_BYTES)
 ADMIN_BYTES_MAX = 64 << 10
-"""Bytes of the JSON of an ADMIN request; a verb and its options take some hundred bytes."""
+"""Most bytes of the JSON of an ADMIN request; a verb and its options have some hundred bytes."""
 
 
 class Op(enum.IntEnum):
@@ -85,12 +85,12 @@ _FLAGS = int(Flags.FENCE | Flags.RECOVERY)
 _FLAGS_OF = tuple(Flags(value) for value in range(_FLAGS + 1))
 FENCING = tuple(each for each in _FLAGS_OF if Flags.FENCE in each)
 RECOVERING = tuple(each for each in _FLAGS_OF if Flags.RECOVERY in each)
-"""`flags in FENCING`: a comparison or two, where an operator of a Flag is several calls."""
+"""For `flags in FENCING`: that is a comparison or two, while an operator of a Flag is several calls."""
 _OP_OF = {int(op): op for op in Op}
 _ADD = int(Op.ADD)
 _ADD_HEAD = struct.pack(">BBH", VERSION, _ADD, 0)
 ADDED = _ADD_HEAD
-"""Beginning of the head of the answer OK to an ADD: most answers are."""
+"""The first bytes of the head of most answers: OK to an ADD."""
 _ADD_MANY = int(Op.ADD_MANY)
 
 
@@ -109,7 +109,7 @@ class Status(enum.IntEnum):
 
 
 STATUS_OF = {int(status): status for status in Status}
-"""A dictionary is several times as fast as the call of an Enum, on the path of every add."""
+"""Status by its number: for every add, a dictionary is several times as fast as calling the Enum."""
 
 
 class RequestHead(NamedTuple):
@@ -154,18 +154,18 @@ def encode_add(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -
 
 
 pack_add = partial(_REQUEST.pack, VERSION, _ADD, int(Flags.NONE))
-"""(ledger, entry, 0, 0, key): `encode_add` of most adds, for each of which one call less counts."""
+"""Called with (ledger, entry, 0, 0, key): the same as `encode_add` without flags, with one call less per add."""
 pack_added = partial(_ANSWER.pack, VERSION, _ADD, int(Status.OK))
-"""(ledger, entry, -1, 0): `AnswerHead(Op.ADD, Status.OK, …).encode()`, likewise."""
+"""Called with (ledger, entry, -1, 0): the same as `AnswerHead(Op.ADD, Status.OK, …).encode()`, with fewer calls."""
 
 
 def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
-    """Encodes the head of `count` adds, the first of them `entry`."""
+    """Encodes the head of an ADD_MANY with `count` entries; `entry` is the id of the first one."""
     return _REQUEST.pack(VERSION, _ADD_MANY, flags, ledger, entry, count, 0, key)
 
 
 def encode_admin() -> bytes:
-    """The head of an ADMIN request; its frame is the JSON."""
+    """Encodes the head of an ADMIN request, whose frame is the JSON."""
     return RequestHead(Op.ADMIN, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
 
 
@@ -174,7 +174,7 @@ def encode_ping() -> bytes:
 
 
 def decode_add(head: bytes) -> tuple[int, int, bytes] | None:
-    """Returns (ledger, entry, key) of an ADD without flags, as most requests are; None: it is another head."""
+    """Returns (ledger, entry, key) if the head is that of an ADD without flags, as most requests are; else None."""
     if len(head) != _REQUEST.size or not head.startswith(_ADD_HEAD):
         return None
     _, _, _, ledger, entry, _, _, key = _REQUEST.unpack(head)
@@ -203,7 +203,8 @@ def decode_answer(head: bytes) -> AnswerHead:
 
 
 def checksum_after(before: bytes, header: bytes, payload_bytes: int) -> int:
-    """The CRC32C of `before` and a stored entry with this header, which was verified. Its payload is not read."""
+    """Returns the CRC32C of `before` followed by a stored entry with this header, which must be verified; computed from
+    the header's checksum, without reading the payload."""
     known = crc32c(before + header) ^ crc32c(header[:CHECKED_BYTES])  # what the header's own checksum began with goes
     return combine(known, int.from_bytes(header[CHECKED_BYTES:]), payload_bytes)
 
@@ -225,7 +226,7 @@ def checksum_after(before: bytes, header: bytes, payload_bytes: int) -> int:
 
 
 ENTRIES_MAX = 1 << 16
-"""Entries of one request: the answer is half a megabyte at most."""
+"""Most entries that one HELD asks about: the answer has half a megabyte at most."""
 
 _RUN = struct.Struct(">qq")
 
@@ -235,7 +236,8 @@ def encode_runs(runs: Iterable[tuple[int, int]]) -> bytes:
 
 
 def decode_held(answer: AnswerHead, frames: Sequence[Buffer], first: int, last: int) -> list[tuple[int, int]]:
-    """Returns the runs within `first … last`; ValueError when this is not the answer to that request."""
+    """Returns the runs of held entries within `first … last`. Raises ValueError if this is not the answer to that
+    request."""
     if answer.op is not Op.HELD or answer.status is not Status.OK:
         raise ValueError(f"an answer to {answer.op.name}, {answer.status.name}")
     if len(frames) != 1 or len(frames[0]) != answer.count * _RUN.size:

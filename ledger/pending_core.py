@@ -1,11 +1,11 @@
-"""Pending adds: the entries on their way to an ensemble, and the only code that decides that one is stored.
+"""Pending adds: the entries in flight to an ensemble, and the only code that decides that one is stored.
 
 Used by the writer (against the committed ensemble) and by recovery's write-back (against its in-memory one).
 
 The rule (ledger protocol §1.3): entry e is confirmed when Qa slots of its write set have synced it *and* every
 entry before it is confirmed. So entries are confirmed in order, each once, and LAC is the last of them.
 - `drain` is the only way to confirm an entry. While `frozen` it returns nothing: the end of the ledger is being
-  decided elsewhere (a close or an ensemble change is on its way to the metadata), and an entry confirmed now could
+  decided elsewhere (a close or an ensemble change is being written to the metadata), and an entry confirmed now could
   be beyond it (M10, #4651). Acks are still recorded.
 - `replace` installs another ensemble in one step: for *every* pending entry and slot it compares the bookie to which
   the entry was sent with the bookie of the new ensemble (not the old with the new ensemble, #4459), drops the ack if
@@ -37,7 +37,8 @@ from ..proto.errors import InvalidConfiguration
 
 
 class Striping:
-    """The shape of a ledger. Immutable; raises InvalidConfiguration unless E >= Qw >= Qa >= 1."""
+    """The ensemble size and the quorums of a ledger. Immutable. Raises InvalidConfiguration unless E >= Qw >= Qa >=
+    1."""
 
     __slots__ = ("ack_quorum", "ensemble_size", "write_quorum", "write_sets")
 
@@ -59,7 +60,8 @@ class Striping:
         return self.write_sets[entry % self.ensemble_size]
 
     def is_covered(self, unknown: Collection[int]) -> bool:
-        """Whether the fence holds while the slots in `unknown` have not answered (§1.7)."""
+        """Whether no add can be acknowledged any more although the slots in `unknown` have not answered the fence
+        (§1.7)."""
         return all(
             sum(slot in unknown for slot in write_set) < self.ack_quorum for write_set in self.write_sets
         )
@@ -72,12 +74,13 @@ class Striping:
 
     @property
     def misses_for_negative(self) -> int:
-        """Returns the number of definite misses that prove an entry was never acknowledged: the other slots are fewer
-        than Qa (§1.8)."""
+        """The number of definite misses that prove that an entry was never acknowledged: fewer than Qa slots are left
+        (§1.8)."""
         return self.write_quorum - self.ack_quorum + 1
 
     def run_length(self, entry: int, slot: int) -> int:
-        """Returns how many entries in a row from `entry` are on `slot`: 0 if not even the first; 1 << 62 if E = Qw."""
+        """Returns how many consecutive entries from `entry` on are stored at `slot`; 0 if the first is not; 1 << 62 if
+        E = Qw."""
         offset = (slot - entry) % self.ensemble_size
         if offset >= self.write_quorum:
             return 0
@@ -91,8 +94,8 @@ P = TypeVar("P")
 
 
 class PendingAdd:
-    """An entry on its way, made by the driver. Its fields are valid from the moment it is added to a ledger until it is
-    added to another one, by when the first has ended. `length` is the ledger's payload bytes up to and with this entry.
+    """An entry in flight, made by the driver. Its fields are set when it is added to a ledger; it may be added to
+    another ledger after the first has ended. `length` is the ledger's payload bytes up to and including this entry.
 
     `acks` are the slots that have synced it; `sent` is slot → bookie to which it was sent.
     """
@@ -108,7 +111,7 @@ A = TypeVar("A", bound=PendingAdd)
 
 
 class AddOf(PendingAdd, Generic[P]):
-    """An entry of that payload, and of nothing else."""
+    """A pending entry with a payload of any type."""
 
     __slots__ = ("payload",)
 
@@ -117,7 +120,7 @@ class AddOf(PendingAdd, Generic[P]):
 
 
 class SendAdd(NamedTuple, Generic[A]):
-    """Effect: send the entry to `bookie`, the one of `slot`, with this LAC in its header."""
+    """Effect: send the entry to `bookie`, which is in `slot`, with `lac` in its header."""
 
     add: A
     slot: int
@@ -134,7 +137,7 @@ class AddAcked(NamedTuple):
 
 
 class AddsAcked(NamedTuple):
-    """Fact: the bookie has synced these entries: `AddAcked` for each of them."""
+    """Fact: the bookie has synced these entries; the same as an `AddAcked` for each of them."""
 
     entries: Sequence[int]
     slot: int
@@ -142,7 +145,8 @@ class AddsAcked(NamedTuple):
 
 
 class AddFailed(NamedTuple):
-    """Fact: the bookie did not answer in time, closed the connection, has another uuid, or answered with an error."""
+    """Fact: the bookie did not answer the add in time, the connection broke, it has another uuid, or it answered with
+    an error."""
 
     entry: int
     slot: int
@@ -170,7 +174,8 @@ class PendingAdds(Generic[A]):
         return len(self._adds)
 
     def add(self, add: A, size: int) -> None:
-        """Adds the next entry, of `size` payload bytes; its `sent` has the live slots of the write set."""
+        """Adds the next entry, of `size` payload bytes, and sets its fields; `sent` gets the slots of the write set
+        whose bookie has not failed."""
         entry = add.entry = self.lap = self.lap + 1
         add.length = self.length = self.length + size
         self._adds[entry] = add
@@ -181,7 +186,7 @@ class PendingAdds(Generic[A]):
                 add.sent[slot] = ensemble[slot]
 
     def push(self, add: A, size: int) -> list[SendAdd[A]]:
-        """Pushes `add`; returns its sends as effects, one for each slot."""
+        """Adds the next entry like `add`; returns the effects that send it, one for each slot."""
         self.add(add, size)
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 
@@ -202,8 +207,8 @@ class PendingAdds(Generic[A]):
         return self.drain()
 
     def ack_all(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
-        """Counts an ack of adds that were pushed here, like `ack_many`; for a confirmed one it changes nothing. Returns
-        those confirmed now."""
+        """Counts an ack of `adds`, which must have been added here, like `ack_many`; adds that are confirmed already do
+        not matter. Returns those that are confirmed now, in order."""
         if self.ensemble[slot] != bookie:
             return []
         for add in adds:
@@ -223,7 +228,8 @@ class PendingAdds(Generic[A]):
         return confirmed
 
     def replace(self, ensemble: Sequence[str]) -> list[SendAdd[A]]:
-        """Installs another ensemble: drops acks per slot, returns what to send again. The caller drains afterwards."""
+        """Installs another ensemble: drops acks of replaced bookies and returns what to send to the new ones. The
+        caller must call `drain` afterwards."""
         assert len(ensemble) == len(self.ensemble), "an ensemble keeps its size"
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
         self.ensemble = tuple(ensemble)
@@ -238,7 +244,7 @@ class PendingAdds(Generic[A]):
         return sends
 
     def fail(self, slot: int, bookie: str) -> bool:
-        """Notes that the bookie of `slot` failed; False when another bookie is in that slot."""
+        """Marks the bookie of `slot` as failed; returns False if another bookie is in that slot."""
         if self.ensemble[slot] != bookie:
             return False
         self.failed.add(slot)
@@ -264,7 +270,7 @@ class PendingAdds(Generic[A]):
         return not self.failed or self.striping.is_writable(self.failed)
 
     def take_all(self) -> list[A]:
-        """Removes and returns every pending entry, in order. The caller decides how they end."""
+        """Removes and returns every pending entry, in order. The caller must decide their outcome."""
         adds = list(self._adds.values())
         self._adds.clear()
         return adds

@@ -43,11 +43,11 @@ import msgspec
 from .pending_core import Striping
 
 WEIGHT_RATIO_MAX = 3.0
-"""Greatest weight, as a multiple of the median: BookKeeper's bookieMaxWeightMultipleForWeightBasedPlacement."""
+"""Largest weight, as a multiple of the median: BookKeeper's bookieMaxWeightMultipleForWeightBasedPlacement."""
 STEPS_MAX = 5_000
-"""Bound of the search for racks: a few milliseconds. All arrangements of six bookies are 1,956 steps."""
+"""Most steps of the search for racks: a few milliseconds. All arrangements of six bookies are 1,956 steps."""
 UNKNOWN_RACK = ""
-"""The rack of a bookie that is not known any more: it counts as no rack."""
+"""The rack of a bookie that never registered: it counts as no rack."""
 
 
 class Chance(Protocol):
@@ -68,7 +68,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class RackRule(msgspec.Struct, frozen=True):
-    """The rule of racks: how many every write set must cover; `enforce`: choose no bookie when they are too few."""
+    """The rule of racks: how many racks every write set must cover; `enforce`: choose no bookies if that is
+    impossible."""
 
     racks_min: int = 1
     enforce: bool = False
@@ -82,8 +83,8 @@ class NotPlaced(enum.Enum):
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The chosen bookies. `bookies` for the open slots, in slot order; `racks_short`: some write set covers fewer racks
-    than wanted."""
+    """The result of `choose`: the bookies for the open slots, in slot order. `racks_short`: some write set covers fewer
+    racks than the rule wants."""
 
     bookies: tuple[str, ...]
     racks_short: bool = False
@@ -155,13 +156,14 @@ class _Puzzle:
         self._steps = 0
 
     def solve(self, pool: Sequence[Candidate]) -> tuple[str, ...] | None:
-        """Bookies with the minimum of racks in every write set; None: no such choice was found within STEPS_MAX."""
+        """Returns bookies for the open slots with which every write set covers the minimum of racks; None: no such
+        choice was found within STEPS_MAX steps."""
         self._steps = STEPS_MAX
         chosen: list[Candidate] = []
         return tuple(each.bookie for each in chosen) if self._possible() and self._fill(pool, chosen) else None
 
     def spread(self, pool: Sequence[Candidate]) -> tuple[str, ...]:
-        """Takes the best bookie for each slot, one after the other: as many racks as that gives."""
+        """Returns the best bookie for each open slot, chosen one after the other, without a minimum of racks."""
         racks, left, chosen = self._racks, list(pool), []
         self._racks = dict(racks)
         for slot in self._open:
@@ -194,7 +196,7 @@ class _Puzzle:
         return False
 
     def _possible(self) -> bool:
-        """Whether each write set could have its racks if every open slot added a new one."""
+        """Whether each write set could still cover its racks, if every open slot got a bookie on a new rack."""
         if self._racks_min <= 1:
             return True
         for each in self._sets:
@@ -244,7 +246,8 @@ class Quarantine:
         return trouble is not None and now < trouble.failed_at + trouble.length_s
 
     def failed_lately(self, bookie: str, now: float) -> bool:
-        """Whether it failed within `base_s`, however long its quarantine is: it counts as down, and may be replaced."""
+        """Whether the bookie failed within the last `base_s`, however long its quarantine is: then it counts as down,
+        and may be replaced."""
         trouble = self._troubles.get(bookie)
         return trouble is not None and now < trouble.failed_at + self._base_s
 
@@ -254,7 +257,7 @@ class Quarantine:
 
 # ------------------------------------------------------------------------------------------ shape
 class Shrink(enum.Enum):
-    """The part of its configuration that a new ledger may give up while bookies are missing."""
+    """What a new ledger may reduce while too few bookies are healthy."""
 
     NOTHING = "nothing: it waits"
     BOOKIES = "bookies: E down to Qw, every entry has all its copies"
@@ -262,7 +265,8 @@ class Shrink(enum.Enum):
 
 
 def fit(wanted: Striping, well: int, shrink: Shrink) -> Striping:
-    """The shape that `well` healthy bookies allow; `wanted` when they are too few for any allowed shape."""
+    """Returns the striping that `well` healthy bookies allow; `wanted` if there are enough, or too few for any allowed
+    one."""
     least = wanted.ensemble_size
     if shrink is not Shrink.NOTHING:
         least = wanted.write_quorum if shrink is Shrink.BOOKIES else wanted.ack_quorum
@@ -315,7 +319,8 @@ class BookieHealth:
         self._weights.pop(bookie, None)
 
     def weights(self, now: float) -> dict[str, float]:
-        """Returns bookie → weight of at least FORGET; the larger, the later the bookie is asked."""
+        """Returns the weight of each bookie with recent trouble (at least FORGET); the larger, the later it is
+        asked."""
         found = {bookie: self._weight(bookie, now) for bookie in self._weights}
         self._weights = {bookie: self._weights[bookie] for bookie, weight in found.items() if weight >= FORGET}
         return {bookie: weight for bookie, weight in found.items() if weight >= FORGET}

@@ -65,7 +65,7 @@ class LedgerReader:
         self._metadata = metadata
         self._config = config
         self._confirmed = confirmed  # LAC of the writer in this process; it never lags
-        self._known = known  # its last entry, which a recovery has read
+        self._known = known  # the ledger's last entry, if a recovery has read it
         self._bound = Bound(record)
         self.speculations = 0  # times another replica was asked because none answered
         self.damaged_replies = 0  # answers that were not the entry: a disk or a bug
@@ -90,7 +90,8 @@ class LedgerReader:
         return self._bound.last_entry
 
     async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
-        """Entries in order from `first`, at least one, up to `last` or about `bytes_max`; fewer where a stripe ends.
+        """Returns entries in order from `first`, at least one, up to `last` or about `bytes_max`; fewer where a stripe
+        ends.
 
         Raises InvalidRequest when the range is not within 0 … last_entry; DataLost, Unavailable.
         """
@@ -120,7 +121,7 @@ class LedgerReader:
         return answer.entries
 
     async def _is_lost(self, entry: int) -> bool:
-        """Whether replicas that did not answer were forgotten, and the others lack it."""
+        """Whether the entry is certainly lost: replicas that do not answer were forgotten, and the others lack it."""
         try:
             return await Lost(self._record, self._bookies, self._metadata, self._config).is_lost(entry)
         except MagnetarError:
@@ -195,7 +196,7 @@ class LedgerReader:
         return ReadFailed(ask.bookie)
 
     async def _ask_lac(self, bookie: str) -> int | None:
-        """The bookie's LAC; -1 when it does not know the ledger; None when it did not answer."""
+        """Returns the LAC that the bookie knows; -1: it does not know the ledger; None: it did not answer."""
         found = await self._bookies.ask(bookie, self._head(Op.READ_LAC, -1), timeout_s=self._config.read_timeout_s)
         if found is None:
             return None
@@ -227,7 +228,7 @@ class LedgerReader:
 
 
 async def _cancel(asked: dict[asyncio.Task[Fact], None]) -> None:
-    """Cancels questions whose answers are not needed any more."""
+    """Cancels requests whose answers are not needed any more."""
     if asked:
         for task in asked:
             task.cancel()

@@ -1,10 +1,10 @@
 """Reading a range of entries: which replica to ask for what, which one next, and when to give up. Pure.
 
 A reader that does not own the ledger reads up to a bound only: `last_entry` of a CLOSED ledger, else the largest LAC it
-knows (ledger protocol §1.10). The caller keeps the bound (`Bound` below); entries up to it are stored for ever.
+knows (ledger protocol §1.10). The caller has the bound (`Bound` below); entries up to it are stored for ever.
 
-`RangeRead` asks one bookie (`Ask`) for a run of entries. Of the answer the entries count, in order from the first, that
-are the right ones and undamaged. When not even the first is, the next replica of the write set is asked.
+`RangeRead` asks one bookie (`Ask`) for a run of entries. Of the answer only the first entries count, up to the first
+one that is wrong or damaged. If that is the very first, the next replica of the write set is asked.
 **Speculation**: when no bookie that was asked answers for a while (`Waited`), the next replica is asked as well, and so
 on. Several requests are then open, the first good answer wins, and no bookie is asked twice. A range costs at most Qw
 requests, and a bookie that hangs costs the wait and not the time-out. Replicas with recent trouble
@@ -54,15 +54,16 @@ class StoredCopy(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The last `size` bytes of a payload in one piece, whose CRC32C is known: they were verified."""
+    """The verified CRC32C `checksum` of the last `size` bytes of a payload, so that these need not be read again."""
 
     checksum: int
     size: int
 
 
 class Payload(PendingAdd):
-    """An entry from the append to its outcome: its `frames`, which never change, and their `size` in bytes.
-    `tail`: what is known of a payload in one frame. `header`: of the stored entry, empty until it is sealed."""
+    """An entry from its append to its outcome: its `frames`, which must never change, and their `size` in bytes.
+    `tail`: the known checksum of the end of a payload in one frame. `header`: that of the stored entry, empty until it
+    is sealed."""
 
     __slots__ = ("frames", "header", "size", "tail")
 
@@ -76,7 +77,8 @@ class Payload(PendingAdd):
 def seal(
     ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: Tail | None = None
 ) -> bytes:
-    """The 36-byte header of the payload `frames`, which are not copied. A long `tail` is not read."""
+    """Returns the 36-byte header of a stored entry with the payload `frames`, which are not copied. With a long `tail`
+    its bytes are not read: its checksum is combined."""
     facts = _FACTS.pack(ledger, entry, lac, length)
     if tail is not None and tail.size >= JOINED_BYTES_MIN:
         [payload] = frames
@@ -88,7 +90,8 @@ def seal(
 
 
 def unseal(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
-    """The entry, or None when the bytes are damaged or another entry's: then they are no answer at all."""
+    """Verifies a stored entry and returns it; None if the bytes are damaged or are another entry: then they count as no
+    answer."""
     if len(stored) < ENTRY_HEADER.size:
         return None
     found_ledger, found_entry, lac, length, crc = ENTRY_HEADER.unpack_from(stored)
@@ -133,23 +136,23 @@ class EntryMissing(NamedTuple):
 
 
 class ReadFailed(NamedTuple):
-    """Fact: no answer, or one that is no vote."""
+    """Fact: the bookie did not answer, or with an error that does not say whether it has the entry."""
 
     bookie: str
 
 
 class Waited(NamedTuple):
-    """Fact: no bookie has answered for the time after which another replica is asked as well."""
+    """Fact: no bookie answered within the time after which another replica is asked as well."""
 
 
 class Done(NamedTuple):
-    """Effect: the entries, at least one, in order without a gap from the first."""
+    """Effect: the read ends with these entries, at least one, in order without a gap from the first."""
 
     entries: list[StoredCopy]
 
 
 class Failed(NamedTuple):
-    """Effect: no replica gave the first entry; `asked` are the bookies in the order of asking."""
+    """Effect: the read fails, as no replica sent the first entry; `asked` are the bookies in the order of asking."""
 
     why: ReadFailure
     asked: tuple[str, ...]
@@ -163,13 +166,14 @@ _NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
 
 
 class RangeRead:
-    """Reads [first … last], at least one entry, up to about `bytes_max`. `last` must not exceed the reader's bound."""
+    """The core of one read of entries `first` to `last`, at least one, up to about `bytes_max`. `last` must not exceed
+    the reader's bound."""
 
     def __init__(
         self, record: LedgerRecord, first: int, last: int, bytes_max: int, trouble: Mapping[str, float] = _NO_TROUBLE,
         prefer: int = 0,
     ) -> None:  # fmt: skip
-        """Begins a read. `trouble`: bookie → weight; the larger, the later it is asked."""
+        """Begins a read. `trouble`: the weight of each bookie's recent trouble; the larger, the later it is asked."""
         assert 0 <= first <= last, "a range has at least one entry"
         fragment, fragment_end = fragment_of(record, first)
         striping = striping_of(record)
@@ -194,7 +198,7 @@ class RangeRead:
             for slot in slots
         ]
         self._asked: list[str] = []
-        self._open: dict[str, None] = {}  # asked, and has not answered; a set in order
+        self._open: dict[str, None] = {}  # bookies that were asked and have not answered; an ordered set
         self._missing: set[str] = set()
         self._finished = False
 
@@ -209,7 +213,7 @@ class RangeRead:
         return bool(self._to_ask)
 
     def receive(self, fact: Fact) -> Effect | None:
-        """The next effect; None: wait for the open requests."""
+        """Handles a fact; returns the next effect, or None if the driver must wait for the open requests."""
         assert not self._finished, "a read that is finished gets no more answers"
         if isinstance(fact, Waited):
             if not self._to_ask:

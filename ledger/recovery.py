@@ -5,8 +5,8 @@ Order: the record becomes IN_RECOVERY and is read; *then* the last fragment is f
 record is closed. A stop at any point leaves the ledger IN_RECOVERY: its writer cannot confirm any more, readers have
 what was confirmed, and any client may finish. Bytes that are not the entry are reported (damage.py).
 
-With `joined` the caller closes the record, in a commit with what else has to be true then: it gets the `Recovered.end`
-to put into that commit. Until it is committed nothing is decided, and another recoverer may store another end.
+With `joined` the caller closes the record, in one commit with other changes: it gets the `Recovered.end` to put into
+that commit. Until it is committed nothing is decided, and another recoverer may store another end.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py.
 """
 
@@ -53,14 +53,14 @@ _ENTRY_BYTES_MAX = (1 << 32) - 1
 
 
 class EndedElsewhere(Unavailable):
-    """Another recoverer has stored another end: recover again, that end counts."""
+    """Raised when another recoverer has stored another end: the caller must recover again, that end counts."""
 
 
 class Recovered(NamedTuple):
-    """The result of a recovery. `last`: the last entry, if this recovery read it. `end`: the close, to be committed;
-    the record is as it will be.
+    """The result of a recovery. `last`: the last entry, if this recovery read it. `end`: the change that closes the
+    ledger, which the caller must commit; `record` is then the record after it.
 
-    The transform of `end` raises EndedElsewhere; Unavailable when the record does not allow it.
+    The transform of `end` raises EndedElsewhere, or Unavailable if the record does not allow the close.
     """
 
     record: LedgerRecord
@@ -71,10 +71,10 @@ class Recovered(NamedTuple):
 async def recover(
     ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool = False
 ) -> Recovered:
-    """The CLOSED record of the ledger, also when another client closed it. `joined`: the caller closes it.
+    """Recovers a ledger; returns its CLOSED record, also if another client closed it. `joined`: the caller closes it.
 
-    Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies when too few bookies answered: nothing was decided,
-    try again.
+    Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer: then nothing is decided,
+    and the caller may try again.
     """
     outcome = await apply(
         metadata, ledger_id, transitions.start_recovery, timeout_s=config.close_timeout_s
@@ -87,7 +87,7 @@ async def recover(
 
 
 class _Attempt:
-    """An attempt: a core and the tasks that carry out its effects; each task returns the next fact."""
+    """One attempt of a recovery: a core, and the tasks that carry out its effects; each task returns a fact."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool
@@ -159,8 +159,8 @@ class _Attempt:
         ).encode()
 
     async def _ask(self, bookie: str, head: bytes) -> tuple[AnswerHead, Sequence[Buffer]] | None:
-        """Asks a bookie. One that is busy, as while brokers take over the topics of another one, is waited for: to
-        start over would ask it for more."""
+        """Asks a bookie. Waits long for one that is busy, as when brokers take over the topics of another one: starting
+        the recovery again would only send it more requests."""
         config = self._config
         return await self._bookies.ask(bookie, head, timeout_s=config.fence_timeout_s, busy_s=config.close_timeout_s)
 
@@ -196,8 +196,8 @@ class _Attempt:
         return AddFailed(stored.entry, effect.slot, effect.bookie)
 
     def _last(self, record: LedgerRecord) -> StoredCopy | None:
-        """Returns the last entry of the record if it was read: another recoverer may have closed it with another end.
-        """
+        """Returns the last entry of the closed ledger if this recovery read it, else None: another recoverer may have
+        closed it with another end."""
         last = self._core.last_copy
         return last if last is not None and last.entry == record.last_entry else None
 

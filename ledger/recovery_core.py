@@ -59,7 +59,7 @@ from .reader_core import StoredCopy
 
 
 class EntryVerdict(enum.Enum):
-    """The result of the votes on an entry. UNKNOWN: every slot has voted, and the votes prove nothing."""
+    """The result of the votes on an entry. UNKNOWN: every slot has answered, and the votes prove nothing."""
 
     WAITING = enum.auto()
     POSITIVE = enum.auto()
@@ -68,7 +68,7 @@ class EntryVerdict(enum.Enum):
 
 
 class Votes:
-    """The votes of the write set `of` (slots) on one entry."""
+    """The votes on one entry. `of`: the slots of its write set."""
 
     __slots__ = ("answered", "found", "missing", "of")
 
@@ -79,14 +79,15 @@ class Votes:
         self.found: StoredCopy | None = None
 
     def verdict(self, misses_for_negative: int) -> EntryVerdict:
-        """Returns the verdict on an entry after LAC0: `misses_for_negative` certain misses prove that it was never
-        confirmed."""
+        """Returns the verdict on an entry after LAC0, where `misses_for_negative` certain misses prove that it was
+        never confirmed."""
         if self.found is None and len(self.missing) >= misses_for_negative:
             return EntryVerdict.NEGATIVE
         return self.found_or_unknown()
 
     def found_or_unknown(self) -> EntryVerdict:
-        """Returns the verdict on an entry up to LAC0: it is stored, so that no miss proves anything."""
+        """Returns the verdict on an entry up to LAC0, which is certainly stored: misses prove nothing, so it is never
+        NEGATIVE."""
         if self.found is not None:
             return EntryVerdict.POSITIVE
         return EntryVerdict.UNKNOWN if len(self.answered) == len(self.of) else EntryVerdict.WAITING
@@ -96,11 +97,11 @@ class Votes:
 
 
 Choose = Callable[[Sequence[str]], str | None]
-"""A writable bookie that is not among the given ones, or None."""
+"""Returns a writable bookie that is not among the given ones, or None."""
 
 
 class RecoveryState(enum.Enum):
-    """The states of the table above; NEW is before `start`."""
+    """The states of the table in the module docstring; NEW is before `start`."""
 
     NEW = enum.auto()
     FENCING = enum.auto()
@@ -114,7 +115,7 @@ _WITHOUT_LAC0 = (RecoveryState.NEW, RecoveryState.FENCING, RecoveryState.ABORTED
 
 
 class Abort(enum.Enum):
-    """The reason why recovery gave up. The ledger stays IN_RECOVERY; try again later."""
+    """The reason why recovery gave up. The ledger stays IN_RECOVERY; recovery may be tried again later."""
 
     NOT_FENCED = "too few bookies of the last fragment answered to the fence"
     UNDECIDED = "an entry is neither found nor proven absent: too few bookies could answer"
@@ -214,8 +215,8 @@ Effect = SendFence | SendRead | SendAdd[AddOf[StoredCopy]] | CloseRecovered | Gi
 
 
 class Recovery:
-    """One attempt of a recovery. `choose` finds replacements; at most `batch` entries are read or written back at once.
-    """
+    """The core of one recovery attempt. `choose` returns replacements for bookies that fail during write-back; at most
+    `batch` entries are read or written back at a time."""
 
     def __init__(self, record: LedgerRecord, choose: Choose, *, batch: int = 32) -> None:
         assert record.state == IN_RECOVERY, "recovery begins after the record is IN_RECOVERY"
@@ -232,15 +233,15 @@ class Recovery:
         self._unknown = set(range(self.striping.ensemble_size))
         self._silent = set(self._unknown)  # slots that have not answered the fence at all
         self._lacs: list[int] = []
-        self._lasts: list[int | None] = []  # what fenced bookies know of
-        self._votes: dict[int, Votes] = {}  # of the entries read and not decided, in order
+        self._lasts: list[int | None] = []  # largest entry of each fenced bookie
+        self._votes: dict[int, Votes] = {}  # votes on entries that are read and not decided, in order
         self._next_read = 0
         self._next_decided = 0
         self._adds: PendingAdds[AddOf[StoredCopy]] = PendingAdds(self.striping, self._last.bookies)
         self._failed: list[str] = []  # bookies that failed during write-back
         self._length: int | None = None
-        self._is_lac0_lost = False  # its whole write set is certain not to have it
-        self._before_lac0 = 1  # the next entry read for a length is this far before LAC0
+        self._is_lac0_lost = False  # whether the whole write set of LAC0 is certain not to have it
+        self._before_lac0 = 1  # the next entry that is read for its length is this many before LAC0
 
     # ------------------------------------------------------------------------------ facts
     def start(self) -> Sequence[Effect]:
@@ -288,13 +289,13 @@ class Recovery:
         return self._read_more()
 
     def _lower_bound(self) -> int:
-        """Returns the entry up to which all are stored: the largest LAC reported, and at least all earlier fragments
-        (M02, #2615)."""
+        """Returns the entry up to which all are certainly stored: the largest LAC reported, at least the last entry of
+        the earlier fragments (M02, #2615)."""
         return max([*self._lacs, self._last.first_entry - 1])
 
     # ------------------------------------------------------------------------------ reading
     def _replica(self, entry: int, slot: int) -> str:
-        """The bookie to ask: that of the snapshot, never one that recovery added (M04)."""
+        """Returns the bookie to ask: that of the snapshot, never one that recovery added (M04)."""
         return fragment_of(self.snapshot, entry)[0].bookies[slot]
 
     def _read_more(self) -> list[Effect]:
@@ -307,7 +308,7 @@ class Recovery:
         return reads
 
     def _can_be_there(self) -> bool:
-        """Whether the next entry to read can be there, or is the first that is not."""
+        """Whether the next entry must be read: it can exist, or is the first one that can be absent."""
         known = [-1 if last is None else last for last in self._lasts]
         return None in self._lasts or self._next_read <= max(*known, self._next_decided - 1) + 1
 
@@ -362,8 +363,8 @@ class Recovery:
         return [*self._replace_failed(), *self._sends(self._adds.push(AddOf(stored), size))]
 
     def _sends(self, sends: Sequence[SendAdd[AddOf[StoredCopy]]]) -> list[Effect]:
-        """Returns the sends with LAC0 in the header: what this attempt stores counts when *it* closes the ledger, not
-        before."""
+        """Returns the sends with LAC0 in the header: what this attempt writes back counts only when *this* attempt
+        closes the ledger."""
         return [send._replace(lac=self.lac0) for send in sends]
 
     def _acked(self, fact: AddAcked) -> Sequence[Effect]:
@@ -376,7 +377,8 @@ class Recovery:
         return [*(self._replace_failed() if len(self._adds) else ()), *self._go_on()]
 
     def _replace_failed(self) -> list[Effect]:
-        """Replaces failed bookies as far as possible, and sends the new ones the entries that are not stored yet."""
+        """Replaces failed bookies as far as possible; returns the effects that send the new ones the entries that are
+        not stored yet."""
         ensemble = list(self._adds.ensemble)
         for slot in sorted(self._adds.failed):
             ensemble[slot] = self._choose([*ensemble, *self._failed]) or ensemble[slot]
@@ -387,7 +389,7 @@ class Recovery:
         return self._sends(sends)
 
     def _remember(self, ensemble: tuple[str, ...]) -> None:
-        """Remembers the ensemble, which applies from LAC + 1, the first entry that is not stored yet."""
+        """Adds the ensemble to `fragments`; it applies from LAC + 1, the first entry that is not stored yet."""
         start = self._adds.lac + 1
         assert start >= self.fragments[-1].first_entry, "a change never begins before the last fragment"
         if start == self.fragments[-1].first_entry:
@@ -403,8 +405,8 @@ class Recovery:
         return [CloseRecovered(self.end, self._length, tuple(self.fragments))]
 
     def _find_length(self) -> Sequence[Effect]:
-        """Finds the length: LAC0 is the end and no bookie gave it, so earlier entries are read, one at a time, until
-        one is found."""
+        """Finds the ledger's length when LAC0 is its end and no bookie has LAC0: reads earlier entries, one at a time,
+        until one is found."""
         assert self.end == self.lac0, "what was written back has a length"
         if not self._is_lac0_lost:
             return self._abort(Abort.UNDECIDED, self.lac0)

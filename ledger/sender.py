@@ -3,15 +3,15 @@
     send(add, lac) queues a new entry for each of its bookies. It is sealed at once, with the LAC of that moment, once
                    for all replicas. At the end of the turn each bookie gets one ADD_MANY of up to REQUEST_BYTES_MAX
                    (a single entry: an ADD); replicas that get the same entries share the same frames.
-    acked(adds, …) gets what a bookie has stored, `receive(fact)` what else it answered: `AddRefused`, `AddFailed`
+    acked(adds, …) gets the adds that a bookie has stored, `receive(fact)` its other answers: `AddRefused`, `AddFailed`
 
 An answer has a status for each entry. No answer (time-out, broken connection), or one that cannot be decoded, is
 AddFailed for every entry of the request: unknown. A bookie that answers BUSY for an entry did nothing with it and is
-asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie whose queue in this process is full. When
-it stores another entry it has room, and is asked again ROOM_S later: an entry that is missing holds up the confirmation
-of all after it. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes`
-counts the requests without an answer, each copy: what a bookie that hangs keeps in memory after the others confirmed
-it. The handle bounds it, and memory.py what all ledgers of the process have.
+asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie whose queue in this process is full. If it
+stores another entry, it has room, and is asked again ROOM_S later: a missing entry delays the confirmation of all later
+ones. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes` counts the requests without an answer,
+each copy: a bookie that hangs keeps them in memory after the others confirmed them. The handle bounds it, and memory.py
+bounds what all ledgers of the process have.
 Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
 """
 
@@ -33,12 +33,12 @@ from .reader_core import Payload, Tail, seal
 from .writer_core import AddRefused, Outcome
 
 REQUEST_BYTES_MAX = 1 << 20
-"""Payload of one request; the last entry may exceed it. A journal block of a bookie has the same size."""
+"""A request ends with the entry with which its payloads reach this size. A bookie's journal block has the same size."""
 
 
 ROOM_S = 0.005
-"""Seconds from the first sign of room to the next request for the entries that found none: what is sent twice is little
-beside what a bookie takes in that time."""
+"""Seconds from the first sign that a busy bookie has room until the refused entries are sent again: if they are refused
+again, that is little compared with what a bookie stores in that time."""
 
 
 class Append(Payload):
@@ -59,10 +59,10 @@ _Place = tuple[int, str]
 
 
 class SentAdds(InsideRequest):
-    """A request to a bookie, from the turn in which it leaves to its answer (`runtime.network.Asker`).
+    """A request to a bookie, from when it is sent to its answer (`runtime.network.Asker`).
 
-    The copies of a request count once in memory, at the `first` of them: it has their `bytes`, and how many of the
-    `copies` are not answered. `tries`: how often `retry_s` has passed since the first time."""
+    The copies of a request to several bookies count once in memory, at the `first` of them: its `copies` is the number
+    of those without an answer. `tries`: how often the request was repeated after `retry_s`."""
 
     __slots__ = ("adds", "bytes", "copies", "first", "place", "sender", "tries")
 
@@ -75,11 +75,11 @@ class SentAdds(InsideRequest):
         self.adds = adds
         self.bytes = size
         self.copies = copies
-        self.first = first  # None: itself
+        self.first = first  # None: this one
         self.tries = tries
 
     def release(self) -> None:
-        """Releases the memory of the request: it has an answer, or none will come."""
+        """Releases the memory of the request. Must be called once, when it has an answer or will get none."""
         sender, first = self.sender, self.first or self
         sender.unanswered_bytes -= self.bytes
         first.copies -= 1
@@ -118,13 +118,13 @@ class SentAdds(InsideRequest):
 
 
 class _Busy:
-    """Requests that a bookie had no room for, until it is asked again."""
+    """Requests that a bookie refused as BUSY, until they are sent again."""
 
     __slots__ = ("is_soon", "requests", "timer")
 
     def __init__(self, timer: asyncio.TimerHandle) -> None:
         self.timer = timer
-        self.is_soon = False  # it has room: the timer is one of ROOM_S
+        self.is_soon = False  # whether the bookie has room again, so that the timer is that of ROOM_S
         self.requests: list[tuple[SentAdds, bytes, Sequence[Buffer]]] = []
 
 
@@ -136,8 +136,9 @@ class AddSender:
         acked: Callable[[list[Payload], _Place], None], receive: Callable[[Fact], None],
         failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
-        """Takes its callbacks: `acked` gets what a bookie has stored, all at once. `failed(bookie, why)` is called
-        before the AddFailed of a bookie that did not answer, or refused."""
+        """Makes a sender. `acked` gets the adds that a bookie has stored, all of an answer at once. `failed(bookie,
+        why)` is called before `receive` gets the AddFailed of a bookie that did not answer, or answered with an
+        error."""
         self._ledger = record.ledger_id
         self._key = record.key
         self._bookies = bookies
@@ -149,15 +150,15 @@ class AddSender:
         self.memory = bookies.memory
         self._waiting: dict[_Place, list[Payload]] = {}
         self.busy: dict[_Place, _Busy] = {}
-        self._waiting_bytes = 0  # of what is in it, each entry once
+        self._waiting_bytes = 0  # payload bytes of the entries in `_waiting`, each counted once
         self.unanswered_bytes = 0
         self._closed = False
 
     def send(self, add: Payload, lac: int) -> None:
-        """Sends a new entry to where it is `sent`, with this LAC in its header."""
+        """Queues a new entry for each bookie in `add.sent`, with `lac` in its header."""
         waiting = self._waiting
         add.header = seal(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
-        if not add.sent:  # all its bookies failed: it goes to those that replace them
+        if not add.sent:  # all its bookies failed: it is sent to those that replace them
             return
         self._waiting_bytes += add.size
         self.memory.held += add.size
@@ -170,15 +171,15 @@ class AddSender:
                 waiting[place] = [add]
 
     def send_again(self, effect: SendAdd[Payload]) -> None:
-        """Sends an entry to another bookie, in the place of one that failed."""
+        """Queues an entry for the bookie that replaces one that failed."""
         add, slot, bookie, _ = effect
         if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting.setdefault((slot, bookie), []).append(add)
 
     def close(self) -> None:
-        """Stops sending: the ledger has ended, or another one takes its entries; nothing leaves any more, and nothing
-        is repeated."""
+        """Stops sending, because the ledger has ended: nothing is sent or repeated any more, as its entries may be
+        appended to another ledger."""
         self._closed = True
 
     # ------------------------------------------------------------------------------ requests
@@ -206,7 +207,7 @@ class AddSender:
         self._waiting_bytes = 0
 
     def _encode(self, adds: Sequence[Payload]) -> tuple[bytes, Sequence[Buffer], int]:
-        """A request's head, its frames and their bytes."""
+        """Returns the head of a request with these adds, its frames, and the size of these."""
         first = adds[0]
         if len(adds) == 1:
             frames: Sequence[Buffer] = (first.header, *first.frames)
@@ -222,8 +223,8 @@ class AddSender:
 
     # ------------------------------------------------------------------------------ answers
     def apply_statuses(self, sent: SentAdds, statuses: list[Status]) -> None:
-        """Passes the answer on: first the entries that were stored, then refusals that end the ledger, then entries to
-        send again."""
+        """Handles an answer by the status of each entry: first those that were stored, then errors, then BUSY: these
+        are sent again."""
         place, adds = sent.place, sent.adds
         by_status: dict[Status, list[Payload]] = {}
         for add, status in zip(adds, statuses, strict=True):
@@ -268,7 +269,7 @@ class AddSender:
             busy.requests.append((SentAdds(self, place, adds, size, 1, None, tries), head, frames))
 
     def has_room(self, place: _Place) -> None:
-        """Sends again soon to a bookie that had no room: it has stored something."""
+        """Called when a bookie has stored something: repeats the requests that it refused as BUSY soon."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True
@@ -289,7 +290,7 @@ _REFUSED = {Status.FENCED: Outcome.FENCED, Status.UNAUTHORIZED: Outcome.UNAUTHOR
 
 
 def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]:
-    """The status of each add. ValueError when this is not an answer to them."""
+    """Returns the status of each add in an answer. Raises ValueError if this is no answer to `count` adds."""
     answer = decode_answer(head)
     if count == 1 and answer.op is Op.ADD:
         return [answer.status]
@@ -297,7 +298,7 @@ def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]
 
 
 def _parts(adds: list[Payload]) -> list[list[Payload]]:
-    """Yields `adds` in parts of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
+    """Returns `adds` in parts, each of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
     parts: list[list[Payload]] = []
     begin = size = 0
     for at, add in enumerate(adds, 1):

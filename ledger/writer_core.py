@@ -17,7 +17,7 @@ unknown whether the change was written.
 **The guarantee** (ledger protocol §1.3, §1.4, §1.6). An entry is confirmed once Qa bookies of the *committed*
 ensemble have synced it and every entry before it is confirmed; so confirmed ⊆ [0 … last_entry] of the closed ledger:
 - LAC is chosen as the end and frozen in the same step (`CloseLedger`), so that nothing is confirmed beyond it while
-  the compare-and-set is on its way (M10); the end is LAC, never LAP (M18).
+  the compare-and-set is in flight (M10); the end is LAC, never LAP (M18).
 - **Ensemble change.** A bookie that fails, also on an entry confirmed already (Qa < Qw), freezes the acks in the
   same step. `ChangeEnsemble` asks for a new fragment from LAC+1 on; LAC does not move until the outcome is *known*
   (M10: an entry confirmed meanwhile would be on the old bookies, while the metadata names the new ones). Failures in
@@ -52,7 +52,7 @@ from .pending_core import A, AddAcked, AddFailed, AddsAcked, PendingAdds, SendAd
 
 
 class WriterState(enum.Enum):
-    """The states of the table above."""
+    """The states of the table in the module docstring."""
 
     OPEN = enum.auto()
     CHANGING = enum.auto()
@@ -78,13 +78,13 @@ class Outcome(enum.Enum):
 
 
 class AddRefused(NamedTuple):
-    """Fact: a bookie answered FENCED or UNAUTHORIZED. Never a reason to change the ensemble."""
+    """Fact: a bookie answered FENCED or UNAUTHORIZED. This never changes the ensemble."""
 
     why: Outcome
 
 
 class QuorumTimedOut(NamedTuple):
-    """Fact: the first pending entry has waited longer than the owner allows."""
+    """Fact: the pending entry `entry` was the first one for longer than the driver allows."""
 
     entry: int
 
@@ -162,7 +162,8 @@ Effect = SendAdd[A] | Confirm[A] | Fail[A] | ChangeEnsemble | CloseLedger
 
 
 class Writer(Generic[A]):
-    """The core of one ledger's writer. Intents (`append`, `close`, `abandon`) and facts (`receive`) return effects.
+    """The core of the writer of one ledger. Intents (`append`, `close`, `abandon`) and facts (`receive`) return
+    effects.
 
     `adds` are the pending entries, `why` the cause of being poisoned, `end` the stored end once CLOSED. At most
     `changes_max` ensemble changes.
@@ -176,12 +177,13 @@ class Writer(Generic[A]):
         self.fragment_first = 0  # key of the last fragment that is known to be committed
         self.changes = 0  # ensembles that were committed after the first
         self._changes_max = changes_max
-        self._tried: set[int] = set()  # slots that this freeze has asked about
-        self._committed: tuple[str, ...] | None = None  # the newest ensemble of this freeze
+        self._tried: set[int] = set()  # slots that this ensemble change asked to replace
+        self._committed: tuple[str, ...] | None = None  # the newest ensemble that this ensemble change committed
 
     # ------------------------------------------------------------------------------ intents
     def append(self, add: A, size: int) -> list[SendAdd[A]]:
-        """Sends the next entry, of `size` payload bytes. Only while `takes_appends`: the caller checks first."""
+        """Adds the next entry, of `size` payload bytes; returns the effects that send it. `takes_appends` must be
+        true."""
         assert self.state is WriterState.OPEN or self.takes_appends, "only an open writer appends"
         return self.adds.push(add, size)
 
@@ -190,7 +192,7 @@ class Writer(Generic[A]):
         return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
     def close(self) -> Sequence[Effect[A]]:
-        """Ends the ledger after what can still be confirmed. After POISONED: asks again how it ended."""
+        """Ends the ledger after the entries that can still be confirmed. If it is POISONED, asks again for its end."""
         if self.state is WriterState.OPEN:
             return self._drain_out()
         if self.state is WriterState.CHANGING:
@@ -198,7 +200,7 @@ class Writer(Generic[A]):
         return self._closing() if self.state is WriterState.POISONED else ()
 
     def abandon(self) -> Sequence[Effect[A]]:
-        """Stops: pending entries end UNKNOWN, and the ledger is left to a recoverer."""
+        """Stops the writer: pending entries end UNKNOWN, and the ledger stays OPEN for a recoverer."""
         return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(Outcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------ facts
@@ -269,7 +271,8 @@ class Writer(Generic[A]):
         return self._thaw()
 
     def _thaw(self) -> Sequence[Effect[A]]:
-        """Takes the one step of §1.4: drops acks, returns what to send, and only then confirms."""
+        """Ends the freeze in the one step of §1.4: drops acks of replaced bookies, returns what to send to the new
+        ones, and only then confirms entries."""
         effects: list[Effect[A]] = []
         if self._committed is not None:
             effects += self.adds.replace(self._committed)
@@ -286,7 +289,7 @@ class Writer(Generic[A]):
         return self._drained()
 
     def _drained(self) -> Sequence[Effect[A]]:
-        """Makes the transition DRAINING → CLOSING once no further entry can be confirmed in order."""
+        """Makes the transition DRAINING → CLOSING if no further entry can be confirmed in order."""
         if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.head_is_unconfirmable):
             return self._closing()
         return ()

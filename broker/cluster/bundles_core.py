@@ -1,12 +1,13 @@
-"""Bundles: a namespace's topics by ranges of a hash, so that brokers own some hundreds of things and not 100,000.
+"""Bundles: ranges of a hash over a namespace's topics, so that brokers own some hundreds of bundles and not 100,000
+topics.
 
 A broker that is asked for a bundle without an owner takes it; in a group of brokers (`share_group`) the one that
-`among` names takes it, so that clients which know one of them use them all.
+`among` returns takes it, so that clients which know one broker of the group use all of them.
 
 The hash is CRC32 of the topic's full name (of the partition, where there are partitions). With n bundles, bundle i
-holds the hashes i·2³²/n … (i+1)·2³²/n - 1, and is called "0x40000000_0x80000000" by its bounds, the upper one exclusive
-but for the last, which is "0xffffffff" (Pulsar's names). The number of bundles is fixed when the namespace is made.
-"""
+holds the hashes i·2³²/n … (i+1)·2³²/n - 1, and is called "0x40000000_0x80000000" by its bounds. The upper bound is
+exclusive, except the last one, "0xffffffff" (Pulsar's names). The number of bundles is fixed when the namespace is
+made."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ BUNDLES_MAX = 1 << 12
 
 
 def bundle_of(topic: TopicName, bundles: int) -> str:
-    """The name of the bundle that the topic is in."""
+    """Returns the name of the bundle that has the topic, if its namespace has `bundles` of them."""
     return bundle_name(bundle_number(topic, bundles), bundles)
 
 
@@ -30,8 +31,8 @@ def bundle_number(topic: TopicName, bundles: int) -> int:
 
 
 def among(brokers: Collection[str], folder: str, number: int) -> str:
-    """The broker that takes bundle `number` of a folder (a namespace): those that follow each other go to different
-    brokers, and so does the first bundle of different folders. Brokers that know the same names find the same one.
+    """Returns the broker that takes bundle `number` of a folder (a namespace). Consecutive bundles go to different
+    brokers, and the first bundles of different folders too. Brokers that know the same names get the same answer.
     """
     ordered = sorted(brokers)
     return ordered[(crc32(folder.encode()) + number) % len(ordered)]

@@ -2,9 +2,9 @@
 
 A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does. Each partition has a
 TopicRecord: the first PART_OPERATIONS are made with it, the others after it, or by their first use. A name is one or
-the other, never both. Of a non-persistent topic there is a record only when it is partitioned: how many.
-`public/default` exists from the first start. Missing things are
-TenantNotFound, NamespaceNotFound, TopicNotFound; what is in use is Busy.
+the other, never both. A non-persistent topic has a record only if it is partitioned, with the number of partitions.
+`public/default` exists from the first start. Methods raise TenantNotFound, NamespaceNotFound or TopicNotFound for what
+does not exist, and Busy if it is in use.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from ..common.token_bucket import Turns
 from .bundles_core import BUNDLES_MAX
 
 PARTITIONS_MAX = 10_000
-"""Partitions of one topic."""
+"""Most partitions of one topic."""
 
 
 def _topic_path(topic: TopicName) -> str:
@@ -77,8 +77,8 @@ async def _any_number(_: NamespaceName) -> int:
 
 
 class CatalogLimits(NamedTuple):
-    """The numbers of objects that there may be; 0: any number. Counted when one more is made: those made at once may
-    exceed it."""
+    """The most objects that there may be; 0: any number. Checked when one is created: several that are created at the
+    same time may exceed a limit."""
 
     tenants: int = 0
     namespaces: int = 0  # of a tenant
@@ -87,8 +87,8 @@ class CatalogLimits(NamedTuple):
 
 NO_LIMITS = CatalogLimits()
 KNOWN_S = 1.0
-"""Seconds for which a namespace record is cached: one that was deleted and made anew with other bundles may have two
-owners of a topic for so long, which costs them take-overs from each other and nothing else."""
+"""Seconds for which a namespace record is cached. If the namespace is deleted and created again with other bundles, a
+topic may have two owners for so long: they take it over from each other, and nothing worse happens."""
 
 
 class Catalog:
@@ -104,10 +104,10 @@ class Catalog:
         self._store = store
         self._bundles = bundles
         self._auto_creation = auto_creation
-        self._known: dict[NamespaceName, tuple[NamespaceRecord, float]] = {}  # and until when
+        self._known: dict[NamespaceName, tuple[NamespaceRecord, float]] = {}  # record, and until when it is cached
         self._last_namespaces: LastKnown[NamespaceName, NamespaceRecord] = LastKnown()
         self._last_partitions: LastKnown[TopicName, int] = LastKnown()
-        self._made_ms = 0  # of the topic that was made last
+        self._made_ms = 0  # incarnation of the topic that was created last
 
     async def ensure_default(self) -> None:
         await update_record(
@@ -156,7 +156,7 @@ class Catalog:
         return found[0]
 
     async def known_namespace(self, name: NamespaceName) -> NamespaceRecord:
-        """Returns the record as it was at most KNOWN_S ago: for its number of bundles, which is fixed while the
+        """Returns the record of a namespace, cached for KNOWN_S. For its number of bundles, which is fixed while the
         namespace exists."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
@@ -179,8 +179,7 @@ class Catalog:
         await self._create(paths.namespace(name.tenant, name.namespace), record, f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        """Replaces all of a namespace's record but the number of bundles, which was fixed when the namespace was made.
-        """
+        """Replaces the record of a namespace; its number of bundles stays as it is."""
         _check(record)
         found = await self.namespace(name)
         record = msgspec.structs.replace(record, bundles=found.bundles)
@@ -206,8 +205,8 @@ class Catalog:
 
     # ------------------------------------------------------------------ topics
     async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the persistent topics; or, with `partitions`, everything that is stored: single topics and
-        partitions."""
+        """Returns the sorted full names of the persistent topics, partitioned ones as one; with `partitions`, each
+        partition instead."""
         await self.namespace(name)
         stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
         found, turns = list[str](), Turns(self._world.clock)
@@ -222,7 +221,8 @@ class Catalog:
         return sorted(found)
 
     async def volatile_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the non-persistent topics that have partitions; their owners know the others."""
+        """Returns the full names of the non-persistent topics with partitions, or of their partitions. The others are
+        only known to their owners."""
         found = await self._partitioned(name, persistent=False)
         if partitions:
             counts = [await self.partitions(topic) or 0 for topic in found]
@@ -251,17 +251,17 @@ class Catalog:
         return await self._store.get(_topic_path(topic.base)) is not None
 
     async def existing_partitions(self, topic: TopicName) -> int:
-        """Returns the number of partitions like `partitions`. Raises TopicNotFound."""
+        """Returns the number of partitions like `partitions`. Raises TopicNotFound if there is no such topic."""
         found = await self.partitions(topic)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
         return found
 
     async def partitions_or_create(self, topic: TopicName, *, by_use: bool = False) -> int:
-        """Returns the number of partitions like `partitions`; a missing topic is made with the namespace's default
-        where that is allowed. `by_use`: with a default of 0 it is not made, but by who uses it then (`ensure_stored`):
-        to Pulsar's clients this is a question. While the metadata does not answer, what it said last counts
-        (broker/common/retry.py)."""
+        """Returns the number of partitions like `partitions`; creates a missing topic with the default of its
+        namespace, if that is allowed. `by_use`: with a default of 0 it is not created now, but when it is used
+        (`ensure_stored`), as for Pulsar's clients this is only a query. While the metadata does not answer, returns its
+        last answer (broker/common/retry.py)."""
         return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
 
     async def _partitions_or_create(self, topic: TopicName, *, by_use: bool) -> int:
@@ -281,9 +281,9 @@ class Catalog:
         return found if found is not None else policies.default_partitions
 
     async def ensure_stored(self, topic: TopicName) -> None:
-        """Ensures that a topic (or single partition) to be used has a record, or gets one where that is allowed.
-
-        A non-persistent one needs none; TopicNotFound: a partition that its topic does not have.
+        """Checks that a topic or a partition may be used, and creates a missing record of it if that is allowed; a
+        non-persistent one needs none. Raises TopicNotFound, also for a partition that its topic does not have, and
+        NotAllowed if the topic is partitioned.
         """
         if topic.persistent and await self._store.get(_topic_path(topic)) is not None:
             return
@@ -308,12 +308,13 @@ class Catalog:
             raise TopicNotFound(f"topic {topic} does not exist, and is not made automatically", topic=topic)
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
-        """Creates a topic. AlreadyExists; InvalidRequest: too many partitions."""
+        """Creates a topic; with 0 partitions, an unpartitioned one. Raises AlreadyExists, NotAllowed if the namespace
+        has too many topics, InvalidRequest if `partitions` are too many or the name is that of a partition."""
         await self.namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
     async def _create_topic(self, topic: TopicName, partitions: int) -> None:
-        """Creates a topic in a namespace that exists."""
+        """Creates a topic like `create_topic`. The namespace must exist."""
         if topic.is_partition:
             raise InvalidRequest(f"{topic} names a partition; create {topic.base} with partitions", topic=topic)
         if partitions > PARTITIONS_MAX:
@@ -325,7 +326,7 @@ class Catalog:
                 raise
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from None
         operations: list[Operation]
-        later: Sequence[Put] = ()  # made after it, or by the first use of the partition
+        later: Sequence[Put] = ()  # written afterwards, or by the first use of the partition
         if not topic.persistent:
             if not partitions:  # it exists while it is used
                 if await self.partitions(topic):
@@ -351,12 +352,13 @@ class Catalog:
         await make_absent(self._store, later)
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
-        """Gives a topic more partitions, never fewer. TopicNotFound when it is no partitioned topic.
+        """Adds partitions to a topic, so that it has `partitions`. Raises TopicNotFound if it is no partitioned topic,
+        InvalidRequest if it has more already.
 
-        With the subscriptions of its first partition, from their beginning: one without a consumer at the moment would
-        else be made when its consumer returns, after what was published meanwhile. So the number grows after them: a
-        partition is used when its subscriptions are there. A crash before that leaves records that the next attempt
-        finds; one after it, partitions whose records their first use makes.
+        The new partitions get the subscriptions of the first one, at their beginning: else a subscription without a
+        consumer at the moment would be created when its consumer returns, and miss what was published meanwhile. So the
+        number is changed last: a partition is used only when its subscriptions exist. A crash before that leaves
+        records that the next attempt finds; after it, partitions whose records are created by their first use.
         """
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None:
@@ -382,7 +384,8 @@ class Catalog:
         await make_absent(self._store, topics)
 
     async def _subscription_records(self, topic: TopicName, numbers: range) -> list[Put]:
-        """The subscriptions of partition 0, for these partitions: they have acknowledged nothing."""
+        """Returns the operations that create the subscriptions of partition 0 at these partitions, with nothing
+        acknowledged."""
         first, made = topic.with_partition(0), list[Put]()
         for each in await self._store.children(_cursors_path(first)):
             name = paths.name(each)
@@ -401,8 +404,8 @@ class Catalog:
         return [put_of(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
     async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
-        """Raises TopicNotFound if the caller means a topic, or partition, that was deleted. 0: it means whichever is
-        there. What is kept of a name that is not persistent outlasts its topics."""
+        """Raises TopicNotFound if the topic or partition with this `incarnation` was deleted. 0: any incarnation. Does
+        nothing for non-persistent names, whose schemas outlive their topics."""
         if not incarnation or not topic.persistent:
             return
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
@@ -411,9 +414,9 @@ class Catalog:
         check_incarnation(topic, found[0].created_ms, incarnation)
 
     async def still(self, topic: TopicName, ended: TopicRecord) -> Check | None:
-        """The check that a topic's record is that of the owner which has `ended` it; what goes with the topic goes in
-        commits with this check. None: that topic is gone, and so is what was its; another one may have its name.
-        NotOwner: another broker has taken it over meanwhile.
+        """Returns the Check that the topic's record is still that of the owner that `ended` the topic; everything that
+        is deleted with the topic must be committed with it. Returns None if that topic is gone, and all that belonged
+        to it; another one may have its name. Raises NotOwner if another broker has taken it over meanwhile.
         """
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
         if found is None or found[0].created_ms != ended.created_ms:
@@ -426,9 +429,9 @@ class Catalog:
     async def forget_topic(
         self, topic: TopicName, ledgers: Sequence[int], still: Check, also: Sequence[Operation] = ()
     ) -> None:
-        """Deletes its record, which `still` is what it was: a late delete does not hit a topic that was taken over or
-        made anew meanwhile. In the same commit its `ledgers` are noted as deleted: a crash before their own records go
-        leaves no doubt; and what is `also` its.
+        """Deletes the record of a topic if `still` holds, so that a late delete does not hit a topic that was taken
+        over or created again meanwhile (BadVersion). The same commit records that its `ledgers` are deleted, so that
+        they can be deleted after a crash, and does the operations `also`.
         """
         self._last_partitions.discard(topic.base)
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
@@ -437,13 +440,13 @@ class Catalog:
         await deletions.with_owner(self._store, ledgers, operations)
 
     async def partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """Returns the record that a deletion of the topic ends: for `still_partitioned`."""
+        """Returns the record of a partitioned topic, or None. A deletion passes it to `still_partitioned`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
     async def still_partitioned(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
-        """Returns the check like `still`, for a partitioned topic whose partitions were deleted. Busy: it was given
-        more meanwhile."""
+        """Returns the Check like `still`, for a partitioned topic whose partitions were deleted. Raises Busy if
+        partitions were added meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -466,13 +469,13 @@ class Catalog:
         return PartitionedRecord(partitions=partitions, created_ms=self._incarnation())
 
     def _incarnation(self) -> int:
-        """Returns a number by which offsets and deletions tell a topic from an earlier one of its name: no two that are
-        made here have the same, whatever the clock does."""
+        """Returns a new incarnation number, which distinguishes a topic from an earlier one of the same name: the time
+        in ms, but larger than any that this broker returned before, whatever the clock does."""
         self._made_ms = max(self._world.clock.wall_ms(), self._made_ms + 1)
         return self._made_ms
 
     async def _check_topics(self, topic: TopicName, more: int) -> None:
-        """Raises NotAllowed if that many more would be too many in its namespace."""
+        """Raises NotAllowed if the namespace may not have that many more topics."""
         name = topic.namespace_name
         limit = await self._limits.topics(name) if topic.persistent else 0
         await self._check_room(limit, paths.topics(name.tenant, name.namespace), more, f"namespace {name}", "topics")

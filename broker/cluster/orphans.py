@@ -1,23 +1,23 @@
 """Ledgers that no record names, and topics that name ledgers that do not exist (ledger protocol §3.6; complaint 29).
 
-A crash between "create a ledger" and "put it into the list", or between "take it from the list" and "delete it", leaves
-a ledger over. Every ledger that a broker makes names its owner in its properties: a topic's log has `topic`, a ledger
-of a topic's own state also has its kind (`KINDS`). Both directions are checked:
+A crash between "create a ledger" and "put it into the list", or between "remove it from the list" and "delete it",
+leaves a ledger over. Every ledger that a broker creates names its owner in its properties: a topic's log has `topic`, a
+ledger with other state of a topic also has its kind (`KINDS`). Both directions are checked:
 
 - **orphan**: a ledger of one of these kinds, created `age_s` ago or longer, that no record of any topic or
-  subscription mentions. That alone proves nothing: a damaged or older metadata lacks records too. The sweep deletes it
-  when a record says so: its owner noted it as deleted (ledger/client.py), or its owner's record (of the topic, or
-  of the subscription) is there, is older than the ledger, and names others. It is fenced and closed first, so that no
-  writer can confirm anything in it any more; then its topic's records are read once more; then it is deleted.
-- **unexplained**: an orphan whose owner has no record, or a younger one: made anew. It is told, and stays until an
-  operator deletes it (`magnetar ledgers orphans --delete --unexplained`).
+  subscription mentions. That alone proves nothing: damaged or restored metadata lacks records too. The sweep deletes it
+  only if a record explains it: the metadata says that it was deleted (ledger/client.py), or its owner's record (of the
+  topic, or of the subscription) exists, is older than the ledger, and does not name it. First it is fenced and closed,
+  so that no writer can confirm anything in it any more; then its topic's records are read once more.
+- **unexplained**: an orphan whose owner has no record, or a younger one (it was created again). It is reported, and
+  stays until an operator deletes it (`magnetar ledgers orphans --delete --unexplained`).
 - **missing**: a ledger that a topic lists and that does not exist. That is lost data: an alarm, and nothing is changed.
 
-Safety. Ledgers are listed before the records are read: what was named then is not an orphan, and what was made
-since is too young. Any read that fails ends the search, and nothing is deleted. A number anywhere in a record counts as
+Safety. Ledgers are listed before the records are read, so a ledger that is created or listed meanwhile is no orphan.
+Any read that fails ends the search, and nothing is deleted. A number anywhere in a record counts as
 a reference (snapshots, buckets and compacted ledgers included), and a ledger with other properties is never touched, so
-that a kind of ledger that this module does not know is safe. `age_s` is far above the time in which a broker that made
-a ledger lists it or loses its session. Guarding tests: tests/broker/cluster/test_orphans.py.
+that unknown kinds of ledgers are safe. `age_s` is far longer than a broker that created a ledger needs to list it or
+lose its session. Guarding tests: tests/broker/cluster/test_orphans.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _LOG = logging.getLogger("magnetar.broker")
 
 READ_AT_ONCE = 50
 KINDS = ({"topic"}, *({"topic", kind} for kind in ("cursor", "delays", "dedup", "compacted", "transactions")))
-"""The properties of the ledgers that this module knows; `cursor` and `delays` give the subscription."""
+"""The sets of properties of the ledgers that this module knows; the values of `cursor` and `delays` are the
+subscription."""
 
 
 class Orphan(NamedTuple):
@@ -49,9 +50,9 @@ class Orphan(NamedTuple):
 
     ledger_id: int
     topic: str
-    subscription: str  # of a ledger of a cursor or of its delays; else empty
+    subscription: str  # the subscription, if it is the ledger of a cursor or of delayed messages; else empty
     created_ms: int
-    unexplained: bool = False  # no record says that it may go
+    unexplained: bool = False  # whether no record proves that it may be deleted
 
 
 class Missing(NamedTuple):
@@ -94,7 +95,7 @@ async def find(metadata: MetadataStore, now_ms: int, age_s: float) -> Orphans:
 
 
 async def _is_replaced(metadata: MetadataStore, orphan: Orphan) -> bool:
-    """Whether its owner's record is there, and older than the ledger: it named the ledger, or never did."""
+    """Whether the record of its owner exists and is older than the ledger: then it shows that the ledger is unused."""
     name = TopicName.parse(orphan.topic)
     place = name.tenant, name.namespace, name.stored_local
     topic = await get_record(metadata, paths.topic(*place), TopicRecord)
@@ -157,8 +158,8 @@ async def _of_coordinators(metadata: MetadataStore) -> Iterable[int]:
 
 
 async def _is_missing(metadata: MetadataStore, suspect: Missing) -> bool:
-    """Whether the list still names it and it still does not exist: it may have been made, or trimmed, during the
-    search.
+    """Whether the topic still lists the ledger and it still does not exist: it may have been created, or trimmed,
+    during the search.
     """
     if await metadata.get(paths.ledger(suspect.ledger_id)) is not None:
         return False
@@ -170,8 +171,8 @@ async def _is_missing(metadata: MetadataStore, suspect: Missing) -> bool:
 async def delete(
     metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterable[Orphan], *, unexplained: bool = False
 ) -> list[Orphan]:
-    """Deletes orphans; returns those that were deleted. What cannot be fenced, or is named after all, stays; also what
-    is `unexplained`, unless an operator asks for it.
+    """Deletes orphans; returns those that were deleted. Ledgers that do not exist or are named by a record after all
+    are left out; so are unexplained ones, unless `unexplained` is set. Raises if a ledger cannot be fenced.
     """
     deleted = []
     for orphan in orphans:

@@ -1,25 +1,25 @@
-"""Ownership of bundles of topics: an ephemeral record, made by the first broker that is asked for one of its topics.
+"""Ownership of bundles of topics: an ephemeral record, created by the first broker that is asked for one of its topics.
 
-Brokers of one group (`share_group`) share: the one that is asked for a bundle without an owner names the broker of its
-group that takes it (bundles_core.py `among`), and that one takes it when it is asked. They compute it from the registry
-of brokers, so they agree once they see the same one; until then a client is sent on once more. A broker that dies is of
-the group until its session ends: it is started again by then, or the others take its share. What is owned stays where
-it is. Guard: tests/broker/cluster/test_share_group.py.
+Brokers of one group (`share_group`) share the bundles: the one that is asked for a bundle without an owner answers with
+the broker of its group that takes it (bundles_core.py `among`), and that one takes it when it is asked. They compute it
+from the registry of brokers, so they agree once they see the same registry; until then a client is redirected once
+more. A broker that dies belongs to the group until its session ends: by then it is started again, or the others take
+its share. Bundles that are owned stay where they are. Guard: tests/broker/cluster/test_share_group.py.
 
-A coordinator of transactions has an owner in the same way (`owner_of`); what is said of a bundle holds for it.
+Transaction coordinators have owners in the same way (`owner_of`); the rules for bundles hold for them too.
 
 Ownership is a hint that keeps brokers apart; safety comes from fencing and from the topic's list (ledger protocol
 §3.2). The record ends with its broker's session, and the next broker that is asked takes the bundle. An answer names
 only brokers that are registered, with the address that they registered.
 
-When the session is lost, the broker goes on serving what it owned, for fencing protects the data, and claims nothing
-new. In the next session `reclaim` takes each bundle again that no other broker has; the others are forgotten. A bundle
-that is taken again may have been another broker's in between: the topics' lists say so (TopicManager.resume).
+When the metadata session is lost, the broker goes on serving what it owned, as fencing protects the data, and claims
+nothing new. In the next session `reclaim` takes each bundle again that no other broker has, and gives up the others. A
+bundle that is taken again may have had another owner in between: the topics' lists show that (TopicManager.resume).
 
-One request for a bundle runs at a time: a record with this broker's name that it does not know of is then certainly
-another session's, and not the one that is just being made for another request. Deleting that one would let another
-broker take the bundle while this one still believes that it owns it, and its consumers would wait at a topic to which
-no producer writes. Guard: tests/broker/cluster/test_ownership.py.
+One request for a bundle runs at a time. So if a record has this broker's name and the broker does not know of it, it is
+certainly one of an earlier session, and not one that is just being created for another request. Deleting that one would
+let another broker take the bundle while this one still believes that it owns it, and its consumers would wait at a
+topic to which no producer writes. Guard: tests/broker/cluster/test_ownership.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ...runtime.tasks import unbroken
 from .bundles_core import among, bundle_name, bundle_number
 
 # -------------------------------------------------------------------------------------------------- cluster_view
-# The other brokers and bookies: their registries, read on demand.
+# The registered brokers and bookies, read on demand.
 
 
 R = TypeVar("R", bound=Record)
@@ -63,22 +63,22 @@ async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
 
 
 ATTEMPTS_MAX = 10
-"""Rounds of read and create: each that fails means that an owner took or released it in between."""
+"""Attempts to read or create an owner record: one fails only if a broker took or released the bundle in between."""
 
 
 class Ownership:
-    """The bundles of one broker, until it releases them."""
+    """The bundles that one broker owns, and requests for the owners of others."""
 
     def __init__(self, store: MetadataStore, me: BrokerRecord) -> None:
         self._store = store
         self.me = me
         self._owned: dict[str, None] = {}
-        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by bundle
-        self._questions: dict[str, Callable[[], bool]] = {}  # by bundle
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path of the owner record
+        self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
         self.lost = False
 
     async def register(self) -> None:
-        """Registers this broker: it can be found from here on."""
+        """Registers this broker in the metadata, so that it can be found."""
         path = paths.broker(self.me.name)
         await self._store.commit([Delete(path), Put(path, encode(self.me, path), ABSENT, ephemeral=True)])
 
@@ -87,24 +87,24 @@ class Ownership:
         return _path_of(topic, bundle_number(topic, policies.bundles), policies.bundles)
 
     def question(self, path: str) -> Callable[[], bool]:
-        """Asks whether this broker owns what has its owner at that path, as far as is known here: the session may be
-        lost already. One for all topics of a bundle, each of which keeps it."""
+        """Returns the function that says whether this broker owns the bundle with that owner path, as far as it knows:
+        the session may be lost already. The same function for all topics of a bundle."""
         found = self._questions.get(path)
         if found is None:
             found = self._questions[path] = partial(self.owns_path, path)
         return found
 
     async def find_owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
-        """Returns the broker that serves the topic; if none did, this one, or that of the group whose share it is.
-        Unavailable: the owner is just going away.
+        """Returns the broker that serves the topic. If its bundle has no owner, this broker takes it, or the broker of
+        the group is returned whose share it is. Raises Unavailable if the owner is just going away.
         """
         number = bundle_number(topic, policies.bundles)
         path = _path_of(topic, number, policies.bundles)
         return self.me if self.owns_path(path) else await self.owner_of(path, number, f"topic {topic}")
 
     async def owner_of(self, path: str, number: int, what: str) -> BrokerRecord:
-        """Returns the owner, like `find_owner`, of any object that has its owner at `path`, which is `number` of its
-        folder; `what` is for the error's text."""
+        """Returns the owner like `find_owner`, of any object with its owner record at `path`. `number`: that of the
+        object in its folder, which decides whose share it is. `what` names the object in error texts."""
         if self.owns_path(path):
             return self.me
         async with self._asking[path]:
@@ -127,11 +127,11 @@ class Ownership:
             record, version = found
             if record.broker != self.me.name:
                 return await self._registered(record, what)
-            await self._store.delete(path, version)  # of this broker before it was restarted: another session's
+            await self._store.delete(path, version)  # a record of this broker's earlier session
         raise Unavailable(f"the owner of {what} changes all the time; try again")
 
     async def _share(self, path: str, number: int) -> BrokerRecord:
-        """The broker of this one's group that takes what has no owner."""
+        """Returns the broker of this one's group that takes the object without an owner at `path`."""
         if not self.me.group:
             return self.me
         group = {each.name: each for each in await brokers(self._store) if each.group == self.me.group}
@@ -153,7 +153,8 @@ class Ownership:
         self._owned[path] = None
 
     async def reclaim(self) -> None:
-        """Takes the bundles again in a new session. Unavailable and others: not all is done, begin again."""
+        """Takes the bundles again in a new metadata session; gives up those that another broker has. If it raises, the
+        caller must call it again."""
         for path in list(self._owned):
             if not await self._take_again(path):
                 del self._owned[path]
@@ -179,12 +180,13 @@ class Ownership:
         return found[0]
 
     def owned_in(self, namespace: NamespaceName) -> list[str]:
-        """Paths of the bundles of a namespace that this broker owns."""
+        """Returns the owner paths of the bundles of a namespace that this broker owns."""
         folder = f"{paths.owner(namespace.tenant, namespace.namespace, '')}"
         return sorted(path for path in self._owned if path.startswith(folder))
 
     async def release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
-        """Gives one bundle back: nothing of it is loaded from here on, then `unload`, then others may take it."""
+        """Releases one bundle: from now on none of its topics is loaded; then calls `unload`; then others may take
+        it."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
             await unbroken(self._release(path, unload))
 
@@ -194,7 +196,7 @@ class Ownership:
         await self._store.commit([Delete(path)])
 
     async def release_all(self) -> None:
-        """Gives every bundle back, after its topics were unloaded."""
+        """Releases every bundle and deletes the registration. All topics must be unloaded before."""
         self.lost = True
         owned = list(self._owned)
         self._owned.clear()

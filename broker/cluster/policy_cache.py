@@ -6,12 +6,12 @@
     await cache.change(namespace, topic, …)    written, and known here, when it returns
     await cache.close()
 
-What all brokers take in the place of their settings is read at the start (`defaults`); a change of it is a change of
-every namespace. A namespace is read when one of its topics is asked for, with the policies of all its topics; from then
-on each change of it that the watch reports is read again, and `changed(namespace)` is called. Reading and the watch
-take turns, so the cache is never older than the last read or report: a change made while a namespace is read is either
-in what was read, or is reported afterwards. Another broker's change is known here after the watch's delay
-(milliseconds). When the watch breaks it starts over and everything is read again.
+The policies of all brokers, which replace their settings, are read at the start (`defaults`); a change of them counts
+as a change of every namespace. A namespace is read when one of its topics is asked for, with the policies of all its
+topics; from then on, when the watch reports a change, that is read again, and `changed(namespace)` is called. Reads and
+reports of the watch are handled one at a time, so a change that is made while a namespace is read is either in what was
+read, or is reported afterwards. Another broker's change is known here after the delay of the watch (milliseconds). When
+the watch breaks, it starts again, and everything is read again.
 Guarding test: tests/broker/cluster/test_policy_cache.py.
 """
 
@@ -38,9 +38,9 @@ from .catalog import Catalog
 _LOG = logging.getLogger("magnetar.broker")
 
 READ_AT_ONCE = 100
-"""Records of topics that are read at the same time when a namespace is opened."""
+"""Records of topics that are read at a time when a namespace is read."""
 WATCH_RETRY_S = 1.0
-"""Seconds before a watch that broke is set again."""
+"""Seconds until a broken watch is started again."""
 
 NONE = Policies()
 _AS_THEY_WERE = "policies as they were are used until they can be read: %s"
@@ -63,10 +63,10 @@ class PolicyCache:
     ) -> None:
         self._metadata = metadata
         self._configured = defaults
-        self.defaults = defaults  # in force: as configured, or as it was changed for all brokers
+        self.defaults = defaults  # the defaults in force: the configured ones, with the policies of all brokers
         self._changed = changed
         self._known: dict[NamespaceName, _Namespace] = {}
-        self._turn = asyncio.Lock()  # of reading
+        self._turn = asyncio.Lock()  # held while policies are read
         self._background = Supervisor()
 
     async def open(self) -> None:
@@ -83,7 +83,7 @@ class PolicyCache:
         return self.current(topic)
 
     def current(self, topic: TopicName) -> Applied:
-        """The policies of a topic whose namespace was read."""
+        """Returns the policies in force for a topic. Its namespace must have been read."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
         applied = known.applied if own is None else resolve(self.defaults, known.own, own)
@@ -93,7 +93,8 @@ class PolicyCache:
         return (await self._namespace(name)).applied
 
     async def own(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
-        """The policies that are set there itself, as in the metadata; of no namespace: of all brokers."""
+        """Reads the policies that are set for the topic or the namespace itself, without inherited ones; without
+        namespace: those of all brokers."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return NONE if found is None else found[0].policies
 
@@ -105,7 +106,7 @@ class PolicyCache:
         return found
 
     async def _read(self, name: NamespaceName) -> _Namespace:
-        """Reads the namespace from the metadata, into the cache."""
+        """Reads the policies of a namespace and its topics from the metadata into the cache."""
         own = await self.own(name, None)
         local = [paths.name(each) for each in await self._metadata.children(_path(name, None))]
         topics: dict[str, Policies] = {}
@@ -123,8 +124,8 @@ class PolicyCache:
     async def change(
         self, name: NamespaceName | None, topic: TopicName | None, given: Policies, remove: tuple[str, ...] = ()
     ) -> Policies:  # fmt: skip
-        """Changes policies; returns those that are set there afterwards. No namespace: of all brokers. InvalidRequest:
-        they would contradict each other.
+        """Sets the policies in `given` and removes those in `remove`; returns those that are set there afterwards.
+        Without namespace: the policies of all brokers. Raises InvalidRequest if they would contradict each other.
         """
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
@@ -148,7 +149,7 @@ class PolicyCache:
     async def change_properties(
         self, name: NamespaceName, topic: TopicName | None, change: Callable[[dict[str, str]], Mapping[str, str]]
     ) -> None:  # fmt: skip
-        """Changes properties. `change` gets the present ones and returns the new ones; it may be called again."""
+        """Replaces the properties by what `change` returns for the present ones; it may be called several times."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -157,7 +158,7 @@ class PolicyCache:
         await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
 
     async def delete(self, name: NamespaceName, topic: TopicName | None) -> None:
-        """Forgets a topic or namespace that was deleted."""
+        """Deletes the record of the policies of a topic or a namespace."""
         await self._metadata.commit([Delete(_path(name, topic))])
 
     # ------------------------------------------------------------------ the watch
@@ -182,7 +183,7 @@ class PolicyCache:
             await asyncio.sleep(WATCH_RETRY_S)
 
     async def _read_all(self) -> None:
-        """Reads all policies again; a damaged record leaves them as they were."""
+        """Reads all policies again; if a record is damaged, its policies stay as they were."""
         await self._unless_damaged(self._read_defaults())
         for name in list(self._known):
             await self._unless_damaged(self._read(name))
@@ -241,19 +242,19 @@ def _path(name: NamespaceName | None, topic: TopicName | None) -> str:
 #
 #     async for told in TopicWatcher(store, catalog).changes(namespace, after_revision): …
 #
-# First all of them (`Topics`), unless the caller names the last revision that it got; then what is added and removed,
-# in the order in which it happened, and `Topics` again when the history is lost. So nothing is missed, across
-# reconnects and from one broker to the next. Reporting twice is harmless and happens: a change that fell between the
-# revision and the list, a record that changes, and all after the revision that both watches have seen, which is the one
-# reported.
+# First yields all topics (`Topics`), unless the caller names the last revision that it got; then each `Added` and
+# `Removed`, in the order of the changes, and `Topics` again if the history of the metadata is lost. So nothing is
+# missed, across reconnects and from one broker to the next. The same change may be reported twice, which is harmless:
+# one between the revision and the list, a record that changes, and all after the reported revision, which both watches
+# have reached.
 #
 # Partitions are not reported one by one: a partitioned topic is added and removed as one. After a removal the metadata
-# is read again, because a topic may be made anew with partitions, whose record is elsewhere. Guarding test:
+# is read again, because the topic may have been created again with partitions: that record is elsewhere. Guarding test:
 # tests/broker/cluster/test_topic_watch.py.
 
 
 WAITING_MAX = 1000
-"""Changes that wait for a slow listener; then the metadata's watch waits too."""
+"""Most changes that wait for a slow receiver; then the watch of the metadata waits too."""
 
 
 class Topics(NamedTuple):
@@ -264,14 +265,14 @@ class Topics(NamedTuple):
 
 
 class Added(NamedTuple):
-    """A topic that was made, by full name."""
+    """A topic was created, by full name."""
 
     name: str
     revision: int
 
 
 class Removed(NamedTuple):
-    """A topic that was deleted, by full name."""
+    """A topic was deleted, by full name."""
 
     name: str
     revision: int
@@ -290,8 +291,9 @@ class TopicWatcher:
     async def changes(
         self, namespace: NamespaceName, after_revision: int = 0, *, tell_missing: bool = True
     ) -> AsyncIterator[Told]:
-        """Yields all topics, then each change. NamespaceNotFound (`tell_missing` False: it has no topics so far); the
-        metadata's errors, when the caller has to begin anew."""
+        """Yields all topics, then each change; only changes if `after_revision` is given. Raises NamespaceNotFound
+        (with `tell_missing` False a missing namespace has no topics), and the errors of the metadata: then the caller
+        must begin again."""
         revision = after_revision
         if not revision:
             revision = await self._store.revision()

@@ -1,9 +1,9 @@
-"""Avro schemas: parsed, and in the one form that equal ones have (pure).
+"""Avro schemas: parsing, and the canonical form, which equal schemas share (pure).
 
-`parse` checks the text and gives its types as a tree, in which a name that is used again is the same node: a recursive
-record contains itself. Its bounds are those of what a stranger may send: DEFINITION_BYTES_MAX, DEPTH_MAX, FIELDS_MAX.
+`parse` checks a definition and returns its types as a tree, in which a name that is used again is the same node: a
+recursive record contains itself. Bounds, as clients send it: DEFINITION_BYTES_MAX, DEPTH_MAX, FIELDS_MAX.
 
-`canonical` is what Pulsar's equality compares: white space, the order of members, `doc` and aliases do not count;
+`canonical` returns the form that Pulsar compares: white space, the order of members, `doc` and aliases do not count;
 order of fields, defaults and other properties do; all names are full.
 """
 
@@ -19,19 +19,19 @@ from ...proto.schema import DEFINITION_BYTES_MAX
 
 DEPTH_MAX = 64
 FIELDS_MAX = 10_000
-"""Fields, branches, symbols and aliases of a definition together."""
+"""Most fields, branches, symbols and aliases of a definition together."""
 NAME_MAX = 512
-"""Characters of a full name: the one form repeats a namespace in each name of it."""
+"""Most characters of a full name: the canonical form repeats the namespace in each name."""
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 NAMED = ("record", "error", "enum", "fixed")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _UNTOLD = ("doc", "aliases", "namespace")
-"""Members that `canonical` leaves out; the namespace is in the names."""
+"""Members that `canonical` leaves out; the namespace is part of the full names."""
 
 
 class Node:
-    """A type. `kind`: a primitive, "record", "enum", "fixed", "array", "map" or "union"."""
+    """A parsed Avro type. `kind`: a primitive, "record", "enum", "fixed", "array", "map" or "union"."""
 
     __slots__ = ("aliases", "branches", "default", "fields", "items", "kind", "logical", "name", "size", "symbols")
 
@@ -66,7 +66,7 @@ class Field:
 
 
 def load(text: bytes) -> Any:
-    """The JSON of a definition. InvalidSchema."""
+    """Parses the text of a definition as JSON. Raises InvalidSchema if it is too long or no JSON."""
     if len(text) > DEFINITION_BYTES_MAX:
         raise InvalidSchema(f"a schema of {len(text)} bytes; it has {DEFINITION_BYTES_MAX} at most")
     try:
@@ -76,7 +76,7 @@ def load(text: bytes) -> Any:
 
 
 def parse(loaded: Any) -> Node:
-    """The types of a definition. InvalidSchema: which part of it is no Avro."""
+    """Returns the types of a definition as a tree. Raises InvalidSchema, which says which part of it is no Avro."""
     return _Parser().type(loaded, "", "the schema", 0)
 
 
@@ -200,7 +200,8 @@ class _Parser:
 
 
 def _logical(of: dict[str, Any], node: Node) -> Node:
-    """Returns the node with its logical type, as far as it counts for a reader: a decimal's precision and scale."""
+    """Returns the node with its logical type, as far as it matters for compatibility: precision and scale of a
+    decimal."""
     if of.get("logicalType") != "decimal":
         return node
     if node.kind == "bytes":
@@ -222,14 +223,15 @@ def _name_in(of: dict[str, Any], where: str) -> str:
     return name
 
 
-# ------------------------------------------------------------------ the one form
+# ------------------------------------------------------------------ the canonical form
 def canonical(loaded: Any) -> bytes:
-    """Returns the canonical form of a definition that `parse` takes. Raises InvalidSchema."""
+    """Returns the canonical form of a definition, which `parse` must have accepted. Raises InvalidSchema if it is
+    nested too deep."""
     return sorted_json(_canonical(loaded, ""))
 
 
 def sorted_json(loaded: Any) -> bytes:
-    """Returns sorted JSON. Raises InvalidSchema."""
+    """Encodes a value as JSON with sorted keys. Raises InvalidSchema if it is nested too deep."""
     try:
         return msgspec.json.encode(loaded, order="deterministic")
     except RecursionError:

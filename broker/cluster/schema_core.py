@@ -1,10 +1,10 @@
-"""The rules for a schema, by its type, and whether a new one goes with those of a topic (pure).
+"""The rules for a schema, by its type, and whether a new one is compatible with those of a topic (pure).
 
-`Definition.of(info)` refuses what is no schema (InvalidSchema): everything that is registered went through it. Equal
-definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the parsed form counts (schema_avro_core.py), of others
-the bytes, and of KEY_VALUE how it is encoded as well (in Pulsar it does not count there).
+`Definition.parse(info)` raises InvalidSchema if it is no schema: everything that is registered was checked by it. Equal
+definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the canonical form counts (schema_avro_core.py), of
+others the bytes, and of KEY_VALUE also the encoding (in Pulsar that does not count).
 
-`refusal` is the rule of a producer's schema, `unreadable_by` that of a consumer's. Guarding tests:
+`refusal` is the rule for a producer's schema, `unreadable_by` that for a consumer's. Guarding tests:
 tests/broker/cluster/test_definition.py.
 """
 
@@ -25,30 +25,30 @@ from . import schema_avro_core as avro
 from .schema_avro_core import Field, Node
 
 # ------------------------------------------------------------------------------------------------- compatibility
-# Whether one schema reads what another one wrote (pure).
+# Whether one schema can read data that was written with another one (pure).
 #
-# `unreadable(reader, writer)` follows Avro's rules of resolution; its answer names the first field that breaks and why.
-# Names of enums and fixed match without their namespaces, or by an alias of the reader's. **Names of records are not
-# compared**, as Avro's Java library, and with it Pulsar's check, does not: a record takes what the record in its place
-# wrote; aliases of its fields count where the full names are the same, or an alias. In a union the branch of the
-# writer's full name decides, if there is one; else any that reads it. A pair of types that is being compared counts as
-# readable (recursive records); when it is not, what was found meanwhile is found anew. PAIRS_MAX bounds the work of two
-# schemas with many unions. Guarding tests: tests/broker/cluster/test_compatibility.py.
+# `unreadable(reader, writer)` follows Avro's schema resolution; it returns the first field that cannot be read, and
+# why. Names of enums and fixed match without their namespaces, or by an alias of the reader. **Names of records are not
+# compared**, as Avro's Java library, and so Pulsar's check, does not either: a record reads the record in its place;
+# aliases of its fields count if the full names are equal, or one is an alias. In a union the branch with the writer's
+# full name decides, if there is one; else any branch that can read it. While a pair of types is being compared, it
+# counts as readable (recursive records); if it turns out not to be, the pairs compared meanwhile are compared again.
+# PAIRS_MAX bounds the work for schemas with many unions. Guarding tests: tests/broker/cluster/test_compatibility.py.
 
 
 PAIRS_MAX = 100_000
-"""Pairs of types that are compared, and fields and symbols on the way."""
+"""Most pairs of types, fields and symbols that are compared."""
 
 _PROMOTED = {
     "long": {"int"}, "float": {"int", "long"}, "double": {"int", "long", "float"},
     "string": {"bytes"}, "bytes": {"string"},
 }  # fmt: skip
-"""Types that a reader's type takes besides itself."""
+"""The types of a writer that a reader's type can read besides its own."""
 
 
 def unreadable(reader: Node, writer: Node) -> str | None:
-    """Returns why `reader` cannot read what `writer` wrote; None: it can. InvalidSchema: the schemas have too many
-    types."""
+    """Returns why `reader` cannot read what was written with `writer`; None: it can. Raises InvalidSchema if the
+    schemas have too many types."""
     try:
         return _Comparison().compare(reader, writer, "")
     except RecursionError:
@@ -145,7 +145,8 @@ def _at(where: str, why: str) -> str:
 
 
 TEXT_MAX = 64 << 10
-"""Characters of a schema's name and properties: with its definition they fit a value of the metadata."""
+"""Most characters of a schema's name and properties: together with its definition they must fit into a metadata value.
+"""
 _NEVER = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 _FULL = (Compatibility.FULL, Compatibility.FULL_TRANSITIVE)
 _BACKWARD = (Compatibility.BACKWARD, Compatibility.BACKWARD_TRANSITIVE, *_FULL)
@@ -153,7 +154,7 @@ _FORWARD = (Compatibility.FORWARD, Compatibility.FORWARD_TRANSITIVE, *_FULL)
 
 
 class _NativeJson(msgspec.Struct):
-    """The text of PROTOBUF_NATIVE."""
+    """The definition of a PROTOBUF_NATIVE schema."""
 
     fileDescriptorSet: str  # base64
     rootMessageTypeName: str
@@ -161,7 +162,7 @@ class _NativeJson(msgspec.Struct):
 
 
 class Definition(NamedTuple):
-    """A schema that was checked: its parsed form, and the fingerprint that equal ones share."""
+    """A schema that was checked: its parsed form, and the fingerprint, which equal schemas share."""
 
     info: SchemaInfo
     fingerprint: bytes  # SHA-256
@@ -171,7 +172,7 @@ class Definition(NamedTuple):
 
     @classmethod
     def parse(cls, info: SchemaInfo) -> Definition:
-        """Checks a schema. InvalidSchema: what is wrong, and where."""
+        """Checks and parses a schema. Raises InvalidSchema, which says what is wrong, and where."""
         if len(info.data) > DEFINITION_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
         if (size := len(info.name) + sum(len(key) + len(value) for key, value in info.properties.items())) > TEXT_MAX:
@@ -225,7 +226,8 @@ def _hash(info: SchemaInfo, told: bytes) -> bytes:
 
 
 def _root_of(data: bytes) -> str:
-    """Returns the name of the root message, checked: the set of descriptors has it, and all that its files import."""
+    """Returns the full name of the root message of a PROTOBUF_NATIVE schema. Raises InvalidSchema if the set of
+    descriptors lacks it, or a file that is imported."""
     try:
         text = msgspec.json.decode(data, type=_NativeJson)
         files = FileDescriptorSet.FromString(base64.b64decode(text.fileDescriptorSet, validate=True)).file
@@ -258,10 +260,10 @@ def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -
 
 # ------------------------------------------------------------------ together
 def refusal(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
-    """Returns why `new` may not join those of a topic (version, definition; the newest last); None: it may.
-    InvalidSchema: the two have too many types to compare.
+    """Returns why `new` may not be added to a topic's schemas `live` (version, definition; the newest last); None: it
+    may.
 
-    InvalidSchema: the two have too many types to compare.
+    Raises InvalidSchema if the schemas have too many types to compare.
     """
     if not live or mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
@@ -274,7 +276,8 @@ def refusal(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Defi
 
 
 def unreadable_by(mode: Compatibility, reader: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
-    """Returns why a consumer's schema cannot read what a topic has; None: it can. It need not be one of the topic's."""
+    """Returns why a consumer's schema `reader`, which need not be one of the topic's, cannot read the messages of a
+    topic with the schemas `live`; None: it can."""
     if mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
     for version, old in live if mode.transitive else live[-1:]:

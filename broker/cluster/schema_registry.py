@@ -1,16 +1,17 @@
-"""The schemas of topics, in the metadata: no broker owns them, and none keeps what may change.
+"""The schemas of topics, in the metadata: no broker owns them, and brokers only cache what cannot change.
 
-    number = await registry.register(topic, info, rules, user=role)     that of an equal one, or a new one
-    await registry.check_reader(topic, info, rules)
-    found = await registry.get(topic)             the newest; or a version
+    number = await registry.register(topic, info, rules, user=role)     the version of an equal one, or a new one
+    await registry.of_consumer(topic, info, rules, user, idle=…)        raises if it cannot read the topic
+    found = await registry.get(topic)                                   the newest, or a version
 
-A topic and its partitions share their schemas, and so do a persistent and a non-persistent topic of one name. The list
-of versions is one record, each definition another, which never changes: both are written in one transaction, so there
-is nothing to repair. Of concurrent changes one wins by compare-and-set, and the other is checked against it; of equal
-ones each gets the same number. A number is never used again: who kept a definition under its number is right for ever.
+A topic and its partitions share their schemas; a persistent and a non-persistent topic of one name do not. The list of
+versions is one record, each definition another, which never changes: both are written in one transaction, so there is
+nothing to repair. Of concurrent changes one wins by compare-and-set, and the other is checked against it; if they are
+equal, both get the same number. A number is never used again, so a definition may be cached by its number for ever.
 
-A deleted version counts for nothing in checks, and still decodes what was written with it (in Pulsar it does not);
-`force` deletes the definitions as well. They end with their topic. Differences from Pulsar: docs/schemas.md.
+Deleted versions do not count in compatibility checks, and still decode messages written with them (in Pulsar they do
+not); `force` deletes the definitions as well. Schemas are deleted with their topic. Differences from Pulsar:
+docs/schemas.md.
 Guarding tests: tests/broker/cluster/test_registry.py.
 """
 
@@ -46,18 +47,19 @@ if TYPE_CHECKING:
 VERSIONS_MAX = 1000
 """Most versions of a topic: their list is one record of the metadata."""
 ATTEMPTS_MAX = 50
-"""Tries to change the list, while others change it too."""
+"""Attempts to change the list of versions, while others change it too."""
 READ_AT_ONCE = 20
 LONG_BYTES = 16 << 10
-"""Bytes of definitions together above which they are compared in a thread."""
+"""If the definitions to compare have more bytes together, they are compared in a thread."""
 TOGETHER_BYTES_MAX = 4 << 20
-"""Most bytes of the versions that are listed, or that a new schema is compared with in a transitive mode."""
+"""Most bytes of all versions that are listed at once, or compared with a new schema in a transitive mode."""
 CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
-"""Most definitions that are kept, and most bytes of one: those that clients ask for again and again."""
+"""Most definitions in the cache, and most bytes of one: clients ask for the same ones again and again."""
 
 T = TypeVar("T")
 _Known = tuple[str, int, bytes]
-"""Path, time and hash: a topic that is deleted and made again has other definitions under the same paths."""
+"""Path, time and hash of a definition: a topic that is deleted and created again has other definitions at the same
+paths."""
 _Rule = Callable[[Compatibility, "Definition", Sequence[tuple[int, "Definition"]]], str | None]
 _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
@@ -67,7 +69,7 @@ class SchemaRules(NamedTuple):
 
     compatibility: Compatibility = Compatibility.FULL
     auto_update: bool = True
-    enforced: bool = False  # a producer without a schema is refused where there is one
+    enforced: bool = False  # whether a producer without a schema is refused if the topic has one
 
     @classmethod
     def from_policies(cls, applied: Applied) -> SchemaRules:
@@ -94,8 +96,8 @@ class SchemaRegistry:
         return (await self._versions(topic, entries[-1:]))[0]
 
     async def all(self, topic: TopicName) -> list[SchemaVersion]:
-        """Returns the versions that are not deleted, in their order. SchemaNotFound: there is none. NotAllowed: they
-        are too large."""
+        """Returns the versions that are not deleted, in their order. Raises SchemaNotFound if there is none, NotAllowed
+        if they are too large together."""
         record, _ = await self._list(topic)
         if not (live := _live(record)):
             raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
@@ -111,7 +113,7 @@ class SchemaRegistry:
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
     async def find_refusal(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
-        """Returns why it could not be registered; None: it could. Raises InvalidSchema."""
+        """Returns why the schema could not be registered; None: it could. Raises InvalidSchema."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
@@ -121,7 +123,8 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ producers and consumers
     async def of_producer(self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str) -> int | None:
-        """Returns the version of a producer's messages; None: they have none. IncompatibleSchema, InvalidSchema."""
+        """Registers a producer's schema and returns its version; None: the producer has no schema. Raises
+        IncompatibleSchema, InvalidSchema."""
         if info is not None and info.type not in _UNTYPED:
             return await self.register(topic, info, rules, user=user)
         if rules.enforced and _live((await self._last_list(topic))[0]):
@@ -131,8 +134,8 @@ class SchemaRegistry:
     async def of_consumer(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str, *, idle: bool
     ) -> None:
-        """Checks a consumer's schema. `idle`: the topic has no messages, no producers, and no consumers with a schema;
-        then it becomes the topic's first. IncompatibleSchema: it cannot read what is there. InvalidSchema."""
+        """Checks a consumer's schema. `idle`: the topic has no messages and no producers; if it has no schema either,
+        this one is registered. Raises IncompatibleSchema if it cannot read the topic's messages, InvalidSchema."""
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
@@ -156,8 +159,9 @@ class SchemaRegistry:
     async def register(
         self, topic: TopicName, info: SchemaInfo, rules: SchemaRules, *, user: str, by_hand: bool = False
     ) -> int:
-        """Registers a schema, unless an equal one is; returns its number. `by_hand`: an operator does it, also where
-        producers may not. IncompatibleSchema, InvalidSchema, NotAllowed: there are too many. OutcomeUnknown."""
+        """Registers a schema, unless an equal one is registered; returns its version. `by_hand`: an operator does it,
+        which is allowed even if producers may not. Raises IncompatibleSchema, InvalidSchema, NotAllowed if the topic
+        has too many versions, OutcomeUnknown."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(ATTEMPTS_MAX):
@@ -200,7 +204,8 @@ class SchemaRegistry:
         return number
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all versions, with `force` their definitions too; returns the newest; None: there were none."""
+        """Deletes all versions, with `force` their definitions too; returns the number of the newest one, or None if
+        there were none."""
         for _ in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
@@ -218,9 +223,9 @@ class SchemaRegistry:
         raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 
     async def end_with(self, topic: TopicName, commit: Callable[[Sequence[Operation]], Awaitable[None]]) -> None:
-        """Deletes them in the `commit` that deletes their topic, whose BadVersion it raises: a topic that is there has
-        its schemas, or another one would get the number of one that its messages name. Busy: they change all the time.
-        A non-persistent topic, which ends whenever it is unused, leaves its schema."""
+        """Deletes a topic's schemas in the same `commit` that deletes the topic: else another schema could get a number
+        that messages of the topic still name. Schemas of a non-persistent topic stay, as it ends whenever it is unused.
+        Raises BadVersion if the topic itself changed, Busy if its schemas change all the time."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 await commit(await self._deletes(topic) if topic.persistent else ())
@@ -234,16 +239,16 @@ class SchemaRegistry:
         raise Busy(f"the schemas of topic {topic.base} change all the time; delete it again", topic=topic)
 
     async def _deletes(self, topic: TopicName) -> list[Operation]:
-        """Returns the deletes of a topic's schemas, after a look at what others register meanwhile: each definition is
-        in a list."""
+        """Returns the operations that delete all schemas of a topic; they fail with BadVersion if one is registered
+        meanwhile."""
         record, revision = await self._list(topic)
         if revision == ABSENT:
             return []
         return [Delete(_path(topic), revision), *[Delete(_path(topic, each.version)) for each in record.schemas]]
 
     async def forget_namespace(self, name: NamespaceName) -> None:
-        """Deletes the schemas of a namespace that was deleted with all of its topics: those whose topics never existed.
-        """
+        """Deletes the remaining schemas of a deleted namespace: those whose topics never existed, or are
+        non-persistent."""
         for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
             domain, _, local = paths.name(each).rpartition("/")
             await self._delete_versions(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
@@ -261,7 +266,8 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ the records
     async def _last_list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
-        """Returns the list for producers and consumers: while the metadata does not answer, what it said last."""
+        """Returns the list of versions; while the metadata does not answer, its last answer. For producers and
+        consumers."""
         return await self._lists.get(topic.base, lambda: self._list(topic))
 
     async def _list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
@@ -269,7 +275,7 @@ class SchemaRegistry:
         return (SchemaListRecord(), ABSENT) if found is None else found
 
     async def _versions(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
-        """Reads versions, without those that another broker deletes meanwhile. SchemaNotFound: none is left."""
+        """Reads versions, without those that are deleted meanwhile. Raises SchemaNotFound if none is left."""
         found: list[SchemaInfo | None] = []
         for start in range(0, len(entries), READ_AT_ONCE):
             some = entries[start : start + READ_AT_ONCE]
@@ -312,7 +318,8 @@ class SchemaRegistry:
         return await self._together(topic, entries, "use a mode that is not transitive, or delete them")
 
     async def _together(self, topic: TopicName, entries: Sequence[SchemaEntry], instead: str) -> list[SchemaVersion]:
-        """Returns these versions. NotAllowed: they are too many bytes."""
+        """Reads these versions. Raises NotAllowed, whose text says what to do `instead`, if they are too large
+        together."""
         found: list[SchemaVersion] = []
         size = 0
         for start in range(0, len(entries), READ_AT_ONCE):
@@ -337,7 +344,7 @@ class SchemaRegistry:
         return await self._run(work, len(asked.info.data) + sum(len(each.info.data) for each in known))
 
     async def _defined(self, info: SchemaInfo) -> Definition:
-        """Parses a schema; the first call loads the code that reads schemas."""
+        """Checks and parses a schema; the first call imports the code for this. Raises InvalidSchema."""
         await self._world.workers.load(f"{__package__}.schema_core")
         from .schema_core import Definition
 
@@ -359,8 +366,8 @@ def _live(record: SchemaListRecord) -> list[SchemaEntry]:
 
 
 def _path(topic: TopicName, version: int | None = None) -> str:
-    """Returns the path of the topic's schemas. A topic that is not persistent has schemas of its own: who has a grant
-    on one of two namesakes has none on the other."""
+    """Returns the path of the topic's schemas. A non-persistent topic has its own, because a permission on a persistent
+    topic of the same name is none on it."""
     local = topic.base.local
     where = (topic.tenant, topic.namespace, local if topic.persistent else f"non-persistent/{local}")
     return paths.schemas(*where) if version is None else paths.schema(*where, version)

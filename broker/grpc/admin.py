@@ -1,12 +1,12 @@
-"""The Admin service of proto/wire.proto: a method for each operation, which answers a plain value; decides nothing.
+"""The Admin service of proto/wire.proto: a method for each operation, which returns a plain value; decides nothing.
 
-What a method answers becomes the reply of its rpc by the names of fields (checked.py, proto/translation.py); REST takes
+What a method returns becomes the reply of its rpc by the names of fields (checked.py, proto/translation.py); REST uses
 the value as it is. A new operation is a method here, and its row in proto/operations.py.
 
-Tenants, namespaces and lists of topics come from the metadata and any broker answers. What concerns a loaded topic
-(statistics, subscriptions, trim, terminate, unload, delete) is answered by its owner: NotOwner elsewhere, with the
-owner's address in the field `owner`; ask Lookup first. For a partitioned topic name a partition. Deleting a partitioned
-topic, or a namespace by force, asks the owners of the others itself.
+Tenants, namespaces and lists of topics come from the metadata and any broker answers. Requests about a loaded topic
+(statistics, subscriptions, trim, terminate, unload, delete) are answered by its owner; other brokers raise NotOwner,
+with the owner's address in the field `owner`: callers ask Lookup first, and name a partition of a partitioned topic.
+Deleting a partitioned topic, or a namespace by force, asks the other owners itself.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from . import translate
 from .transactions import TransactionAdminService
 
 # ------------------------------------------------------------------------------------------------------- examine
-# The part of the Admin service that looks into a topic and clears it: translates and calls; decides nothing.
+# The part of the Admin service that inspects the messages of a topic and removes them: translates and calls.
 
 
 class ExamineService:
-    """The rpcs of Admin that look into a topic and clear it."""
+    """The rpcs of Admin that inspect the messages of a topic and remove them."""
 
     _broker: TopicManager
     _administration: Administration
@@ -56,7 +56,8 @@ class ExamineService:
         return Backlogs(await self._topic(topic))
 
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
-        """Finds orphans; any broker answers."""
+        """Returns the ledgers that no record names and those that are missing; with `remove` deletes the former. Any
+        broker answers."""
         found, deleted = await self._broker.find_orphans(remove=request.remove, unexplained=request.unexplained)
         gone = {each.ledger_id for each in deleted}
         orphans = (
@@ -118,7 +119,7 @@ def delivery(shown: FilteredEntry) -> wire.Delivery:
 
 
 # ------------------------------------------------------------------------------------------------------- schemas
-# The part of the Admin service that is about schemas: translates and calls; decides nothing.
+# The part of the Admin service about schemas: translates and calls; decides nothing.
 
 
 class SchemaService:
@@ -155,9 +156,9 @@ class SchemaService:
 _LOG = logging.getLogger("magnetar.broker")
 
 PAGE_BYTES, PAGE_S = 1 << 20, 2.0
-"""Bytes and seconds of one answer with the statistics of a namespace: it ends after one of the two."""
+"""Size and time after which one reply with statistics of a namespace ends; the caller asks for the next page."""
 STATS_AT_ONCE = 32
-"""Topics of a namespace that are asked, and loaded perhaps, at a time."""
+"""Topics of a namespace whose statistics are read at a time; for that they may have to be loaded."""
 
 
 class AdminService(ExamineService, SchemaService, TransactionAdminService):
@@ -238,15 +239,16 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         await self._administration.change_permissions(request.namespace, request.topic, change)
 
     async def _check_letters(self, topic: str, context: CallContext) -> None:
-        """Raises Unauthorized unless a caller that names a dead letter topic is able to publish there, because the
-        broker will."""
+        """Raises Unauthorized if the caller may not publish to `topic`, the dead letter topic that it names (""; none):
+        the broker will publish there."""
         if topic:
             name = TopicName.parse(topic)
             await self._broker.access.require(context.principal, Permission.PRODUCE, topic=name, peer=context.peer)
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> list[str]:
-        """Lists the stored topics, and the non-persistent ones that brokers have in memory."""
+        """Returns the stored topics and the non-persistent ones that brokers have in memory, as far as the caller may
+        see them."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.shown(context.principal, name)
         if request.in_memory_here:
@@ -254,7 +256,8 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         return [*filter(shown, await self._topics_of(name, context.principal, partitions=request.partitions))]
 
     async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
-        """Returns a namespace's topics. A missing one has none for a caller who could not see any."""
+        """Returns the topics of a namespace. If it is missing, raises NotFound for its administrators and returns none
+        for others, who must not learn whether it exists."""
         try:
             return await self._administration.topics(name, partitions=partitions)
         except NotFound:
@@ -282,8 +285,8 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
     ) -> wire.NamespaceStatsReply:
-        """Returns statistics of the caller's topics that are this broker's, loaded for it where they are not; a page of
-        about a MiB. A topic that cannot be served now is left out: who asks for it alone learns why."""
+        """Returns a page (about 1 MiB) of statistics of those topics that this broker owns and the caller may see;
+        loads those that are not loaded. A topic that fails is left out: `topic_stats` says why."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.shown(context.principal, name)
         found = wire.NamespaceStatsReply(
@@ -392,7 +395,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
 
 def _tenant(request: wire.TenantSpec) -> TenantRecord:
-    """Returns the record of a tenant. InvalidName: a role that no caller can have."""
+    """Returns the record of a tenant. Raises InvalidName if a role has a name that no caller can have."""
     roles = tuple(dict.fromkeys(check_role(role) for role in request.admin_roles))
     return TenantRecord(admin_roles=roles, allowed_clusters=tuple(dict.fromkeys(request.allowed_clusters)))
 

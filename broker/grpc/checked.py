@@ -1,7 +1,7 @@
-"""A service as its callers get it: each unary rpc is authorized before its handler runs, and each act is audited.
+"""Wraps a service: each unary rpc is authorized before its handler runs, and each change is written to the audit log.
 
-The rules are broker/access/table_core.py's; an rpc without a rule is a fault of the program, found when the broker
-starts. Streams are asked where they open something (broker/session/), because one stream opens many.
+The rules are in broker/access/table_core.py; an rpc without a rule fails the start of the broker. Streams are
+authorized where they open a producer or a consumer (broker/session/), because one stream opens many.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..access.table_core import RULES
 from ..node.topic_manager import TopicManager
 
 # --------------------------------------------------------------------------------------------------------- later
-# Services whose code is loaded by their first caller: administration and transactions, which an idle broker does not
+# Services whose code is imported at the first call: administration and transactions, which an idle broker does not
 # need. Guard: tests/cli/test_start.py.
 
 
@@ -30,12 +30,13 @@ Method = Callable[[Any, Any], Awaitable[Any]]
 
 
 def attribute_of(method: str) -> str:
-    """The name of a handler's method: of "ListTopics" `list_topics`."""
+    """Returns the name of the method that handles an rpc: `list_topics` for "ListTopics"."""
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in method).lstrip("_")
 
 
 class Later:
-    """Has the methods of the service `name` ("Admin"). The first call imports `module` and makes the service."""
+    """A proxy with the methods of the service `name` ("Admin"). The first call of one imports `module` and makes the
+    service."""
 
     def __init__(self, name: str, workers: Workers, module: str, make: Callable[[], object]) -> None:
         self._workers = workers
@@ -81,17 +82,16 @@ def transactions(broker: TopicManager) -> Later:
 Handler = Callable[[Any, CallContext], Awaitable[Any]]
 
 EVERY_SUBSCRIPTION = ("Admin.SkipMessages", "Admin.ExpireMessages")
-"""Rpcs that change every subscription if they do not name one."""
+"""Rpcs that change every subscription of a topic if they do not name one: then they need the permission MANAGE."""
 LOOKS = re.compile(
     r"Broker\.|Transactions\.|Admin\.(Check|List|Get(?!Message$)|.*(Stats|Status|LastMessageId|MessageIdByTime|Size)$)"
 )
-"""Matches rpcs that are not audited: they change nothing, and show no message; or are traffic of programs, which may be
-endless."""
+"""Matches rpcs that are not audited: those that change nothing and return no message, and the many of clients."""
 
 
 class Checked:
-    """Has the methods of `service`, a handler of the rpcs of `name` ("Admin"). Those of Admin answer plain values there
-    and messages here; `values` has what answers the plain values, by the name of the rpc."""
+    """Wraps `service`, which has the methods of the service `name` ("Admin"): authorizes and audits each call. Methods
+    of Admin return plain values there and messages here; `values` has those that return the plain values, by rpc."""
 
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
         self.values: dict[str, Handler] = {}
@@ -150,14 +150,15 @@ def _needed(path: str, rule: Rule, request: Any) -> Permission:
 
 
 async def authorize(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
-    """Authorizes a request ("Admin.DeleteTopic") as the border does. Raises Unauthorized; InvalidName of what the
-    request names."""
+    """Authorizes a request for the rpc `path` ("Admin.DeleteTopic") as a call of it would. Raises Unauthorized, or
+    InvalidName if the request names a topic or a namespace wrongly."""
     if not may_everything(context.principal):
         await _authorize(path, RULES[path], request, context, access)
 
 
 async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, access: Authorizer) -> None:
-    """Authorizes a request. Raises Unauthorized; InvalidName of what the request names."""
+    """Authorizes a request by `rule`. Raises Unauthorized, or InvalidName if it names a topic or a namespace
+    wrongly."""
     permission, principal = _needed(path, rule, request), context.principal
     subscription = getattr(request, rule.subscription) if rule.subscription else ""
     if rule.on is On.PLACE:
@@ -176,7 +177,7 @@ async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, 
 
 
 def _subject(request: Any) -> str:
-    """The name of what the request is about."""
+    """Returns the topic, namespace or name in the request, for the audit log."""
     named = (getattr(request, field, "") for field in ("topic", "namespace", "name"))
     return next((each for each in named if each), "the cluster")
 

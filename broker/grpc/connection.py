@@ -1,19 +1,19 @@
-"""The Connect stream: all producers and consumers of one client, as ids on it, each a handler (handlers.py).
+"""The Connect stream: all producers and consumers of one client, as ids on it, each with a handler (handlers.py).
 
-Frames are taken in the order of the stream, without a wait or a task for one of them: a publish goes to its topic's log
-in the turn in which it came, and the answers of one turn leave in one envelope. The first half of many frames is on the
-disk's way before the rest is taken (AHEAD_FROM). No handler waits for another one.
+Frames are handled in the order of the stream, without a wait or a task for each: a publish is given to its topic's log
+in the turn in which it arrived, and the answers of one turn are sent in one envelope. Of many frames the first half is
+on its way to the disk before the rest is handled (AHEAD_FROM). No handler waits for another one.
 
-Bounds, beside those of a handler: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for
-earlier work of their handlers, past which the stream is not read until that work, which is linear in what was sent, is
-done. QUEUE_BYTES of deliveries of one consumer that have not left, or SHARE_BYTES while CONNECTION_BYTES have not left
-altogether, or while memory is tight (runtime/budget.py `CallerMemory`); past that the consumer gets nothing,
-and the others of its subscription do. Publishes are bounded by their credit. OUT_BYTES that have not left at all, past
-which the stream is not read: its client does not read either.
+Bounds, besides those of a handler: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for
+earlier work of their handlers: above that the stream is not read until the work is done, which is linear in what was
+sent. QUEUE_BYTES of unsent deliveries of one consumer, or SHARE_BYTES while more than CONNECTION_BYTES are unsent in
+all or memory is tight (runtime/budget.py `CallerMemory`): above that the consumer gets nothing, and the others of its
+subscription do. Publishes are bounded by their credit. OUT_BYTES of unsent answers: above that the stream is not read,
+as its client does not read either.
 
-What a client may not send is answered by `closed`, for its id alone: an id that was never opened (InvalidRequest), one
-that is used twice (InvalidRequest), a frame that the handler does not take. Frames of an id that has no handler
-(any more) are answered once for all of them that follow each other.
+A frame that the client may not send is answered by `closed`, for its id alone: for an id that was never opened
+(InvalidRequest), for one that is used twice (InvalidRequest), or of a kind that the handler does not accept.
+Consecutive frames of an id without a handler are answered once.
 Guarding tests: tests/broker/grpc/test_connect.py.
 """
 
@@ -47,17 +47,18 @@ CONNECTION_BYTES = 8 << 20
 SHARE_BYTES = 64 << 10
 OUT_BYTES = 64 << 20
 AHEAD_FROM = 24
-"""Frames that came together, from which on the first half goes ahead. Clients that wait for their receipts would
-otherwise all wait while the server works, and the server while they do: of 50 threads that send one by one, 8,950
-instead of 7,900 messages a second (`small-sends`). A third part costs more than it brings."""
+"""If at least so many frames arrive together, the first half is published before the rest. Otherwise clients that wait
+for receipts all wait while the server works, and the server while they do: with 50 threads that send one by one, 8,950
+instead of 7,900 messages a second (`small-sends`). Three parts cost more than they bring."""
 AHEAD_TURNS = 6
-"""Turns of the loop that take a publish to the thread of a bookie's journal in this process."""
+"""Turns of the event loop until a publish reaches the journal thread of a bookie in this process."""
 
 Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 
 async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
-    """Serves the stream until either side ends it. After the client's orderly end, what is under way is answered."""
+    """Serves the stream until either side ends it. If the client ends its side, requests in progress are answered
+    first."""
     connection = GrpcConnection(broker, stream, context)
     await followed_by(_serve(connection, stream, broker.world.clock), lambda: unbroken(connection.close()))
 
@@ -86,7 +87,7 @@ async def _serve(connection: GrpcConnection, stream: Connects, clock: Clock) -> 
 
 
 class GrpcConnection:
-    """The handlers of one stream."""
+    """One Connect stream and its handlers, by id."""
 
     def __init__(self, broker: TopicManager, stream: Connects, caller: CallContext) -> None:
         self.broker = broker
@@ -94,17 +95,17 @@ class GrpcConnection:
         self.stream = stream
         self.handlers: dict[int, Handler] = {}
         self._highest = 0
-        self._answered = -1  # the last id of which a frame was answered that has no handler
-        self._tasks = Tasks()  # cancelled with the stream …
-        self._leaving = Tasks()  # … and what goes on to its end
-        self._owed = 0  # answers to come that no task waits for
+        self._answered = -1  # the last id without a handler for which a frame was answered
+        self._tasks = Tasks()  # cancelled when the stream ends
+        self._leaving = Tasks()  # not cancelled: they end handlers
+        self._owed = 0  # outstanding answers without a task
         self._drained: asyncio.Future[None] | None = None
         self._deferred_bytes = 0
         self._room: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------ frames in
     def on_frame(self, frame: wire.ClientFrame) -> None:
-        """Takes a frame that is for no handler."""
+        """Handles a frame whose id has no handler: opens one, or refuses."""
         if frame.WhichOneof("kind") in ("open_producer", "subscribe"):
             self._open(frame)
         else:
@@ -124,7 +125,7 @@ class GrpcConnection:
         handler.open(frame)
 
     def _stray(self, frame: wire.ClientFrame) -> None:
-        """Answers a frame that has no handler: its id was never opened, or is over."""
+        """Answers a frame whose id was never opened, or is closed; consecutive ones only once."""
         number = frame.id
         if number == self._answered and frame.WhichOneof("kind") != "close":
             return
@@ -144,7 +145,7 @@ class GrpcConnection:
             self._room = None
 
     async def room(self) -> None:
-        """Returns when the stream may be read on. ConnectionLost."""
+        """Waits until the stream may be read again. Raises ConnectionLost."""
         if self.stream.queued_bytes > OUT_BYTES:
             await self.stream.wait_sent(self.stream.left_bytes + OUT_BYTES // 2)
         while self._deferred_bytes > DEFERRED_BYTES:
@@ -186,7 +187,8 @@ class GrpcConnection:
         return handler.queued_bytes > (SHARE_BYTES if crowded else QUEUE_BYTES)
 
     async def wait_drained(self, handler: ConsumerHandler) -> None:
-        """Returns when half of what it had has left, and there is memory. ConnectionLost."""
+        """Waits until about half of the handler's queued deliveries are sent and there is memory. Raises
+        ConnectionLost."""
         while self._is_full(handler):
             if handler.sent:
                 await self.stream.wait_sent(handler.sent[len(handler.sent) // 2][0])
@@ -209,8 +211,8 @@ class GrpcConnection:
 
     # ------------------------------------------------------------------ the end of the stream
     async def finish(self) -> None:
-        """Finishes, after the client has ended its side: what is on its way is answered; what is being opened is not
-        opened."""
+        """Called after the client has ended its side: answers the requests in progress, and gives up producers and
+        consumers that are still being opened."""
         handlers = list(self.handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(*[handler.wait_settled() for handler in handlers if isinstance(handler, ProducerHandler)])

@@ -1,7 +1,7 @@
 """Half messages, as rpcs of Transactions and Admin: translates and calls (broker/transaction/halves_core.py decides).
 
-A half is stored for who may publish all of it: its topics are asked for at `prepare_half`, because a broker publishes
-them later. A member is asked over its stream until that ends.
+A half message is stored only if the caller may publish to all of its topics: this is checked by `prepare_half`, because
+a broker publishes it later. A member gets its checks over its stream until that ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIST_DEFAULT, LIST_MAX = 1_000, 5_000
 
 
 def half_of(asked: wire.TransactionId) -> TxnId:
-    """Returns the id of a half. Raises InvalidRequest."""
+    """Returns the id of a half message. Raises InvalidRequest if it cannot be one."""
     return TxnId.checked(asked.most, asked.least)
 
 

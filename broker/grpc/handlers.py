@@ -1,15 +1,16 @@
 """A producer or consumer of a Connect stream: its frames in, its session's answers out.
 
-    Handler.take(frame, turns)     at once, or after earlier work of the same handler
-    Handler.leave()                the stream is gone
+    Handler.on_frame(frame, turns)   handled at once, or after earlier work of the same handler
+    Handler.leave()                  the stream has ended
 
-A handler's work that takes longer than a slice of the loop is a task of its own: opening, acknowledgements of very many
-entries. Its frames that come meanwhile are deferred, and taken when it is done. Requests that are answered later
-(`seek`, `last_message_id`, the receipt of an acknowledgement, acknowledgements in transactions) run beside that, at
-most REQUESTS_MAX. So the join of one transaction delays neither other frames nor other transactions: acknowledgements
-of different transactions, and plain ones, have no order; each is judged when it is its turn.
-A handler ends once, in `_end_handler`: closed by its client (the last frame is `done`), given up by the broker or for a
-frame that it does not take (the last frame is `closed`), or with the stream.
+Work of a handler that takes longer than a slice of the loop runs in a task: opening, acknowledgements of very many
+entries. Frames that arrive meanwhile are deferred until it is done. Requests that are answered later (`seek`,
+`last_message_id`, the receipt of an acknowledgement, acknowledgements in transactions) run beside that, at most
+REQUESTS_MAX. So joining one transaction delays neither other frames nor other transactions: acknowledgements of
+different transactions, and plain ones, have no order; each is checked when it is handled.
+
+A handler ends once, in `_end_handler`: closed by its client (the last frame is `done`), closed by the broker, also
+because of a frame that it does not accept (the last frame is `closed`), or with the stream.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.broker.connect")
 
 WAITING_FRAMES = 100
-"""Most frames that wait for a handler that is being opened: a client has nothing to send then but permits and a close.
-"""
+"""Most frames that wait while a handler is being opened: a client has no reason then to send more than permits and a
+close."""
 REQUESTS_MAX = 1000
-"""Most requests of a handler that are under way."""
+"""Most requests of a handler in progress."""
 
 Work = Callable[[], Awaitable[wire.ServerFrame | None]]
-"""A request; its answer, or None for `done`."""
+"""Does a request and returns its answer; None: the answer is `done`."""
 
 
 class Handler:
-    """A handler of one producer or consumer. `number` is its id on the stream."""
+    """The handler of one producer or consumer. `number` is its id on the stream."""
 
     __slots__ = ("_connection", "_deferred", "_requests", "_work", "number", "opened", "over")
 
@@ -74,11 +75,11 @@ class Handler:
         raise NotImplementedError
 
     async def _close(self) -> None:
-        """Ends the session of the handler, in order."""
+        """Closes the session; returns when what is in progress is done."""
         raise NotImplementedError
 
     async def _leave(self) -> None:
-        """Leaves the session at once. Idempotent."""
+        """Ends the session at once. Idempotent."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ opening
@@ -91,7 +92,7 @@ class Handler:
         except Exception as error:
             self.close_with(_typed(error))
             return
-        if self.over:  # its client was told, and `leave` waits for this: it takes the session back
+        if self.over:  # it was closed meanwhile: `leave` waits for this task, and ends the session
             return
         self.opened = True
         self._connection.send(opened)
@@ -133,7 +134,7 @@ class Handler:
         self._connection.deferred(frame.ByteSize())
 
     def _go_on(self) -> None:
-        """Goes on after the work: the frames that waited for it are next."""
+        """Called when the handler's task is done: handles the frames that were deferred."""
         self._work, turns = None, Turns(self._connection.broker.world.clock)
         while self._deferred and self._work is None and not self.over:
             frame = self._deferred.popleft()
@@ -150,7 +151,8 @@ class Handler:
 
     # ------------------------------------------------------------------ work in steps
     def _go_through(self, steps: Iterator[None], turns: Turns, then: Callable[[MagnetarError | None], None]) -> None:
-        """Takes the steps at once, as far as the slice goes; the rest in a task."""
+        """Runs the steps at once until the slice of the loop is over, the rest in a task; then calls `then` with the
+        error or None."""
         try:
             for _ in steps:
                 if turns.is_over:
@@ -198,7 +200,8 @@ class Handler:
             self._requests -= 1
 
     def _owes(self, request_id: int) -> Callable[[MagnetarError | None], None]:
-        """Begins a request without a task; returns the function to be called once with its outcome."""
+        """Counts a request without a task as in progress; returns the function that must be called once with its error
+        or None, and answers it."""
         self._requests += 1
         self._connection.add_outstanding(1)
 
@@ -216,7 +219,7 @@ class Handler:
 
     # ------------------------------------------------------------------ the end
     def close_with(self, error: MagnetarError) -> None:
-        """Closes it by the broker: the client gets the error."""
+        """Closes the producer or consumer for a reason of the broker: the client gets the error."""
         if not self.over:
             self._connection.send(wire.ServerFrame(id=self.number, closed=to_wire(error)))
             self._end_handler(self.leave())
@@ -241,7 +244,8 @@ class Handler:
         self._send_done(request_id, None)
 
     async def leave(self) -> None:
-        """Leaves when the stream is gone, or the broker gave the handler up: nothing of it stays. Idempotent."""
+        """Ends the handler at once, because the stream ended or the broker closed it: cancels the opening and ends the
+        session. Idempotent."""
         self.over = True
         work = self._work
         if work is not None and work is not asyncio.current_task() and not work.done():
@@ -290,7 +294,7 @@ class ProducerHandler(Handler):
             self._session.leave()
 
     async def wait_settled(self) -> None:
-        """Returns when what is on its way is answered."""
+        """Closes the session; returns when every publish has its answer."""
         if self.opened:
             await self._close()
 
@@ -333,8 +337,8 @@ class ConsumerHandler(Handler):
         super().__init__(connection, number)
         self._head = b"\x08" + varint(number)
         self._session: ConsumerSession | None = None
-        self.sent: deque[tuple[int, int]] | None = None  # what has not left: (where it ends on the stream, bytes) …
-        self.queued_bytes = 0  # … and its sum
+        self.sent: deque[tuple[int, int]] | None = None  # unsent deliveries: (offset of its end on the stream, bytes) …
+        self.queued_bytes = 0  # … and the sum of their bytes
 
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
         options = translate.subscribe_options(frame.subscribe)
@@ -363,7 +367,7 @@ class ConsumerHandler(Handler):
             raise InvalidRequest(f"a consumer does not take {kind or 'a frame of unknown kind'}")
 
     def _ack_in(self, session: ConsumerSession, ack: wire.Ack) -> None:
-        """Acknowledges in a transaction. Nearly all wait for the disk alone, and need no task."""
+        """Acknowledges in a transaction; without a task if only the disk has to be waited for, as nearly always."""
         number = ack.request_id
         if self._requests < REQUESTS_MAX and translate.pend_now(session, ack):
             session.when_durable(self._owes(number))
@@ -384,8 +388,8 @@ class ConsumerHandler(Handler):
         return then
 
     def _given_back(self, request_id: int) -> Callable[[MagnetarError | None], None]:
-        """Returns a callback that answers in the turn in which messages were given back: none of them is delivered
-        again before the answer."""
+        """Returns a callback that answers a redelivery request in the turn in which the messages are requeued, so that
+        none of them is delivered again before the answer."""
         def then(error: MagnetarError | None) -> None:
             if error is not None:
                 self.close_with(error)
@@ -423,7 +427,8 @@ class ConsumerHandler(Handler):
 
 
 def _typed(error: Exception) -> MagnetarError:
-    """The error for the client. A fault of the broker is logged: the caller must not wait for ever."""
+    """Returns the error for the client. An unexpected exception is logged and becomes InternalError, so that the client
+    gets an answer."""
     if isinstance(error, MagnetarError):
         return error
     _LOG.error("a request of a client failed", exc_info=error)
@@ -431,8 +436,8 @@ def _typed(error: Exception) -> MagnetarError:
 
 
 # --------------------------------------------------------------------------------------------------------- watch
-# The WatchTopics stream: translates broker/cluster/policy_cache.py, until the client goes or the metadata's session
-# ends.
+# The WatchTopics stream: sends the changes of a namespace's topics (broker/session/topics.py), until the client ends it
+# or the metadata session ends.
 
 
 Watches = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]

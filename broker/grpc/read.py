@@ -1,5 +1,5 @@
-"""The Read stream: translates broker/session/backlogs.py. Requests are answered one after the other, in order: the
-entries of the range, then `done` with the first index that they do not cover."""
+"""The Read stream: translates for the RangeReader of broker/session/backlogs.py. Requests are answered one after the
+other: the entries of the range, then `done` with the first index that they do not cover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Transactions service of proto/wire.proto, and what Admin says of transactions: translates and calls."""
+"""The Transactions service of proto/wire.proto, and the rpcs of Admin about transactions: translates and calls."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class TransactionService(HalfService):
         return reply
 
     async def _running(self, numbers: Iterable[int]) -> dict[int, RunningCoordinator | MagnetarError]:
-        """Returns the coordinators of these numbers that are here; or why one is not."""
+        """Returns for each number the coordinator that runs at this broker, loading it if necessary, or the error why
+        it does not."""
         here = self._broker.transactions.here_now
         found: dict[int, RunningCoordinator | MagnetarError] = {}
         missing = []
@@ -215,7 +216,7 @@ class TransactionAdminService(HalfAdminService):
 
 
 def txn_of(asked: wire.TransactionId) -> TxnId:
-    """Returns the id of a transaction. Raises InvalidRequest."""
+    """Returns the id of a transaction. Raises InvalidRequest if it cannot be one."""
     return TxnId.checked(asked.most, asked.least)
 
 
@@ -240,8 +241,8 @@ def _reply(txn: wire.TransactionId, result: object) -> wire.TransactionReply:
 
 
 async def _answered(txn: wire.TransactionId, work: Callable[[], Awaitable[TxnState]]) -> wire.TransactionReply:
-    """Answers one item of a request: each has its own answer. `work` makes its coroutine here: a task that is cancelled
-    first leaves none."""
+    """Returns the reply to one item of a request: the state that `work` returns, or its error. `work` is called only
+    here: if this task is cancelled before it starts, no coroutine is left unawaited."""
     try:
         return wire.TransactionReply(txn=txn, state=_state(await work()))
     except MagnetarError as error:
@@ -270,7 +271,7 @@ def _participants(item: wire.EndItem) -> list[Participant]:
 
 @lru_cache(1_000)
 def _full(topic: str) -> str:
-    """Returns the full name of a topic. Raises InvalidName. Cached, as most ends name the topics of those before."""
+    """Returns the full name of a topic. Raises InvalidName. Cached, as most requests name the same topics."""
     return TopicName.parse(topic).full
 
 

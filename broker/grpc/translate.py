@@ -1,8 +1,8 @@
-"""Between messages of proto/wire.proto and the plain values of the broker's sessions.
+"""Translates between messages of proto/wire.proto and the plain values of the broker's sessions.
 
-Rule: no request costs the broker more than linear work in its bytes, and none leaves anything half made. So values that
-the wire can carry and the broker has no use for (an enum's unknown number, an index that no entry can have) are refused
-here, as InvalidRequest, before a session sees them. What is long is translated as it is taken, a step at a time.
+Rule: no request costs the broker more than linear work in its bytes, and none leaves anything half made. So invalid
+values that the wire can carry (an unknown number of an enum, an index that no entry can have) are refused here, by
+InvalidRequest, before a session sees them. Long requests are translated lazily, a step at a time.
 Guarding test: tests/broker/grpc/test_extreme_requests.py, for each request of proto/wire.proto.
 """
 
@@ -99,7 +99,7 @@ def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
 
 
 def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
-    """Returns the options of the message that the type has in a Subscribe; types without one leave it alone."""
+    """Returns the options of a Key_Shared subscription in a Subscribe; other types ignore them."""
     shared = asked.key_shared
     return KeySharedOptions(
         enum_of(KeySharedMode, shared.mode, "mode of Key_Shared") is KeySharedMode.STICKY,
@@ -116,7 +116,7 @@ def subscribed(id_: int, session: ConsumerSession) -> wire.ServerFrame:
 
 
 def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
-    """Acknowledges in steps. InvalidRequest, NotAllowed: as far as it was taken it counts."""
+    """Acknowledges, in steps. Raises InvalidRequest, NotAllowed: the entries before the error count."""
     yield from _check_ack(ack)
     if ack.kind == wire.Ack.CUMULATIVE:
         for entry in acked(ack.entries):
@@ -136,7 +136,8 @@ async def ack_in(session: ConsumerSession, ack: wire.Ack) -> None:
 
 
 def pend_now(session: ConsumerSession, ack: wire.Ack) -> bool:
-    """Whether the session took the acknowledgement at once (its `pend_now`); False also if it is not a few entries."""
+    """Tries to acknowledge by the session's `pend_now`; returns whether that was done. False also for a cumulative
+    acknowledgement, one of many entries or an invalid one: then use `ack_in`."""
     if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
         return False
     try:
@@ -149,7 +150,8 @@ def pend_now(session: ConsumerSession, ack: wire.Ack) -> bool:
 
 
 def _check_ack(ack: wire.Ack) -> Iterator[None]:
-    """Checks an acknowledgement, in steps, before the first entry of it is acknowledged."""
+    """Checks an acknowledgement, in steps; must be done before the first entry is acknowledged. Raises InvalidRequest.
+    """
     if ack.kind not in (wire.Ack.INDIVIDUAL, wire.Ack.CUMULATIVE):
         raise AckRefusal.UNKNOWN_KIND.error(
             f"there is no kind of acknowledgement {ack.kind}; there are INDIVIDUAL, CUMULATIVE"
@@ -208,8 +210,8 @@ def last_message_id(id_: int, request_id: int, found: LastMessage) -> wire.Serve
 
 
 def permission_change(request: wire.ChangePermissionsRequest) -> Callable[[GrantsRecord, str], GrantsRecord]:
-    """Returns the function that changes a record of grants; it gets the record and the full name of the topic ("": the
-    namespace). Raises InvalidRequest."""
+    """Returns the function that makes the change in a record of grants; its arguments are the record and the full name
+    of the topic ("": the namespace). Raises InvalidRequest."""
     kind, given = request.WhichOneof("change"), request
     if kind == "grant":
         return lambda record, topic: permissions.grant(record, topic, given.grant.role, given.grant.actions)
@@ -229,18 +231,17 @@ def permission_change(request: wire.ChangePermissionsRequest) -> Callable[[Grant
 
 
 # ------------------------------------------------------------------------------------------------------ delivery
-# Entries as the bytes of a stream's items, in pieces: an entry itself is not copied.
+# Encodes entries as items of a stream, in pieces, so that the entry itself is not copied.
 #
 # ServerFrame.delivery (field 7) and ReadReply.entry (field 2) are a Delivery, whose last field (5) is the entry;
-# ServerFrame.deliveries is field 8, with ledger (20), entry ids (21) and entries (22): what is delivered for the first
-# time and whole goes that way, so many at once, because an item costs both ends more than a small entry. Protobuf would
-# copy an entry three times on the way (into its message, into the reply, into the item); here the reply is written
-# around the entries' frames, and the stream joins what is short. tests/broker/grpc/test_delivery.py compares it with
-# protobuf.
+# ServerFrame.deliveries is field 8, with ledger (20), entry ids (21) and entries (22): whole entries that are delivered
+# for the first time are sent together in it, because an item costs both ends more than a small entry. Protobuf would
+# copy an entry three times (into its message, into the reply, into the item); here the reply is written around the
+# entries' frames, and the stream joins the short pieces. tests/broker/grpc/test_delivery.py compares it with protobuf.
 
 
 ITEM_BYTES_MAX = 256 << 10
-"""Bytes: an item with several entries ends after the one that reaches this."""
+"""An item with several entries ends after the entry with which it reaches this size in bytes."""
 
 _READ_ENTRY = b"\x12"  # tag of a length-delimited field 2
 
@@ -251,7 +252,7 @@ _FIELD_2, _FIELD_3 = b"\x12", b"\x1a"
 
 
 def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> list[Pieces]:
-    """Returns ServerFrames with all deliveries, in order; `head` are the bytes of their id."""
+    """Returns encoded ServerFrames with all deliveries, in order. `head` is the encoded id of the consumer."""
     items: list[Pieces] = []
     run: list[StoredEntry] = []
     ledger_id, size = -1, 0
@@ -275,7 +276,7 @@ def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> list[Pieces]:
 
 
 def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> Pieces:
-    """A ServerFrame with these entries of one ledger."""
+    """Returns an encoded ServerFrame with these entries of one ledger."""
     if len(entries) == 1:
         return (head, *_parts(entries[0], 0, None, _FRAME_DELIVERY))
     parts: list[Buffer] = []
@@ -296,7 +297,7 @@ def _entry_prefix(size: int) -> bytes:
 
 
 def read_item(request_id: int, entry: StoredEntry) -> Pieces:
-    """A ReadReply with this entry."""
+    """Returns an encoded ReadReply with this entry."""
     return (wire.ReadReply(request_id=request_id).SerializeToString(), *_parts(entry, 0, None, _READ_ENTRY))
 
 
@@ -317,7 +318,7 @@ def _parts(
 
 
 SHORT = 4096
-"""Number below which the prefixes are made ahead: most entries are shorter."""
+"""Sizes below this have precomputed prefixes: most entries are shorter."""
 _VARINTS = [varint(size) for size in range(SHORT)]
 _PREFIXES = [_FIELD_3 + size for size in _VARINTS]
-"""Tag and length of an entry in `deliveries`."""
+"""Tag and length of an entry in `deliveries`, by its size."""

@@ -1,8 +1,9 @@
-"""Publishing to a topic of any broker, over the wire that clients use: for messages that a broker itself publishes.
+"""Publishes messages of the broker itself, as dead letters, to a topic of any broker, like a client over the network.
 
-One call is one producer: look-up, open, publish, receipts, end. It returns when everything is stored, and raises when
-something may not be; then all of it is to be published again, under the same names and sequence ids. What a copy of a
-message says beside the message has room beside `max_message_bytes`. The code of a producer is loaded by the first call.
+Each call opens a producer, publishes, waits for the receipts and ends. It returns when everything is stored. If it
+raises, something may not be stored: then the caller must publish all of it again, under the same name and sequence ids.
+The properties that are added to a copy of a message may exceed `max_message_bytes`. The code of a producer is imported
+by the first call.
 Guarding tests: tests/broker/subscription/test_dead_letters.py.
 """
 
@@ -43,11 +44,12 @@ _LOG = logging.getLogger("magnetar.broker.node.internal_producer")
 
 TIMEOUT_S = 30.0
 AT_ONCE = 16
-"""Producers at a time: dead letters are rare, and must not take the broker from its clients."""
+"""Most producers at a time: dead letters are rare, and must not slow the broker for its clients."""
 
 
 class InternalProducer:
-    """Publishes for a broker. `endpoint`: where this broker listens; it answers look-ups like any other."""
+    """Publishes messages of the broker itself. `endpoint` returns the address of this broker, which is asked for the
+    owners of topics."""
 
     def __init__(self, world: World, endpoint: Callable[[], str]) -> None:
         self._world = world
@@ -58,9 +60,10 @@ class InternalProducer:
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
         *, schema_version: bytes = b"", written_for: tuple[TopicName, int] | None = None,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes entries; returns where each is stored. `spread`: any number; chooses the partition of a partitioned
-        topic. `schema_version`: of their schema, which the topic has, or the one that they were `written_for`, made
-        then; empty: none."""
+        """Publishes entries; returns where each is stored (None: not known). `spread`: any number, which chooses the
+        partition of a partitioned topic. `schema_version`: the version of their schema among those of the topic, or of
+        the topic and incarnation `written_for`; empty: none. Raises TimedOut and other errors: the outcome is
+        unknown."""
         async with self._room:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
@@ -73,9 +76,9 @@ class InternalProducer:
         self, source: tuple[TopicName, int], topic: TopicName, producer_name: str, client_parts: Sequence[bytes],
         spread: int,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes, like `publish`, copies of messages of the topic `source`, made then, which all name one version of
-        its schemas. It is registered for `topic`, and they name its number there; where it is refused, or gone, they
-        name none."""
+        """Publishes copies of messages of `source`, a topic and its incarnation, like `publish`. All must have the same
+        schema version. This schema is registered for `topic` too, and the copies get its version there; if it is
+        refused or deleted, they get none."""
         version = parse_header(client_parts[0]).metadata.schema_version if client_parts else b""
         if version:
             try:
@@ -131,15 +134,15 @@ class InternalProducer:
 #
 #     participants = await publisher.publish(txn, messages)
 #
-# Messages of one topic are published in their order, by one producer of that transaction alone; topics at the same
-# time. The names, the sequence ids, the publish time and the transaction are set in each entry; the rest is what the
-# program's producer made of the message. Who prepared the half was allowed to publish then (broker/grpc/halves.py);
-# this publisher is a broker. A schema is told with the version that the entry has. Guards:
-# tests/client/transactions/test_halves.py.
+# Messages of one topic are published in their order, by a producer for this transaction only; different topics at the
+# same time. Producer name, sequence ids, publish time and transaction are set in each entry; the rest stays as the
+# application's producer encoded it. The right to publish was checked when the half was prepared
+# (broker/grpc/halves.py): here a broker publishes. The schema is that of the version in the entries, if all have the
+# same. Guards: tests/client/transactions/test_halves.py.
 
 
 class HalfPublisher:
-    """Publishes the messages of halves."""
+    """Publishes the messages of half messages, in transactions."""
 
     def __init__(self, producer: InternalProducer, clock: Clock) -> None:
         self._producer = producer
@@ -183,18 +186,18 @@ def _entry(metadata: MessageMetadata, payload: bytes, name: str, number: int, wa
 
 
 # -------------------------------------------------------------------------------------------------- participants
-# The topics of the cluster, for coordinators that tell them how their transactions ended: here, or at their owner.
+# Settles transactions at topics, at this broker or at their owner, for the coordinators.
 #
-# A topic that does not exist has nothing to settle. That is so only when the metadata says that it has no record: an
-# owner that could not be found, or that refuses, is asked again.
+# A topic that does not exist has nothing to settle. This is decided only by the metadata, when the topic has no record:
+# an owner that could not be found, or that refuses, is asked again.
 # Guards: tests/broker/grpc/test_transactions.py.
 
 
 SETTLE_S = 5.0
-"""Seconds that one settlement at a topic here may take: a slow topic does not hold up the answers of others for longer.
+"""Seconds that one settlement at a topic of this broker may take: a slow topic delays the answers of others no longer.
 """
 OWNERS_MAX = 10_000
-"""Owners of topics that are remembered."""
+"""Most owners of topics that are cached."""
 
 
 @runtime_checkable
@@ -202,12 +205,13 @@ class Settles(Protocol):
     """A loaded topic that settles transactions."""
 
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Settles; returns an answer for each: None when its outcome is durable at the topic; TimedOut. Idempotent."""
+        """Settles transactions; returns for each None if its outcome is durable at the topic, else its error, as
+        TimedOut after `timeout_s`. Idempotent."""
 
 
 class Participants:
-    """The participants of transactions. `load`: the topic, loaded here; NotOwner. `owner`: the endpoint of the broker
-    that serves it; empty: this one."""
+    """Settles transactions at topics. `load` returns a topic, loaded at this broker, or raises NotOwner. `owner`
+    returns the endpoint of the broker that serves it; "": this one."""
 
     def __init__(
         self, metadata: MetadataStore, load: Callable[[TopicName], Awaitable[object]],
@@ -220,7 +224,8 @@ class Participants:
         self._owners: dict[str, str] = {}  # as they were last found
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Settles transactions at a topic, wherever it is served: `Topics` of broker/transaction/peers.py."""
+        """Settles transactions at a topic of any broker, as `Topics` of broker/transaction/peers.py requires: returns
+        for each None (stored, or the topic is certainly gone) or its error."""
         try:
             endpoint = self._owners.get(topic.full)
             if endpoint is None:
@@ -244,7 +249,8 @@ class Participants:
         return await self._metadata.get(path_of(topic)) is None
 
     async def settle_here(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Settles transactions at a topic that this broker owns; each settlement has its own answer."""
+        """Settles transactions at a topic that this broker owns; returns for each None or its error. Raises NotOwner,
+        NotAllowed if the topic takes no transactions."""
         loaded = await self._load(topic)
         if not isinstance(loaded, Settles):
             raise NotAllowed(f"topic {topic} takes no transactions")

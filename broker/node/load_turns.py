@@ -1,15 +1,15 @@
-"""How many topics a broker loads at a time, and which come first.
+"""Limits how many topics a broker loads at a time, and decides which come first.
 
-After a broker died, another one is asked for hundreds of its topics in the same second. Each of them fences, reads and
-closes ledgers. All at once they are slower than one after the other, and every client waits for the last of them.
+After a broker died, another one is asked for hundreds of its topics in the same second. Loading a topic fences, reads
+and closes ledgers. Loading all at once is slower than one after the other, and every client waits for the last.
 
     async with turns.turn(name):      returns when it is the topic's turn
     turns.hurry(name)                 a producer waits for it: it comes before those that only consumers wait for
 
 At most `at_once` topics have a turn, in the order of their arrival. A turn lasts until the load has ended, and for
-`turn_s` at most: a topic whose bookies do not answer goes on without one and delays no other. Nothing is refused.
-That time is TURN_S, or twice as long as loads usually take that succeed: where disks are slow, turns that end before
-their loads would let in ever more topics, until none is loaded in time.
+`turn_s` at most: then a topic whose bookies do not answer goes on without a turn and delays no other. Nothing is
+refused. `turn_s` is TURN_S, or twice the usual time of a successful load if that is more: with slow disks, turns that
+end before their loads would admit ever more topics, until none is loaded in time.
 Guards: tests/broker/node/test_load_turns.py.
 """
 
@@ -28,11 +28,10 @@ from ..log.cache import TailCache
 from ..topic.topic import Topic
 
 TURN_S, TURN_S_MAX = 1.0, 10.0
-"""Seconds of a turn, usual and longest: a load takes some milliseconds when its bookies answer, and clients wait for 30
-s."""
+"""Bounds of `turn_s`: a load takes some milliseconds when its bookies answer, and clients wait for 30 s."""
 USUAL_PART = 8
-"""Divisor: a load that was quicker counts for one part in so many of what is usual; a slower one is the usual time from
-then on."""
+"""The usual load time moves towards that of a quicker load by this fraction (1 / USUAL_PART) of the difference; that of
+a slower load becomes the usual time at once."""
 
 
 class LoadTurns:
@@ -41,10 +40,10 @@ class LoadTurns:
     def __init__(self, at_once: int, clock: Clock) -> None:
         self._clock = clock
         self._left = at_once
-        self._first: dict[str, asyncio.Future[None]] = {}  # a producer waits for these
+        self._first: dict[str, asyncio.Future[None]] = {}  # waiting topics for which a producer waits
         self._others: dict[str, asyncio.Future[None]] = {}
-        self._hurried: set[str] = set()  # were asked for by a producer, and have not come to their load
-        self._usual_s = 0.0  # of loads that succeeded
+        self._hurried: set[str] = set()  # topics for which a producer waits, and that do not wait for a turn yet
+        self._usual_s = 0.0  # usual time of a load that succeeds
 
     def __len__(self) -> int:
         """Returns the number of topics that wait for their turn."""
@@ -52,7 +51,7 @@ class LoadTurns:
 
     @property
     def turn_s(self) -> float:
-        """The longest time that a turn lasts, as of now."""
+        """How long a turn that begins now lasts at most, in seconds."""
         return min(max(TURN_S, 2 * self._usual_s), TURN_S_MAX)
 
     def hurry(self, name: str) -> None:
@@ -63,14 +62,14 @@ class LoadTurns:
             self._hurried.add(name)
 
     def discard(self, name: str) -> None:
-        """Ends the hurry for a topic: it is loaded, or is not loaded after all."""
+        """Withdraws `hurry` for a topic that is loaded, or is not loaded after all."""
         self._hurried.discard(name)
 
     def turn(self, name: str) -> _Turn:
         return _Turn(self, name)
 
     async def wait_turn(self, name: str) -> float:
-        """Waits for the turn of a topic; returns when it began."""
+        """Waits for the turn of a topic; returns the monotonic time at which it began."""
         if self._left and not self._first and not self._others:
             self._hurried.discard(name)
             self._left -= 1
@@ -114,7 +113,7 @@ class LoadTurns:
 
 
 class _Turn:
-    """A turn, from when it comes. A class, because a generator costs each load more than all else here."""
+    """The context manager of one turn. A class, because a generator would cost each load more than all else here."""
 
     __slots__ = ("_began", "_held", "_name", "_timer", "_turns")
 
@@ -142,16 +141,18 @@ class _Turn:
 
 
 # -------------------------------------------------------------------------------------------------- state_memory
-# The memory of what cannot be dropped while it exists: topics, subscriptions with their holes and delayed messages,
-# connections.
+# The memory of state that cannot be dropped while it exists: topics, subscriptions with their acknowledged ranges and
+# delayed messages, connections.
 #
-# It is not a queue: nothing can push it back. So `state_memory_bytes` is its share of the broker's memory, and what it
-# takes beyond comes from the caches, which can be read again from bookies: first from that of catch-up reads, then from
-# the tail. Holes of all subscriptions together have that share too: past it those that have most get nothing new until
-# consumers acknowledge, as one past `cursor_memory_bytes` does (subscription/core/dispatch.py). When the caches are
-# empty and the state is still larger, the log says how much memory the process needs.
+# It is no queue: back-pressure cannot bound it. So `state_memory_bytes` is its share of the broker's memory; if it
+# needs more, the caches shrink, as they can be read again from bookies: first that of catch-up reads, then the tail.
+# The acknowledged ranges ("holes") of all subscriptions together have that share too: above it the subscriptions with
+# most get nothing new until consumers acknowledge, like one above `cursor_memory_bytes`
+# (subscription/core/dispatch.py). If the caches are empty and the state is still too large, the log says how much
+# memory the process needs.
 #
-# It is measured every LOOK_S, in slices of the loop; the costs of what cannot be measured are constants. 0: not at all.
+# It is measured every LOOK_S, in slices of the loop; what cannot be measured counts as constants. With a
+# `state_memory_bytes` of 0 nothing is measured.
 # Guards: tests/broker/node/test_state_memory.py.
 
 
@@ -166,18 +167,19 @@ topics`)."""
 CONNECTION_BYTES = 20 << 10
 """Memory of a connection (docs/performance.md)."""
 HOLES_BYTES_MIN = 64 << 10
-"""Memory for holes that a subscription may have in any case, however many there are: 400,000 acknowledgements in a row
-of every second entry."""
+"""Memory for holes that every subscription may have in any case: enough for acknowledging every second of 400,000
+entries."""
 STEP_BYTES = 16 << 20
-"""Most bytes that the caches lose in one look: to drop the entries takes the loop a millisecond or two."""
+"""Most bytes by which each cache shrinks per measurement: dropping these entries holds the loop a millisecond or
+two."""
 
 
 class Room(NamedTuple):
-    """Bytes of the caches."""
+    """The sizes in bytes that the caches may have."""
 
     tail: int
     recent: int
-    lacking: int  # that the state takes beyond all shares
+    lacking: int  # bytes that the state needs in addition to its share and all of the caches
 
 
 def room_for_caches(state_bytes: int, config: BrokerConfig) -> Room:
@@ -189,8 +191,9 @@ def room_for_caches(state_bytes: int, config: BrokerConfig) -> Room:
 
 
 def holes_max(sizes: Sequence[int], limit: int, own_max: int) -> int:
-    """Returns the most memory for the holes of one subscription: `own_max`; or, if those of `sizes` are past `limit`
-    together, so much that with the smaller ones, and with all others cut to it, the limit is kept."""
+    """Returns the most memory for the holes of one subscription: `own_max`, or less if `sizes`, the present ones of all
+    subscriptions, are more than `limit` together: then so much that they keep the limit when the larger are cut to
+    it."""
     left, several = limit, sorted(sizes)
     for at, size in enumerate(several):
         fair = left // (len(several) - at)
@@ -201,7 +204,7 @@ def holes_max(sizes: Sequence[int], limit: int, own_max: int) -> int:
 
 
 class StateMemory:
-    """Measures the state of a broker, and gives the caches what it leaves."""
+    """Measures the memory of a broker's state, and gives the caches what it leaves."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, cache: TailCache, memory: CallerMemory) -> None:
         self._config = config
@@ -209,7 +212,7 @@ class StateMemory:
         self._cache = cache
         self._memory = memory
         self._lacked = False
-        self.bytes = 0  # at the last look
+        self.bytes = 0  # at the last measurement
 
     async def measure(self, loaded: Iterable[Topic]) -> None:
         if not self._config.state_memory_bytes:

@@ -1,4 +1,4 @@
-"""A producer of a broker, on a stream of its own: it opens, publishes, and ends with its receipts.
+"""A producer of the broker itself, on a stream of its own: it opens, publishes, and ends when it has all receipts.
 
     places = await send(world, channel, opening, client_parts)
 
@@ -37,8 +37,8 @@ _ID = 1
 async def send(
     world: World, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
 ) -> list[Position | None]:
-    """Publishes the entries; returns where each is stored. With a schema each names the version that the topic has it
-    as. One attempt: an error that may pass is the caller's to retry. No connection is opened."""
+    """Publishes the entries over `channel`; returns where each is stored (None: not known). If `opening` has a schema,
+    each entry gets the version that it has in the topic. Makes one attempt: the caller must retry after an error."""
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(
@@ -106,7 +106,7 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
 
 
 def of_schema(client_part_: bytes, version: bytes) -> bytes:
-    """Returns the message with that version of the schemas of its topic; empty: with none."""
+    """Returns the message with `version` as its schema version; empty: with none."""
     header = parse_header(client_part_)
     if header.metadata.schema_version == version:
         return client_part_

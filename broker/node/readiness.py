@@ -1,4 +1,4 @@
-"""Whether a broker is ready: registered, sure of what it owns, and able to make a ledger, as far as that is known."""
+"""Whether a broker is ready: registered, certain of what it owns, and able to create a ledger, as far as is known."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from ..log.log_shape_core import allowed
 _LOG = logging.getLogger("magnetar.broker")
 
 PLACE_S = 1.0
-"""Seconds that the answer stays valid whether a ledger could be made, and the longest wait for it."""
+"""Seconds for which the answer whether a ledger can be created is cached, and the longest wait for it."""
 
 
 class Readiness:
-    """The readiness of one broker. `ledgers`: None while it has no metadata session, or does not know what it owns."""
+    """The readiness of one broker. `ledgers` returns None while the broker has no metadata session, or does not know
+    what it owns."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, ledgers: Callable[[], LedgerClient | None]) -> None:
         self._config = config
         self._clock = clock
         self._ledgers = ledgers
-        self._placed = -PLACE_S, ""  # when it was looked, and why no ledger can be made
+        self._placed = -PLACE_S, ""  # when it was checked, and why no ledger can be created
 
     async def why_not(self) -> str:
-        """Returns why the broker is not ready; empty: it is. The bookies are asked for at most every PLACE_S: strangers
-        may ask this."""
+        """Returns why the broker is not ready; "": it is ready. Checks the bookies at most once per PLACE_S, because
+        unauthenticated callers may ask this."""
         ledgers, now_s = self._ledgers(), self._clock.monotonic()
         if ledgers is None:
             return "the broker is not registered now"

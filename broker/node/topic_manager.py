@@ -1,7 +1,8 @@
-"""The topics that this broker owns: loaded on request when their bundle is this broker's, once for all requests.
+"""The topics that this broker owns: loaded on request if this broker owns their bundle, once for all requests.
 
 The services call this module. `enter` begins an ownership session, `close` ends it in order, `drop_all` at once.
-Before, between and after, everything is Unavailable. A lost metadata session does not end it (ledger protocol §3.2):
+Outside of an ownership session every call raises Unavailable. A lost metadata session does not end it (ledger protocol
+§3.2):
 
     suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/session.py), so
               nothing new is claimed
@@ -9,8 +10,9 @@ Before, between and after, everything is Unavailable. A lost metadata session do
               list whether another broker took it over in between. If so, the topic is lost, and its clients are
               notified
 
-A broker that does not know yet that another one has its topic can confirm nothing: the ledger is fenced. It does not
-report the end of a topic until it knows (`Topic.check_end`), or a reader would stop before what is acknowledged.
+A broker that does not know yet that another one has taken its topic over can confirm nothing: the ledger is fenced. It
+does not report the end of a topic until it knows (`Topic.check_end`), or a reader would stop before messages that the
+other broker confirmed.
 Guards: tests/broker/node/test_session_lost.py.
 """
 
@@ -65,22 +67,22 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.broker")
 
 LOOKED_AFTER_AT_ONCE = 16
-"""Topics that are maintained at the same time: a few that wait for bookies must not delay the others."""
+"""Topics that are maintained at a time: a few that wait for bookies must not delay the others."""
 
 LOADED_AT_ONCE = 64
-"""Topics that are loaded at the same time (load_turns.py): so many share a sync of the metadata and of a journal."""
+"""Topics that are loaded at a time (load_turns.py): so many share a sync of the metadata and of a journal."""
 
 AT_ONCE = 100
-"""Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
+"""Topics that are unloaded at a time when the broker closes, or checked at a time in a new session."""
 
 SKIP_TRIES = 5
-"""Tries of a call that passes over lost entries: a load that had begun before it changes the list, or another broker
-does."""
+"""Attempts of a call that skips lost entries: it fails if a load that had begun before, or another broker, changes the
+topic's list of ledgers."""
 _UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
 
 
 class _OwnershipSession:
-    """The objects that last as long as this broker owns topics."""
+    """The objects of one ownership session: they exist as long as this broker owns topics."""
 
     __slots__ = (
         "catalog", "grants", "is_settled", "ledgers", "metadata", "ownership", "participants", "policies", "schemas",
@@ -94,7 +96,7 @@ class _OwnershipSession:
         halves: HalfPublisher, storage: Callable[[MetadataStore, LedgerClient], Storage],
     ) -> None:  # fmt: skip
         metadata = self.metadata = ReconnectingStore(metadata)
-        self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
+        self.settled = True  # whether it is known what is owned: False from the loss of a session until `resume` ends
         self.is_settled = lambda: self.settled
         self.policies = PolicyCache(metadata, config, policies_changed)
         self.grants = Grants(metadata, world.clock, grants_changed)
@@ -119,7 +121,7 @@ class _OwnershipSession:
         self.storage = storage(metadata, self.ledgers)  # of persistent topics
 
     async def answers(self) -> bool:
-        """Whether the metadata does, now."""
+        """Whether the metadata answers now."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self.metadata.revision()
@@ -138,7 +140,7 @@ class _OwnershipSession:
 
 
 class TopicManager:
-    """The topics of a broker: owned, loaded on request, unloaded."""
+    """The topics of a broker: loads them on request if the broker owns them, unloads and deletes them."""
 
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
@@ -160,21 +162,21 @@ class TopicManager:
             wildcards=config.authorization_allow_wildcards_matching,
         )  # fmt: skip
         self._loading: SharedRuns[str, Topic] = SharedRuns()
-        self._skipping: Counter[str] = Counter()  # calls that pass over lost entries, by topic: none loads it
+        self._skipping: Counter[str] = Counter()  # running `skip_lost` calls by topic; it is not loaded meanwhile
         self.readiness = Readiness(
             config, world.clock, lambda: self._session.ledgers if self._session and self._session.settled else None
         )
         self._turns = LoadTurns(LOADED_AT_ONCE, world.clock)
         self._ending = Tasks()
         self._next_id = 0
-        self._throttle = LogThrottle(world.clock)  # of all topics: what keeps one from opening usually keeps many
+        self._throttle = LogThrottle(world.clock)  # one for all topics: an error of one load is usually that of many
 
     # ------------------------------------------------------------------ a time of ownership
     async def enter(
         self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None, http: str = ""
     ) -> None:
-        """Begins to own topics: the broker is registered, with where clients reach it, and can be found when this
-        returns.
+        """Begins an ownership session: registers the broker with its addresses; when this returns, it can be found and
+        own topics.
         """
         self.endpoint = endpoint
         me = BrokerRecord(
@@ -206,7 +208,7 @@ class TopicManager:
 
     @property
     def append_bytes(self) -> int:
-        """Returns the bytes of entries that a bookie has not answered."""
+        """Bytes of entries in flight to bookies."""
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
     @property
@@ -214,13 +216,14 @@ class TopicManager:
         return self._session is not None
 
     def suspend(self) -> None:
-        """Leaves the metadata session, which is lost: topics are served on, and `resume` checks them."""
+        """Called when the metadata session is lost: topics are still served, nothing new is claimed, until `resume`."""
         session = self._open()
         session.settled = False
         session.metadata.suspend()
 
     async def resume(self, metadata: MetadataStore) -> None:
-        """Resumes in the next metadata session. An error: not finished; `suspend` again, and resume anew."""
+        """Goes on in the next metadata session: claims the bundles again and drops topics that another broker took
+        over. If it raises, the caller must call `suspend`, then `resume` with another session."""
         session = self._open()
         session.metadata.renew(metadata)
         await session.ownership.register()
@@ -236,7 +239,7 @@ class TopicManager:
             topic.log.lose(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
     async def drop_all(self, error: MagnetarError) -> None:
-        """Stops every topic at once: another broker may own them already."""
+        """Ends the ownership session and all topics at once: another broker may own them already."""
         session = self._leave()
         session.metadata.stop_reconnecting()
         for topic in list(self.loaded.values()):
@@ -246,7 +249,7 @@ class TopicManager:
         await session.close()
 
     async def close(self) -> None:
-        """Unloads all topics, then gives the bundles back."""
+        """Ends the ownership session: unloads all topics, then releases the bundles."""
         if self._session is None:
             return
         session = self._leave(keep_bundles=True)
@@ -299,7 +302,7 @@ class TopicManager:
         return await self.topic(name, create=False)
 
     async def _elsewhere(self, name: TopicName) -> str:
-        """The endpoint of the broker that serves the topic; empty: this one."""
+        """Returns the endpoint of the broker that serves the topic; "": this one."""
         if name.full in self.loaded:
             return ""
         owner = await self.lookup(name)
@@ -310,7 +313,8 @@ class TopicManager:
         return TopicWatcher(session.metadata, session.catalog)
 
     async def lookup(self, name: TopicName) -> BrokerRecord:
-        """The broker that serves the topic. The topic need not exist. Unsettled: this one, or Unavailable."""
+        """Returns the broker that serves the topic, which need not exist; this one may become its owner. Raises
+        Unavailable while this broker has no metadata session, unless the topic is loaded here."""
         session, here = self._open(), self.loaded.get(name.full)
         if here is not None and (here.owned() or not session.settled):
             return session.ownership.me
@@ -320,7 +324,7 @@ class TopicManager:
 
     @property
     def me(self) -> BrokerRecord | None:
-        """Returns where clients reach this broker; None if it is not registered now."""
+        """The record with this broker's addresses; None if it is not registered now."""
         return self._session.ownership.me if self._session is not None else None
 
     async def brokers(self) -> list[BrokerRecord]:
@@ -331,23 +335,23 @@ class TopicManager:
 
     @property
     def coordinators(self) -> Sequence[RunningCoordinator]:
-        """Returns the transaction coordinators that this broker has now."""
+        """The transaction coordinators that run at this broker now."""
         return self._session.transactions.loaded if self._session is not None else ()
 
     def connections(self) -> dict[str, dict[str, int]]:
-        """Statistics of the connections to bookies, by bookie; none while the broker serves nothing."""
+        """Returns statistics of the connections to bookies, by bookie; empty outside of an ownership session."""
         return self._session.ledgers.statistics() if self._session is not None else {}
 
     def next_id(self) -> int:
-        """A number for a producer or consumer, never used twice in this process."""
+        """Returns an id for a producer or consumer, which is never used twice in this process."""
         self._next_id += 1
         return self._next_id
 
     # ------------------------------------------------------------------ topics
     async def topic(self, name: TopicName, *, create: bool = True, publishes: bool = False) -> Topic:
-        """The loaded topic. NotOwner: another broker serves it; TopicNotFound, NotAllowed, DataLost, Unavailable.
-
-        `publishes`: a producer waits for it, so that it is loaded before others.
+        """Returns the topic, after loading it if necessary. Raises NotOwner if another broker serves it, TopicNotFound,
+        NotAllowed, DataLost, Unavailable. `create`: a missing topic is created if that is allowed. `publishes`: a
+        producer waits for it, so it is loaded before topics for which only consumers wait.
         """
         found = self.loaded.get(name.full)
         if found is not None:
@@ -408,14 +412,15 @@ class TopicManager:
             _LOG.exception("%s: the topic was not closed in order", topic.name)
 
     async def unload(self, name: TopicName) -> None:
-        """Closes the topic here in order; the next lookup loads it again, here or elsewhere. It ends once it began."""
+        """Closes the topic at this broker, if it is loaded; the next use loads it again, here or elsewhere. If the
+        caller is cancelled, the close still runs to its end."""
         topic = self.loaded.pop(name.full, None)
         if topic is not None:
             await unbroken(topic.close())
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
-        """Releases its bundles here, or that one: the next broker that is asked for a topic takes them. Topics and
-        bundles.
+        """Unloads the topics of one bundle of a namespace, or of all, at this broker and releases the bundles: the next
+        broker that is asked for a topic becomes the owner. Returns how many topics and bundles.
         """
         session = self._open()
         if not session.settled:
@@ -445,8 +450,9 @@ class TopicManager:
         await self._close_topic(topic)
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
-        """Passes over what is lost (broker/log/skip_lost.py). The topic is unloaded before and after: it goes on with
-        the list that this commits, and no client loads it meanwhile. Busy: it changes again and again.
+        """Marks lost entries as skipped (broker/log/skip_lost.py); returns their ranges. Unloads the topic before and
+        after, so that it goes on with the new list of ledgers; no client can load it meanwhile. Raises Busy if the list
+        changes again and again.
         """
         session = self._open()
         return await unbroken(self._skip_lost(session, name, only, force=force))
@@ -471,7 +477,7 @@ class TopicManager:
         raise Busy(f"topic {name} changed {SKIP_TRIES} times while it was looked at; try again", topic=name)
 
     async def check_delete(self, name: TopicName, *, force: bool) -> int:
-        """Whether `delete` would succeed now, and of which incarnation; changes nothing."""
+        """Raises if `delete` would fail now; returns the incarnation that it would delete. Changes nothing."""
         topic = await self.topic(name, create=False)
         await topic.check_delete(force=force)
         return topic.incarnation
@@ -479,11 +485,12 @@ class TopicManager:
     async def delete(
         self, name: TopicName, *, force: bool, abort: bool | None = None, incarnation: int = 0
     ) -> None:
-        """Deletes the record first, then the ledgers: no record names what a crash leaves. `abort`: open transactions
-        of the topic are aborted, else refused; None: by force.
+        """Deletes a topic: the record first, then the ledgers, so that no record names ledgers that a crash leaves
+        over. `abort`: open transactions of the topic are aborted; else they make it refuse; None: as `force`.
 
-        The ended topic stays loaded, and refuses every client, until its record is deleted: loaded again before, it
-        would confirm publishes into a ledger that no list names. A delete that began runs to its end.
+        The ended topic stays loaded, and refuses every client, until its record is deleted: if it were loaded again
+        before, it would confirm publishes into a ledger that no list names. If the caller is cancelled, the delete
+        still runs to its end.
         """
         session = self._open()
         topic = await self.topic(name, create=False)
@@ -538,9 +545,8 @@ class TopicManager:
                 _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
 
     async def find_orphans(self, *, remove: bool, unexplained: bool = False) -> tuple[Orphans, list[Orphan]]:
-        """Ledgers that no record names, and those of them that were deleted; listed ones that do not exist.
-
-        `unexplained`: also those go whose owner has no record.
+        """Searches for orphans (broker/cluster/orphans.py) and, with `remove`, deletes them. Returns what was found and
+        what was deleted. `unexplained`: deletes also those whose owner has no record.
         """
         session = self._open()
         found = await find(session.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
@@ -557,12 +563,12 @@ class TopicManager:
         return found, await delete(session.metadata, session.ledgers, found.orphans, unexplained=unexplained)
 
     async def sweep(self) -> None:
-        """Deletes orphans, where this broker is the first of the cluster by name: one of them is enough."""
+        """Deletes orphans if this broker is the first of the cluster by name: one broker is enough."""
         names = sorted(each.name for each in await self.brokers())
         if names[:1] == [self.name]:
             await self.find_orphans(remove=True)
 
     @property
     def holding(self) -> bool:
-        """Whether producers of some topic wait for its backlog quota."""
+        """Whether the backlog quota of some topic blocks its producers."""
         return any(topic.maintenance.is_holding() for topic in self.loaded.values())

@@ -1,20 +1,21 @@
 """A connection of a Pulsar client: its handshake, its commands in their order, and its end.
 
-The first command is CONNECT; nothing else is parsed before the caller is authenticated. Then each command is taken in
-the order of the stream. What waits for something (opening, look-ups, seeks) is a task of its own; acknowledgements are
-taken in steps, so that they hold the event loop for a slice at a time. The answers of one turn leave together.
+The first command is CONNECT; nothing else is parsed before the caller is authenticated. Then each command is handled in
+the order of the stream. A command that waits for something (opening, look-ups, seeks) runs in a task; acknowledgements
+are handled in steps, so that they hold the event loop for a slice at a time. The answers of one turn are sent together.
 
-Bounds: a frame has MAX_MESSAGE and 64 KiB; one of more than LONG_FRAME_BYTES waits for its place among what arrives on
-all connections (runtime/budget.py); HELD_BYTES of entries whose producer has no credit, and OUT_BYTES that
-have not left, and REQUESTS_MAX requests under way beside one of each producer and consumer, past which the connection
-is not read: what waits is no refusal; `connection_ids` producers and consumers.
-While STREAM_QUEUE_BYTES have not left, its consumers get nothing, and the others of their subscriptions do. What it
-holds counts in the memory for all callers (runtime/budget.py `CallerMemory`). One that takes nothing is cut.
+Bounds: the largest message and 64 KiB per frame; a frame of more than LONG_FRAME_BYTES waits for memory among those
+that arrive on all connections (runtime/budget.py). The connection is not read while more than HELD_BYTES of entries
+wait for credit of their producers, more than OUT_BYTES are unsent, or REQUESTS_MAX requests (and one for each producer
+and consumer) are in progress: this delays the client and refuses nothing. `connection_ids` producers and consumers.
+While more than STREAM_QUEUE_BYTES are unsent, its consumers get nothing, and the others of their subscriptions do. What
+it holds counts in the memory for all callers (runtime/budget.py `CallerMemory`). A connection whose client reads
+nothing is closed.
 
-A client that is silent is sent a PING after KEEP_ALIVE_S, and is cut when it stays silent as long again. Credentials
-that expire are asked for anew (AUTH_CHALLENGE) RENEW_S before, or half of their time when that is less, and again when
-the answer expires so soon; without new ones of the same role the connection ends when they do, at once. A frame or a
-command that is no request ends the connection, as Pulsar's broker does.
+A silent client gets a PING after KEEP_ALIVE_S, and its connection is closed if it stays silent as long again. RENEW_S
+before credentials expire (or after half of their life, if that is shorter) the client is asked for new ones
+(AUTH_CHALLENGE), and again if those expire soon; without new ones of the same role the connection is closed when they
+expire. A frame or a command that is no request ends the connection, as in Pulsar's broker.
 Guarding tests: tests/broker/pulsar/.
 """
 
@@ -47,7 +48,7 @@ from .names import ProducerNames
 from .producer import payload_bytes_max
 
 # --------------------------------------------------------------------------------------------------- credentials
-# The credentials of CONNECT and AUTH_RESPONSE, as the broker's guard takes them (security/authenticator.py).
+# The credentials of CONNECT and AUTH_RESPONSE as values of an Authorization header (security/authenticator.py).
 #
 # | auth_method_name | auth_data | as |
 # |---|---|---|
@@ -55,7 +56,7 @@ from .producer import payload_bytes_max
 # | `basic` | `user:password` | `Basic BASE64` |
 # | `tls`, `none`, empty | – | the client certificate, or nothing |
 #
-# Another method is nothing too: the anonymous role, where there is one, or refused.
+# Another method counts as no credentials: the caller has the anonymous role if there is one, else it is refused.
 
 
 def caller_of(caller: Caller, method: str, data: bytes) -> Caller:
@@ -72,16 +73,16 @@ def caller_of(caller: Caller, method: str, data: bytes) -> Caller:
 
 KEEP_ALIVE_S = 30.0
 PINGS_MAX = 1_000
-"""Most pings between two looks at the clock: a client sends one in 30 s. To take and answer one costs 10 µs."""
+"""Most pings and pongs between two checks of the clock: a client sends one in 30 s. Handling one costs 10 µs."""
 RENEW_S = 30.0
 LONG_FRAME_BYTES = 192 << 10
-"""Size above which a frame is long: above a batch of Pulsar's clients (128 KiB)."""
+"""Size above which a frame must wait for memory: more than a batch of Pulsar's clients (128 KiB)."""
 HELD_BYTES = 8 << 20
 OUT_BYTES = 64 << 20
 REQUESTS_MAX = 1000
 FIRST_FRAME_BYTES = 64 << 10
 CROWDED_BYTES = 64 << 10
-"""Most bytes of deliveries that have not left, while the memory of the process is tight."""
+"""Most bytes of unsent deliveries while the memory of the process is tight."""
 PATH = "/pulsar/Connect"
 """The name of the connection in the audit log."""
 PROTOCOL_VERSION = 21
@@ -100,34 +101,34 @@ class PulsarConnection:
         self.broker = broker
         self.names = names
         self.caller = CallContext(stream.peer)
-        self.client = ""  # its name and version, as it says
-        self.version = 0  # of the protocol; 0: not connected
+        self.client = ""  # the client's name and version, as it sends them
+        self.version = 0  # the version of the protocol; 0: not connected
         self._callers = callers
-        self._admitted = ExitStack()  # while the credentials hold
+        self._admitted = ExitStack()  # open while the credentials are valid
         self._flags = pulsar.FeatureFlags()
         self._stream = stream
         self._clock = broker.world.clock
         self._frames = Frames(FIRST_FRAME_BYTES, spare)
         self.handlers = Handlers(self)
-        self._tasks = Tasks()  # cancelled with the connection …
-        self._leaving = Tasks()  # … and what goes on to its end
+        self._tasks = Tasks()  # cancelled when the connection ends
+        self._leaving = Tasks()  # not cancelled: they end handlers
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._held_bytes = 0
         self._memory = broker.memory
-        self._place: asyncio.Future[None] | None = None  # for the long frame that comes …
+        self._place: asyncio.Future[None] | None = None  # done when there is memory for the long frame that arrives
         self._has_place = False
-        self._counted_in = self._counted_out = 0  # bytes of this connection in it
-        self._written = self._left = 0  # bytes, and how many of them had left at the last look …
-        self._left_at = self._clock.monotonic()  # … that found more than the one before
+        self._counted_in = self._counted_out = 0  # bytes of this connection that are counted in `_memory`
+        self._written = self._left = 0  # bytes written, and how many of them were sent at the last check …
+        self._left_at = self._clock.monotonic()  # … that found more sent than the one before
         self._room: asyncio.Event = asyncio.Event()
         self._last_heard = self._clock.monotonic()
         self._pinged = self._challenged = False
-        self._pings = 0  # that came since the last look at the clock
-        self._renew_s = RENEW_S  # so long before the credentials expire they are asked for anew
-        self._ended: MagnetarError | None = None  # nothing is taken or delivered any more …
-        self._waits: asyncio.Task[Any] | None = None  # … and what it waits for ends
-        self._alarm: asyncio.TimerHandle | None = None  # None: the clock has to be looked at
+        self._pings = 0  # pings and pongs since the last check of the clock
+        self._renew_s = RENEW_S  # how long before the credentials expire new ones are asked for
+        self._ended: MagnetarError | None = None  # why the connection ends; nothing is handled or delivered any more
+        self._waits: asyncio.Task[Any] | None = None  # the task to be cancelled when the connection ends
+        self._alarm: asyncio.TimerHandle | None = None  # the next check of the clock; None: check it now
         self._takes: dict[int, Take] = {**self.handlers.takes, Command.PING: self._ping, Command.PONG: self._pong}
 
     # ------------------------------------------------------------------ the stream
@@ -158,11 +159,11 @@ class PulsarConnection:
 
     @property
     def _lacks_place(self) -> bool:
-        """Whether a long frame begins: it is not read on before `_wait_for_place`."""
+        """Whether a long frame begins to arrive: the rest must not be read before `_wait_for_place`."""
         return not self._has_place and self._frames.coming > LONG_FRAME_BYTES
 
     async def _wait_for_place(self) -> None:
-        """Waits until there is room for the long frame. Raises ConnectionLost."""
+        """Waits until there is memory for the long frame. Raises ConnectionLost."""
         self._has_place = True
         if not self._memory.arrivals.admit(self, self._frames.coming):
             self._place = asyncio.get_running_loop().create_future()
@@ -173,7 +174,7 @@ class PulsarConnection:
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def place(self) -> None:
-        """Lets the connection read its long frame: there is room for it."""
+        """Called when there is memory for the long frame of this connection: it is read on."""
         if self._place is not None and not self._place.done():
             self._place.set_result(None)
 
@@ -181,7 +182,7 @@ class PulsarConnection:
         self._end_with(ConnectionLost(f"{self.caller.peer}: memory is short, and a long frame came too slowly"))
 
     def _took_frames(self) -> None:
-        """Ends the place of the long frame, if one had a place: what was complete is taken."""
+        """Called when all complete frames were handled: releases the memory that a long frame had."""
         if self._has_place:
             self._has_place = False
             self._memory.arrivals.discard(self)
@@ -215,7 +216,7 @@ class PulsarConnection:
         return None
 
     async def _unless_ended(self, wait: Callable[[], Awaitable[T]]) -> T:
-        """Returns what `wait` returns. The end of the connection ends the wait, and is raised."""
+        """Awaits `wait()` and returns its result. If the connection ends, cancels the wait and raises its error."""
         if self._alarm is None:
             self._check_clock()
         if self._ended is not None:
@@ -233,7 +234,7 @@ class PulsarConnection:
             self._waits = None
 
     def _check_clock(self) -> None:
-        """Looks at the clock, and again when it has to: one timer, not one for each read."""
+        """Checks time limits now, and sets the timer for the next check: one timer, not one for each read."""
         try:
             self._alarm = asyncio.get_running_loop().call_later(self._look_at_the_clock(), self._check_clock)
         except MagnetarError as error:
@@ -245,7 +246,8 @@ class PulsarConnection:
             self._waits.cancel()
 
     def _look_at_the_clock(self) -> float:
-        """Seconds until it has to be looked at again. ConnectionLost: the client is silent, or may not go on."""
+        """Sends a PING or AUTH_CHALLENGE if one is due; returns the seconds until the next check. Raises ConnectionLost
+        if the client was silent, or read nothing, for too long."""
         self._pings = 0
         silent_s = self._clock.monotonic() - self._last_heard
         if silent_s >= 2 * KEEP_ALIVE_S:
@@ -264,7 +266,7 @@ class PulsarConnection:
         return max(0.001, min(pauses))
 
     def _check_reading(self) -> None:
-        """Raises ConnectionLost if the client took nothing of what waits for it for too long."""
+        """Raises ConnectionLost if the client has read nothing of the unsent bytes for too long."""
         queued, now = self._stream.queued_bytes, self._clock.monotonic()
         left = self._written - queued
         if not queued or left != self._left:
@@ -274,13 +276,13 @@ class PulsarConnection:
 
     @property
     def _crowded(self) -> bool:
-        """Whether the connection is not read on before `_has_room`."""
+        """Whether a bound is exceeded, so that the connection must not be read before `_has_room` returns."""
         self._count()
         requests = self._memory.requests
         return self._held_bytes > HELD_BYTES or requests.held > requests.limit or self._counted_out > OUT_BYTES
 
     async def _has_room(self) -> None:
-        """Returns when the connection may be read on. ConnectionLost."""
+        """Waits until the connection may be read again. Raises ConnectionLost."""
         while self._held_bytes > HELD_BYTES:
             self._room.clear()
             await self._room.wait()
@@ -290,14 +292,14 @@ class PulsarConnection:
         self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def _count(self) -> None:
-        """Counts the bytes that this connection holds of the memory for all callers."""
+        """Updates the counters of the memory for all callers by what this connection holds."""
         into, out = self._held_bytes, self._stream.queued_bytes + self._out_bytes
         self._memory.requests.held += into - self._counted_in
         self._memory.answers.held += out - self._counted_out
         self._counted_in, self._counted_out = into, out
 
     def count_held(self, size: int) -> None:
-        """Counts so many bytes of entries more (or less) that wait for credit."""
+        """Adds `size`, which may be negative, to the bytes of entries that wait for credit."""
         self._held_bytes += size
         self._count()
         if self._held_bytes <= HELD_BYTES:
@@ -327,7 +329,8 @@ class PulsarConnection:
         )))  # fmt: skip
 
     async def _authenticate(self, method: str, data: bytes) -> None:
-        """Authenticates the client; a connection keeps its role. Raises Unauthenticated."""
+        """Authenticates the client, also again with new credentials. Raises Unauthenticated, also if the role changes.
+        """
         principal = await self._callers.admit(caller_of(self._stream.caller, method, data), PATH)
         if self.version and principal.name != self.caller.principal.name:
             raise Unauthenticated("the role of a connection may not change")
@@ -388,7 +391,7 @@ class PulsarConnection:
         return self._counted_out > limit or answers.held > answers.limit
 
     async def wait_drained(self) -> None:
-        """Returns when it is full no more. ConnectionLost."""
+        """Waits until the connection takes deliveries again. Raises ConnectionLost."""
         self._flush()
         await self._stream.wait_drained()
         if self._ended is not None:
@@ -399,7 +402,7 @@ class PulsarConnection:
     def error(
         self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
     ) -> None:
-        """Sends an error. `number`: in place of the one that errors.py has."""
+        """Sends an ERROR. `number`: the error number to send instead of that of errors.py."""
         number = number_of(error) if number is None else number
         self.send(frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
@@ -409,13 +412,13 @@ class PulsarConnection:
     # ------------------------------------------------------------------ tasks
     @property
     def _busy(self) -> bool:
-        """Whether the connection has as many requests under way as it may. Each producer and consumer has one of its
-        own, its opening: one that waits for exclusive access may wait until the client closes another, which then has
-        to be read."""
+        """Whether as many requests are in progress as are allowed. One more is allowed for each producer and consumer,
+        for its opening: this may wait for exclusive access until the client closes another producer, and that command
+        must be read."""
         return len(self._tasks) >= REQUESTS_MAX + len(self.handlers.producers) + len(self.handlers.consumers)
 
     async def _has_turn(self) -> None:
-        """Returns when the next command may be taken."""
+        """Waits until the next command may be handled."""
         while self._busy:
             await asyncio.sleep(ROOM_S)
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
@@ -424,13 +427,13 @@ class PulsarConnection:
         return self._tasks.spawn(work, "pulsar-request")
 
     def break_off(self, error: MagnetarError) -> None:
-        """Ends the connection: nothing is taken from it or delivered to it any more."""
+        """Ends the connection because of `error`: no more commands are handled, and nothing more is delivered."""
         _LOG.debug("%s: %s", self.caller.peer, error)
         self._end_with(error)
         self.start(self._stream.close())
 
     def leave_later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs to its end in any case."""
+        """Runs `work` in a task that is not cancelled when the connection ends; `close` waits for it."""
         self._leaving.spawn(work, "pulsar-leaves")
 
     def _ping(self, command: Command, rest: memoryview) -> None:
@@ -438,7 +441,8 @@ class PulsarConnection:
         self.send(frame(pong=pulsar.CommandPong()))
 
     def _pong(self, command: Command, rest: memoryview) -> None:
-        """Counts an answer to a ping. InvalidRequest: the client sends nothing else than pings."""
+        """Counts a PONG or a PING. Raises InvalidRequest if more than PINGS_MAX come between two checks of the
+        clock."""
         self._pings += 1
         if self._pings > PINGS_MAX:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")

@@ -3,9 +3,9 @@
 Deliveries leave as MESSAGE frames around the stored bytes, without the broker's part of an entry.
 
 **Seek.** Pulsar's clients rely on this order: CLOSE_CONSUMER to each consumer of the subscription, the cursor moves,
-SUCCESS; then they subscribe again. So the one that seeks is closed first too, gets nothing from then on, and its
-session lasts until the SEEK is answered; a reader's, which ends with its last consumer, until it subscribes again
-(`sought`): then the new one begins where the old one was moved to.
+SUCCESS; then they subscribe again. So the consumer that seeks is closed first too and gets nothing from then on, but
+its session lasts until the SEEK is answered. The subscription of a reader ends with its last consumer, so the session
+of a reader lasts until it subscribes again (`sought`): the new one begins where the old one was moved to.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-nod
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
 
 ACTIVE_NOTICE_S = 0.1
-"""Seconds after which a consumer is told whether it is the active one, and the last change alone: Go's client registers
-a consumer after it took the answer to SUBSCRIBE, and drops what comes earlier."""
+"""Seconds after which ACTIVE_CONSUMER_CHANGE is sent, for the last change only: Go's client registers a consumer after
+it handled the answer to SUBSCRIBE, and drops what comes earlier."""
 SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
 """Refusals of a Key_Shared consumer that are about its slots."""
 
@@ -54,7 +54,8 @@ class ConsumerHandler:
     def __init__(
         self, connection: PulsarConnection, asked: pulsar.CommandSubscribe, before: ConsumerHandler | None = None
     ) -> None:
-        """Makes a handler. `before`: the reader of the same id, whose seek this subscription follows."""
+        """Makes a handler. `before`: the handler of the same id that has sought, if this is its reader subscribing
+        again."""
         self.id = asked.consumer_id
         self.sought = False
         self.session: ConsumerSession | None = None
@@ -63,7 +64,8 @@ class ConsumerHandler:
         self._before = before
         self._opening: asyncio.Task[None] | None = None
         self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
-        """Epoch of what is sent. Java's client drops what has an earlier one, of before it asked for all again."""
+        """Epoch of the messages that are sent. Java's client drops those of an earlier one, which were sent before it
+        asked for redelivery of all."""
         self._head = b"\x08" + varint(self.id)
         self._over = False
         self._is_active = False
@@ -98,19 +100,19 @@ class ConsumerHandler:
             connection.error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
             return
         self.session = session
-        if self._over:  # its client was told, and `leave` waits for this: it takes the session back
+        if self._over:  # it was closed meanwhile: `leave` waits for this task, and ends the session
             return
         self.on_renewed(connection.caller.principal)
         connection.success(asked.request_id)
 
     def on_renewed(self, principal: Principal) -> None:
-        """Takes the caller's new credentials."""
+        """Sets the renewed credentials of the caller."""
         if self.session is not None:
             self.session.on_renewed(principal)
 
     async def followed(self, options: SubscribeOptions) -> SubscribeOptions:
-        """Ends the session of a reader that has sought; returns the options of its successor, which begins where that
-        was."""
+        """Ends the session of a reader that has sought; returns `options` changed so that the next one begins at the
+        position that was sought."""
         session = self.session
         assert session is not None, "it has sought"
         mark, log = session.subscription.cursor.mark, session.subscription.log
@@ -141,7 +143,7 @@ class ConsumerHandler:
             self._connection.start(self._receipt(session, asked.request_id, error))
 
     async def _ack_in(self, session: ConsumerSession, asked: pulsar.CommandAck) -> None:
-        """Acknowledges in a transaction; answered with the transaction's id."""
+        """Acknowledges in a transaction and answers with the transaction's id, if the client asks for an answer."""
         answer = pulsar.CommandAckResponse(
             consumer_id=self.id, txnid_most_bits=asked.txnid_most_bits, txnid_least_bits=asked.txnid_least_bits
         )
@@ -270,7 +272,7 @@ class ConsumerHandler:
 
     # ------------------------------------------------------------------ the end
     async def close(self, request_id: int) -> None:
-        """Closes the consumer for its client: what it acknowledged is durable when this is answered."""
+        """Handles CLOSE_CONSUMER: what the consumer acknowledged is durable when this is answered."""
         await followed_by(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
@@ -284,7 +286,7 @@ class ConsumerHandler:
             self._connection.success(request_id)
 
     async def leave(self) -> None:
-        """Leaves the subscription at once. Idempotent."""
+        """Cancels the opening and leaves the subscription at once. Idempotent."""
         self._over = True
         if self._notice is not None:
             self._notice.cancel()
@@ -300,7 +302,7 @@ class ConsumerHandler:
 
 
 def options_of(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
-    """Returns the options of a SUBSCRIBE. Raises InvalidRequest, and what a name may raise."""
+    """Returns the options of a SUBSCRIBE. Raises InvalidRequest."""
     start = None
     if not asked.durable:
         start = translate.message_id(asked.start_message_id) if asked.HasField("start_message_id") else None

@@ -1,7 +1,7 @@
-"""Pulsar's error numbers of our errors, as its clients rely on them.
+"""The error numbers of Pulsar's protocol for our errors, chosen by how its clients react.
 
-A client tries again, gives up, or opens its connection anew by the number. The first class that fits counts, so a class
-comes before those that it is derived from.
+By the number a client retries, gives up, or reconnects. The first class in the table that fits counts, so a class comes
+before its base classes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def number_of(error: errors.MagnetarError) -> pulsar.ServerError:
 
 
 def typed(error: Exception) -> errors.MagnetarError:
-    """The error for the client. A fault of the broker is logged: the caller must not wait for ever."""
+    """Returns the error for the client. An unexpected exception is logged and becomes InternalError, so that the client
+    gets an answer."""
     if isinstance(error, errors.MagnetarError):
         return error
     _LOG.error("a request of a client failed", exc_info=error)

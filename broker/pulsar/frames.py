@@ -4,8 +4,8 @@
     [total u32][size u32][BaseCommand][entry]                       SEND and MESSAGE
     entry = [0x0e01][crc32c u32][size u32][MessageMetadata][payload]
 
-The entry of a frame is what is stored (proto/entry.py), so it passes through. Old clients leave the checksum out: it is
-put in front. Guarding tests: tests/broker/pulsar/test_frames.py.
+The entry of a frame is stored as it is (proto/entry.py). Old clients leave the checksum out: then it is added in front.
+Guarding tests: tests/broker/pulsar/test_frames.py.
 """
 
 from __future__ import annotations
@@ -27,73 +27,73 @@ COMMAND_BYTES_MAX = 1 << 20
 """Most bytes of one BaseCommand: parsing the smallest parts of a larger one would hold the event loop
 (runtime/network.py)."""
 FRAME_EXTRA_BYTES = 64 << 10
-"""Bytes of a frame besides the largest payload: clients check the payload alone, and send command and metadata with it.
-"""
+"""Bytes that a frame may have besides the largest payload: clients check only the payload against the limit, and send
+command and metadata with it."""
 CHUNK_BYTES = 64 << 10
 """Bytes of one read, except for the rest of a larger frame."""
 SMALL_BYTES = 16 << 10
-"""Rest of a buffer, in bytes, that is not worth a read."""
+"""If less than this is left in a buffer, in bytes, it is not read into any more."""
 SPARE_BYTES_MAX = 2 << 20
 _NOTHING = memoryview(b"")
 
 NO_REQUEST = (1 << 64) - 1
-"""The request id of what a client did not ask for."""
+"""The request id of a command that answers no request."""
 
 
 _WITHOUT_TEXT = {
     pulsar.BaseCommand.SEND, pulsar.BaseCommand.FLOW, pulsar.BaseCommand.ACK, pulsar.BaseCommand.PING,
     pulsar.BaseCommand.PONG, pulsar.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES,
 }  # fmt: skip
-"""Commands of which no text is read; those that come with every message are among them."""
+"""Commands without texts that need to be checked; among them those that come with every message."""
 
 FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCommand.Type.items()}
 """Name of the field of a BaseCommand, by its type."""
 
 
 class Spare:
-    """A buffer that all connections use in turn, one at a time: what is read often is then in the processor's cache,
-    and no memory is made and zeroed for it."""
+    """One spare buffer that all connections share, each for a short time: so it stays in the processor's cache, and no
+    memory is allocated and zeroed for each read."""
 
     def __init__(self) -> None:
         self._buffer = _NOTHING
 
     def acquire(self) -> memoryview:
-        """Takes the spare buffer. Empty: another connection has it."""
+        """Returns the spare buffer for exclusive use; an empty one if another connection uses it."""
         buffer, self._buffer = self._buffer, _NOTHING
         return buffer
 
     def give(self, buffer: memoryview) -> None:
-        """Gives the buffer back: nothing in it is read any more."""
+        """Returns a buffer for use by others. Nothing may read it afterwards."""
         if len(self._buffer) < len(buffer) <= SPARE_BYTES_MAX:
             self._buffer = buffer
 
 
 class Frames:
-    """Cuts a stream of bytes into frames. Costs linear work, and holds one frame at most, whose size is checked when
-    its first four bytes are here.
+    """Cuts a stream of bytes into frames, in linear time. Buffers at most one incomplete frame, whose size is checked
+    as soon as its first four bytes are here.
 
-        size = await stream.read_into(frames.room, frames.came)
+        size = await stream.read_into(frames.room, frames.on_bytes)
         for each in frames.whole(): …
 
-    Small frames come many at a time into a buffer of CHUNK_BYTES; a larger one gets a buffer of its size, once one like
-    it came whole. A buffer without a frame goes to `spare`."""
+    Many small frames share a buffer of CHUNK_BYTES. A larger frame gets a buffer of its size at once if one of that
+    size was complete before; else the buffer grows as bytes arrive. A buffer without a frame goes to `spare`."""
 
     def __init__(self, bytes_max: int, spare: Spare | None = None) -> None:
         self.bytes_max = bytes_max
         self._spare = spare
         self._buffer = _NOTHING
-        self._begin = self._end = 0  # bytes of it that are here and not cut
-        self._largest = CHUNK_BYTES  # of the frames that came whole
+        self._begin = self._end = 0  # the part of the buffer that is received and not cut yet
+        self._largest = CHUNK_BYTES  # size of the largest complete frame so far
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory for the frame that is not complete: at most twice what came of it, or the largest before; or
-        the spare buffer."""
+        """Size of the buffer for the incomplete frame: at most twice what was received of it, or the largest frame
+        before, or the spare buffer."""
         return len(self._buffer)
 
     @property
     def coming(self) -> int:
-        """Bytes of the frame that is not complete; 0: that is not known yet, or there is none."""
+        """Size in bytes of the incomplete frame; 0: there is none, or its size is not known yet."""
         return self._frame_bytes() if self._end - self._begin >= 4 else 0
 
     def room(self) -> memoryview:
@@ -107,19 +107,20 @@ class Frames:
         return self._buffer[self._end :]
 
     def on_bytes(self, size: int) -> bool:
-        """Notes that so many bytes are in the room. Returns whether `whole` has a frame, or an error."""
+        """Called when `size` bytes were read into the buffer of `room`. Returns whether `whole` will yield a frame, or
+        raise."""
         self._end += size
         here = self._end - self._begin
         return here >= 4 and (here >= (wanted := self._frame_bytes()) or not 8 <= wanted <= self.bytes_max + 4)
 
     def took(self, size: int) -> Iterator[memoryview]:
-        """Does `on_bytes`, then `whole`."""
+        """Calls `on_bytes`, then returns `whole()`."""
         self.on_bytes(size)
         return self.whole()
 
     def whole(self) -> Iterator[memoryview]:
-        """The frames that are complete, without their first size. Each is valid until the next one is asked for, and
-        the last one until the end. InvalidRequest: one is too large, or too short."""
+        """Yields the complete frames, each without its first size field. A frame is valid until the iterator is
+        advanced. Raises InvalidRequest if a frame is too large or too short."""
         while self._end - self._begin >= 4:
             wanted, begin = self._frame_bytes(), self._begin
             if not 8 <= wanted <= self.bytes_max + 4:
@@ -135,7 +136,7 @@ class Frames:
             self._buffer, self._begin, self._end = _NOTHING, 0, 0
 
     def _frame_bytes(self) -> int:
-        """Bytes of the frame that begins here, with its first size."""
+        """Returns the size of the frame that begins at `_begin`, including its first size field."""
         return 4 + int(_U32.unpack_from(self._buffer, self._begin)[0])
 
     def _make_room(self, size: int) -> None:
@@ -148,7 +149,7 @@ class Frames:
 
 
 def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
-    """The command, and what follows it. InvalidRequest."""
+    """Returns the command of a frame, and the bytes that follow it. Raises InvalidRequest."""
     size = _U32.unpack_from(frame)[0]
     if size > len(frame) - 4 or size > COMMAND_BYTES_MAX:
         raise InvalidRequest(f"a command of {size} bytes in a frame of {len(frame)}")
@@ -165,7 +166,7 @@ def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
 
 
 def _check_text(message: Message, name: str) -> None:
-    """Raises InvalidRequest for texts that are not UTF-8: they come out of protobuf as bytes."""
+    """Raises InvalidRequest if a text is not UTF-8: protobuf returns it as bytes then."""
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
         if field.message_type is not None:
@@ -176,7 +177,8 @@ def _check_text(message: Message, name: str) -> None:
 
 
 def entry_of(rest: memoryview) -> Buffer:
-    """The entry that a SEND carries, with a checksum; a view of the frame if it can be. CorruptEntry: there is none."""
+    """Returns the entry of a SEND, with a checksum; a view of the frame if the client sent one. Raises CorruptEntry if
+    there is no entry."""
     if len(rest) < 6:
         raise CorruptEntry("a publish without an entry")
     if rest[:2] == _CHECKSUM:
@@ -186,7 +188,7 @@ def entry_of(rest: memoryview) -> Buffer:
 
 
 def frame(**commands: object) -> bytes:
-    """The frame of one command: `frame(success=CommandSuccess(…))`."""
+    """Returns the encoded frame of one command: `frame(success=CommandSuccess(…))`."""
     [name] = commands
     body = pulsar.BaseCommand(type=pulsar.BaseCommand.Type.Value(name.upper()), **commands).SerializeToString()  # type: ignore[arg-type]
     return _U32.pack(len(body) + 4) + _U32.pack(len(body)) + body
@@ -196,7 +198,7 @@ _RECEIPT = b"\x08\x07\x3a"  # type SEND_RECEIPT; tag of the field `send_receipt`
 
 
 def receipt_frame(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
-    """A SEND_RECEIPT; there is one for each entry. `highest` 0: left out."""
+    """Returns the encoded frame of a SEND_RECEIPT, which answers one entry. `highest` is left out if it is 0."""
     place = b"".join((b"\x08", varint(ledger_id), b"\x10", varint(entry_id)))
     parts = [b"\x08", varint(producer_id), b"\x10", varint(sequence_id), b"\x1a", varint(len(place)), place]
     if highest:
@@ -210,6 +212,7 @@ _MESSAGE = b"\x08\x09\x4a"  # type MESSAGE; tag of the field `message` (9)
 
 
 def message_frame(message: bytes, entry_bytes: int) -> bytes:
-    """The head of a MESSAGE: `message` are the bytes of its CommandMessage; the entry of that size follows it."""
+    """Returns the head of a MESSAGE frame, which an entry of `entry_bytes` must follow. `message` is its encoded
+    CommandMessage."""
     body = b"".join((_MESSAGE, varint(len(message)), message))
     return b"".join((_U32.pack(len(body) + 4 + entry_bytes), _U32.pack(len(body)), body))

@@ -1,4 +1,4 @@
-"""The producers, consumers and watched lists of topics of one connection, and the commands that are theirs."""
+"""The producers, consumers and topic watchers of one connection, and the commands for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Take = Callable[[Command, memoryview], Iterator[None] | None]
 
 
 class Handlers:
-    """The handlers of a connection, by the client's numbers for them. `takes`: what takes each of their commands."""
+    """The handlers of a connection, by the ids that the client gives them. `takes`: the function that handles a
+    command, by its type."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
@@ -41,7 +42,7 @@ class Handlers:
         return [*self.producers.values(), *self.consumers.values()]
 
     def leaving(self) -> list[Awaitable[object]]:
-        """Forgets all; returns what ends them."""
+        """Removes all handlers and returns awaitables that end them."""
         every = self.all()
         self.producers.clear()
         self.consumers.clear()

@@ -1,8 +1,8 @@
-"""Requests that are about no producer: owners, partitions, topics of a namespace, schemas, transactions
-(transactions.py); and those of a consumer that are answered later.
+"""Requests that are not about a producer: owners, partitions, topics of a namespace, schemas, transactions
+(transactions.py); and the requests of a consumer that are answered later.
 
-Each request is answered in its own kind, an error too: the numbers of look-ups and of other requests overlap in
-Pulsar's C++ client, and an ERROR would reach another request.
+Each request is answered by its own kind of response, also with an error: in Pulsar's C++ client the ids of look-ups and
+of other requests overlap, so an ERROR could end another request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Command = pulsar.BaseCommand
 
 
 async def answer(connection: PulsarConnection, command: Command) -> None:
-    """Answers a command. InvalidRequest: no client sends that; the connection ends."""
+    """Answers a command; ends the connection if it is none that a client may send."""
     kind = Command.Type.Name(command.type).lower()
     asked: Any = getattr(command, kind, None)
     answers = _ANSWERS.get(kind)
@@ -113,8 +113,8 @@ def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 async def _topics(connection: PulsarConnection, asked: pulsar.CommandGetTopicsOfNamespace) -> bytes:
-    """Answers with the topics of a namespace, none if it does not exist: Pulsar's clients ask again and again after an
-    error."""
+    """Answers with the topics of a namespace; with none if it does not exist, as Pulsar's clients would retry for ever
+    after an error."""
     try:
         found = await _topics_of(connection, asked)
     except NotFound:
@@ -177,8 +177,8 @@ def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 async def _new_schema(connection: PulsarConnection, asked: pulsar.CommandGetOrCreateSchema) -> bytes:
-    """Registers the schema of an existing topic: none is made for it. Java's client asks again and again where it is
-    refused."""
+    """Registers the schema of a topic, which must exist: it is not created, as Java's client retries for ever if its
+    creation is refused."""
     topic = TopicName.parse(asked.topic)
     await connection.broker.access.require(connection.caller.principal, Permission.PRODUCE, topic=topic)
     await connection.broker.catalog.existing_partitions(topic)

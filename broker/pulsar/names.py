@@ -1,7 +1,7 @@
-"""The producers of all connections of Pulsar's protocol here, by topic and name, to tell one that returns from another.
+"""The producers of all Pulsar connections to this broker, by topic and name: detects that a producer reconnects.
 
-Pulsar's clients count the openings of a producer (`epoch`) and have no other identity than its name: the same name from
-the same host with a higher epoch is the producer that was cut off, and replaces it.
+Pulsar's clients count how often a producer was opened (`epoch`), and identify it only by its name: the same name from
+the same host with a higher epoch is the producer that was disconnected, and replaces it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 
 class ProducerNames:
-    """The names of producers on Pulsar's protocol."""
+    """The open producers of Pulsar clients, by topic and name."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], ProducerHandler] = {}
 
     def instance(self, topic: str, name: str, place: str, epoch: int) -> str:
-        """Returns the instance of the producer that was cut off, if this is it; empty: it is another one."""
+        """Returns the instance id of the open producer that this one replaces, as it reconnects; "": it is another one.
+        """
         known = self._open.get((topic, name))
         returns = known is not None and known.place == place and known.epoch < epoch
         return known.instance if known is not None and returns else ""

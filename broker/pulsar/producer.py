@@ -1,9 +1,9 @@
 """A producer of a Pulsar client, on a session of the broker (broker/session/producer.py).
 
-Each SEND is answered once, in the order of the SENDs, by the numbers of its frame: a receipt, or an error that ends the
-message, whatever its entry is. An error that passes closes the producer instead (CLOSE_PRODUCER): the client opens it
-again and sends what has no answer again, in its order. Entries for which the session has no credit wait here; the
-connection bounds them (`PulsarConnection.count_held`).
+Each SEND is answered once, in the order of the SENDs, with the sequence ids of its frame: by a receipt, or by an error
+that is final for the message. A temporary error closes the producer instead (CLOSE_PRODUCER): the client opens it again
+and sends all messages without an answer again, in their order. Entries for which the session has no credit wait here;
+the connection bounds them (`PulsarConnection.count_held`).
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ if TYPE_CHECKING:
     from .connection import PulsarConnection
 
 WAIT_NOTICE_S = 0.05
-"""Seconds after which a producer that waits for its turn is told so, which stops its client's time-out."""
+"""Seconds after which a producer that waits for exclusive access gets a PRODUCER_SUCCESS that says so, which stops its
+client's timeout."""
 UNKNOWN = (1 << 64) - 1
-"""Value -1 as uint64: of a duplicate, whose position is not known."""
+"""-1 as uint64: the ledger and entry id of a duplicate, whose position is not known."""
 TRANSACTIONAL = (TransactionAborted, TransactionEnded, TransactionFenced, TransactionForgotten)
-"""Errors of a message whose transaction takes nothing any more: told as NotAllowedError, because Java's client ends its
-connection at other numbers in a SEND_ERROR."""
+"""Errors of a message whose transaction has ended: sent as NotAllowedError, because Java's client closes its connection
+at other numbers in a SEND_ERROR."""
 FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated, *TRANSACTIONAL)
-"""Errors that end a message: it would fail again."""
+"""Errors that are final for a message: it would fail again."""
 ENDED_BY_CHECKSUM = ("Pulsar-CPP", "Pulsar-Python", "pulsar-client-node")
-"""Names of the C++ client and those on top of it. ChecksumError alone ends a message of theirs: at any other number of
-a SEND_ERROR they open the connection anew and send the message again, for ever."""
+"""Names of the C++ client and of those built on it. Only ChecksumError fails a message there: at any other number in a
+SEND_ERROR they reconnect and send the message again, for ever."""
 NOTHING = b""
-"""Sent in the place of an entry that is refused for its frame: no entry at all is refused in its turn."""
+"""Published instead of the entry of a SEND that is refused: the session refuses it, in the order of the SENDs."""
 
 
 class ProducerHandler:
@@ -72,7 +73,7 @@ class ProducerHandler:
         self._session: ProducerSession | None = None
         self._opening: asyncio.Task[None] | None = None
         self._over = False
-        # of SENDs without an answer: first and highest sequence id, and why it is refused if that is known already
+        # SENDs without an answer: first and highest sequence id, and why it is refused if that is known already
         self._sent: deque[tuple[int, int, MagnetarError | None]] = deque()
         self._waiting: deque[bytes] = deque()  # for credit
 
@@ -117,14 +118,14 @@ class ProducerHandler:
             if notice is not None:
                 notice.cancel()
         self._session = session
-        if self._over:  # its client was told, and `leave` waits for this: it takes the session back
+        if self._over:  # it was closed meanwhile: `leave` waits for this task, and ends the session
             return
         self.on_renewed(self._connection.caller.principal)
         self._connection.names.add(self._asked.topic, session.name, self)
         self._succeeded(request_id, session.name, session.last_sequence_id)
 
     def on_renewed(self, principal: Principal) -> None:
-        """Takes the caller's new credentials."""
+        """Sets the renewed credentials of the caller."""
         if self._session is not None:
             self._session.producer.principal = principal
 
@@ -147,7 +148,7 @@ class ProducerHandler:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, sent: pulsar.CommandSend, rest: memoryview) -> None:
-        """Publishes an entry. `rest`: what follows the command, which is copied before this returns."""
+        """Publishes the entry in `rest`, the bytes after the command, which are copied before this returns."""
         session = self._session
         if session is None:
             raise InvalidRequest("a producer publishes after it was opened")
@@ -189,7 +190,7 @@ class ProducerHandler:
         self._connection.send(receipt_frame(self.id, first, highest, ledger_id, entry_id))
 
     def on_waiting(self, error: MagnetarError) -> None:
-        """Does nothing: Pulsar's protocol has no word for it."""
+        """Does nothing: Pulsar's protocol has no message for this."""
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         if isinstance(error, FINAL):
@@ -212,7 +213,7 @@ class ProducerHandler:
 
     # ------------------------------------------------------------------ the end
     def _end_with(self, error: MagnetarError) -> None:
-        """Closes it by the broker: the client opens it again, and learns there why it cannot."""
+        """Closes the producer for a reason of the broker: the client opens it again, and gets the error then."""
         if not self._over:
             self._connection.send(
                 frame(close_producer=pulsar.CommandCloseProducer(producer_id=self.id, request_id=NO_REQUEST))
@@ -220,13 +221,13 @@ class ProducerHandler:
             self.on_replaced()
 
     def on_replaced(self) -> None:
-        """Leaves, because another producer has its id, or will."""
+        """Leaves the topic because the producer was closed, or another one gets its id."""
         self._over = True
         self._connection.handlers.forget_producer(self)
         self._connection.leave_later(self.leave())
 
     async def close(self, request_id: int) -> None:
-        """Closes the producer for its client: what is on its way is answered first."""
+        """Handles CLOSE_PRODUCER: publishes in flight are answered first."""
         await followed_by(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
@@ -240,7 +241,7 @@ class ProducerHandler:
             self._connection.success(request_id)
 
     async def leave(self) -> None:
-        """Leaves the topic at once. Idempotent."""
+        """Cancels the opening, drops waiting entries and leaves the topic at once. Idempotent."""
         self._over = True
         self._connection.count_held(-sum(map(len, self._waiting)))
         self._waiting.clear()
@@ -257,7 +258,7 @@ class ProducerHandler:
 
 
 def _names_txn(entry: Buffer) -> bool:
-    """Whether the metadata has a transaction. One that does not parse is refused by the session, in its place."""
+    """Whether the metadata of the entry names a transaction. True if it does not parse: then the session refuses it."""
     try:
         return has_txn(parse_header(entry, verify=False).metadata)
     except CorruptEntry:
@@ -265,5 +266,6 @@ def _names_txn(entry: Buffer) -> bool:
 
 
 def payload_bytes_max(config: BrokerConfig) -> int:
-    """Returns the largest payload that clients are told: `max_message_bytes`, without what has no room beside it."""
+    """Returns the largest payload that clients may send: `max_message_bytes`, less if a ledger entry has not enough
+    room for the metadata besides it."""
     return max(1, config.max_message_bytes - METADATA_BYTES + room_of(config))

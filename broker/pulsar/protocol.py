@@ -1,10 +1,10 @@
-"""Pulsar's binary protocol: a listener's service, and what its connections share.
+"""Pulsar's binary protocol: the service of a listener, and what its connections share.
 
     serving = await world.network.serve_bytes(endpoint, PulsarProtocol(broker).serve, access)
 
-A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions, and asks
-for owners, partitions and topics (lookup.py), also as they change (topic_lists.py). The messages are those of
-proto/pulsar.proto, in the frames of frames.py. They are loaded by the first connection.
+A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions; lookup.py
+answers requests for owners, partitions and topics, topic_lists.py watches topics. The messages are those of
+proto/pulsar.proto, in the frames of frames.py. These modules are imported by the first connection.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class PulsarProtocol:
         self._callers: Callers | None = None  # of the listener
 
     async def serve(self, stream: ByteStream) -> None:
-        """Serves one connection until either side ends it. Unauthenticated, InvalidRequest, ConnectionLost say why it
-        ended."""
+        """Serves one connection until either side ends it. Raises Unauthenticated, InvalidRequest or ConnectionLost if
+        that is why it ended."""
         if self._callers is None:
             self._callers = Callers(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")
@@ -50,7 +50,7 @@ class PulsarProtocol:
 
 
 # ----------------------------------------------------------------------------------------------------- listeners
-# The addresses at which clients of Pulsar's protocol reach a broker, for the answers of its look-ups.
+# The addresses at which Pulsar clients reach a broker, for the answers to their look-ups.
 #
 # `pulsar_listeners` has Pulsar's form, `NAME:URL,NAME:URL`; a name may come several times, with a `pulsar://` and a
 # `pulsar+ssl://` URL, and a `magnetar://` URL for Magnetar's SDK (`listener_name`). A client of Pulsar that names no
@@ -61,7 +61,7 @@ SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
 
 
 def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool) -> dict[str, tuple[str, ...]]:
-    """Returns the URLs by the name of the listener. Raises InvalidConfiguration."""
+    """Returns the URLs of this broker for Pulsar clients, by the name of the listener. Raises InvalidConfiguration."""
     if config.pulsar_listeners:
         return parse(config.pulsar_listeners)
     host = config.advertised.host if config.advertised is not None else listening.host
@@ -69,7 +69,8 @@ def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: 
 
 
 def parse(text: str) -> dict[str, tuple[str, ...]]:
-    """Parses `pulsar_listeners`. Raises InvalidConfiguration."""
+    """Parses the setting `pulsar_listeners`: returns URLs by the name of the listener; "" is the first one. Raises
+    InvalidConfiguration."""
     found: dict[str, tuple[str, ...]] = {}
     for part in text.split(","):
         name, _, url = part.strip().partition(":")

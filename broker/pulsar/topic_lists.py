@@ -5,8 +5,8 @@
 
 Names are those of GET_TOPICS_OF_NAMESPACE: persistent topics that the caller may look up, of a partitioned topic each
 partition. The pattern is matched by RE2 against `tenant/namespace/topic` without the number of a partition, in time
-linear in the name, whatever a stranger writes; without that library the flag `supports_topic_watchers` is not set, and
-the client asks for all names each minute. When the metadata does not answer, the watcher begins anew and tells the
+linear in the name, whatever the pattern is; without that library the flag `supports_topic_watchers` is not set, and
+the client asks for all names each minute. If the metadata does not answer, the watcher starts again and sends the
 difference. Bounds: `WATCHERS_MAX` of a connection, `PATTERN_MAX` characters, `RE2_BYTES` of memory for each.
 Guarding tests: tests/broker/pulsar/test_topic_lists.py.
 """
@@ -38,7 +38,7 @@ WATCHERS_MAX = 100
 PATTERN_MAX = 1_000
 RE2_BYTES = 1 << 20
 AGAIN_S = 1.0
-"""Seconds until a watcher whose metadata did not answer begins anew."""
+"""Seconds until a watcher starts again after the metadata did not answer."""
 
 _LOG = logging.getLogger("magnetar.broker.pulsar")
 
@@ -48,7 +48,7 @@ def supported() -> bool:
 
 
 class TopicLists:
-    """The watchers of one connection, by the client's numbers."""
+    """The topic watchers of one connection, by the ids that the client gives them."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
@@ -104,8 +104,8 @@ class _Watcher:
         self.answered = False
 
     async def run(self) -> None:
-        """Runs until it is cancelled. Raises what the first list may raise: NamespaceNotFound, Unauthorized,
-        Unavailable."""
+        """Answers with the list, then sends its changes until cancelled. Raises NamespaceNotFound, Unauthorized,
+        Unavailable if the first list cannot be read."""
         while True:
             try:
                 await self._follow()
@@ -172,7 +172,8 @@ class _Watcher:
 
 
 def pattern_of(text: str) -> Callable[[str], bool]:
-    """Whether the full name of a topic matches. NotAllowed: there is no RE2 here. InvalidRequest."""
+    """Returns the function that says whether the full name of a topic matches the pattern. Raises InvalidRequest if the
+    pattern is invalid, NotAllowed if RE2 is not installed."""
     if len(text) > PATTERN_MAX:
         raise InvalidRequest(f"a pattern of {len(text)} characters is longer than {PATTERN_MAX}")
     try:

@@ -2,13 +2,13 @@
 
 A client asks for the partitions of `ASSIGN_TOPIC` (broker/transaction/coordinators.py), looks each up, and sends
 TC_CLIENT_CONNECT_REQUEST with the number of the partition to its owner. From then on NEW_TXN and END_TXN go there. The
-topics join a transaction by themselves when the first message or acknowledgement of it comes (broker/topic/); so what a
-client adds beforehand is checked for its rights, and begins the time of the transaction. It adds nothing: what is only
-named, and may not exist, is no participant. A transaction is of the role that began it: of another's a client is
-answered as of an id that was never given.
+topics join a transaction by themselves when its first message or acknowledgement arrives (broker/topic/). So ADD
+commands only check the client's permissions and begin the timeout of the transaction; a topic that is only named, and
+may not exist, is no participant. A transaction belongs to the role that began it: another role gets the answer for an
+id that was never given.
 
-A coordinator that moved, or whose answer is not known, is answered as TransactionCoordinatorNotFound: the client looks
-it up and asks again, and a repeated END_TXN has the same answer. Guards:
+If the coordinator moved, or its answer is not known, the answer is TransactionCoordinatorNotFound: the client looks the
+coordinator up and repeats the request; a repeated END_TXN gets the same answer. Guards:
 tests/broker/pulsar/test_transactions.py, tests/interop.
 """
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .connection import PulsarConnection
 
 ADDED_MAX = 1000
-"""Topics or subscriptions that one command adds."""
+"""Most topics or subscriptions in one ADD command."""
 _ELSEWHERE = (NotFound, OutcomeUnknown, TimedOut, Unavailable)
 """Errors after which the client looks the coordinator up and asks again."""
 
@@ -53,12 +53,12 @@ def has_txn(command: Any) -> bool:
 
 
 def txn_of(command: Any) -> TxnId:
-    """Returns the id of a transaction. InvalidRequest: the numbers cannot be an id."""
+    """Returns the id of the transaction in a command. Raises InvalidRequest if the numbers cannot be an id."""
     return TxnId.checked(command.txnid_most_bits, command.txnid_least_bits)
 
 
 def coordinator_of(topic: TopicName) -> int | None:
-    """The number of the coordinator, if the topic is a partition of `ASSIGN_TOPIC`."""
+    """Returns the number of the coordinator if the topic is a partition of `ASSIGN_TOPIC`, else None."""
     return topic.partition if topic.is_partition and topic.base == ASSIGN_TOPIC else None
 
 
@@ -118,7 +118,7 @@ async def _here(connection: PulsarConnection, number: int) -> RunningCoordinator
 
 
 def _topics(names: Iterable[str]) -> list[TopicName]:
-    """Parses names of topics. InvalidName, InvalidRequest: too many."""
+    """Parses names of topics. Raises InvalidName, or InvalidRequest if they are more than ADDED_MAX."""
     topics = [TopicName.parse(name) for name in names]
     if len(topics) > ADDED_MAX:
         raise InvalidRequest(f"{len(topics)} are added at once; {ADDED_MAX} at most")
@@ -126,7 +126,8 @@ def _topics(names: Iterable[str]) -> list[TopicName]:
 
 
 async def _begin_time(connection: PulsarConnection, txn: TxnId) -> None:
-    """Begins the transaction's time. TransactionAborted: it has ended. InvalidRequest: another role began it."""
+    """Begins the timeout of the transaction. Raises TransactionAborted if it has ended, InvalidRequest if another role
+    began it."""
     coordinator = await _here(connection, txn.coordinator)
     state = state_of(await coordinator.join(txn, "", connection.caller.principal.name))
     if state not in (TxnState.OPEN, TxnState.PREPARED):
@@ -160,4 +161,4 @@ ANSWERS: dict[str, Answer] = {
     "add_subscription_to_txn": (add_subscriptions, _failed("add_subscription_to_txn_response")),
     "end_txn": (end, _failed("end_txn_response")),
 }
-"""The commands of transactions: what answers them, and what their errors are answered with."""
+"""For each command of transactions the function that answers it, and the one that encodes an error as its answer."""

@@ -1,4 +1,4 @@
-"""Between messages of proto/pulsar.proto and the plain values of the broker's sessions.
+"""Translates between messages of proto/pulsar.proto and the plain values of the broker's sessions.
 
 **Numbers.** A ledger or entry id of -1 is 2⁶⁴-1 on the wire. `ack_set` is a Java BitSet: words of 64 bits, the lowest
 first, bit 1: **not** acknowledged; zero words at its end are left out.
@@ -36,7 +36,7 @@ def properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
 
 
 def message_id(of: MessageIdData) -> MessageId:
-    """The message at its batch index, or the first one that its ack set leaves."""
+    """Returns the message id; with an ack set, that of the first message of the batch that is not acknowledged."""
     batch_index = of.batch_index
     if of.ack_set:
         left = _bits(of.ack_set)
@@ -52,7 +52,7 @@ def wire_id(position: Position, partition: int, batch_index: int = -1) -> Messag
 
 # ------------------------------------------------------------------ schemas
 def schema_of(given: pulsar.Schema) -> SchemaInfo | None:
-    """Returns the schema; None: bytes, of which Java's client sends the number 0. Raises InvalidRequest."""
+    """Returns the schema; None for type 0, by which Java's client means bytes. Raises InvalidRequest."""
     if given.type == SchemaType.NONE:
         return None
     return SchemaInfo(
@@ -68,7 +68,7 @@ def wire_schema(info: SchemaInfo) -> pulsar.Schema:
 
 # ------------------------------------------------------------------ acknowledgements
 def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
-    """Acknowledges in steps. InvalidRequest, NotAllowed: as far as it was taken it counts."""
+    """Acknowledges, in steps. Raises InvalidRequest, NotAllowed: the entries before the error count."""
     yield from _check_size(ack.message_id)
     if ack.ack_type == pulsar.CommandAck.Cumulative:
         if len(ack.message_id) != 1:
@@ -80,8 +80,9 @@ def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None
 
 
 async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
-    """Acknowledges in a transaction, like `ConsumerSession.ack_in`. A cumulative one that names nothing yet adds
-    nothing; every other one counts, or is refused: it would count with the commit as done."""
+    """Acknowledges in a transaction, like `ConsumerSession.ack_in`. A cumulative acknowledgement may name no message
+    yet, and then does nothing; any other one is made pending or refused, never ignored: at the commit the client would
+    think it done."""
     for _ in _check_size(ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
@@ -95,7 +96,7 @@ async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -
 
 
 def _each_once(entries: Iterable[AckedEntry]) -> Iterator[AckedEntry]:
-    """Yields the entries. TransactionConflict: two deliveries of one message are acknowledged together."""
+    """Yields the entries. Raises TransactionConflict if a message is named twice, because it was delivered twice."""
     seen: dict[Position, int] = {}
     for each in entries:
         before, bits = seen.get(each.position, 0), each.bits or -1
@@ -106,7 +107,8 @@ def _each_once(entries: Iterable[AckedEntry]) -> Iterator[AckedEntry]:
 
 
 def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
-    """Checks the size of an acknowledgement, in steps, before the first of its ids is acknowledged."""
+    """Checks the size of an acknowledgement, in steps; must be done before the first id is acknowledged. Raises
+    InvalidRequest."""
     each, reached = iter(ids), 0
     while some := list(islice(each, ACK_ENTRIES)):
         reached += sum(max(64 * len(id_.ack_set), id_.batch_size) for id_ in some if id_.ack_set)
@@ -120,9 +122,9 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
 def individual(
     ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
 ) -> Iterator[AckedEntry]:
-    """Yields the entries of an individual acknowledgement. `exact`: each message that is named counts, also of a batch
-    of which its consumer holds a part, because an abort gave the rest back: the client says its size. InvalidRequest:
-    the size is not known, or no message is named."""
+    """Yields the entries of an individual acknowledgement. `exact`: every message that is named must count, also if
+    only a part of the batch is outstanding at this consumer (an abort requeued the rest): then the batch size that the
+    client sends counts. With `exact`, raises InvalidRequest if the size is not known, or no message is named."""
     for each in ids:
         position = Position(signed(each.ledgerId), signed(each.entryId))
         if position.entry_id < 0:
@@ -144,8 +146,8 @@ def individual(
 
 
 def cumulative(of: MessageIdData) -> Iterator[AckedEntry]:
-    """Yields the acknowledged entry, or none: a client acknowledges (ledger, -1) when it has done nothing of that
-    ledger yet."""
+    """Yields the entry up to which messages are acknowledged, or nothing: a client acknowledges (ledger, -1) before it
+    has finished the first message of that ledger."""
     position = Position(signed(of.ledgerId), signed(of.entryId))
     if of.ack_set:
         left = _bits(of.ack_set)
@@ -160,8 +162,8 @@ def cumulative(of: MessageIdData) -> Iterator[AckedEntry]:
 
 
 def _acked(of: MessageIdData, messages: int) -> int:
-    """Returns the bits of the acknowledged messages. If the size of the batch is not known, those above the highest bit
-    are left for later."""
+    """Returns the bits of the acknowledged messages of a batch. If its size `messages` is not known (0), those after
+    the highest bit of the ack set are not acknowledged."""
     left = _bits(of.ack_set)
     return ~left & ((1 << (messages or left.bit_length())) - 1)
 
@@ -171,7 +173,7 @@ def _bits(words: Sequence[int]) -> int:
 
 
 def ack_set(acked: Sequence[int], count: int) -> list[int]:
-    """Returns the ack set of a batch of `count` messages, of which these are acknowledged."""
+    """Returns the ack set of a batch of `count` messages of which those with the indexes `acked` are acknowledged."""
     left = (1 << count) - 1
     for index in acked:
         left &= ~(1 << index)
@@ -186,8 +188,8 @@ def ack_set(acked: Sequence[int], count: int) -> list[int]:
 def redeliver_steps(
     session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages
 ) -> Iterator[None]:
-    """Gives back, in steps, what is named; all that it holds, when none is named or its type keeps the order (Pulsar's
-    rule)."""
+    """Returns the named messages for redelivery, in steps. As in Pulsar, all that are outstanding at the consumer if
+    none is named, or if the subscription type keeps the order."""
     individual = session.subscription.dispatcher.policy.individual
     ids = asked.message_ids if individual else ()
     return session.redeliver(Position(signed(each.ledgerId), signed(each.entryId)) for each in ids)

@@ -1,9 +1,9 @@
-"""The application of ASGI: routes, who calls, what a request may bring, and errors as answers.
+"""The ASGI application: routing, authentication, bounds of a request, and errors as responses.
 
 Order: the route is found; the caller is authenticated, by the header `Authorization` or the certificate of the
 connection; the body is read, at most BODY_BYTES_MAX of it, counted in the memory for all callers; the handler runs.
-A topic of another broker is answered by 307 and its address. What a page of a browser sends from another site, where
-anything would change, is refused.
+A request for a topic of another broker is answered by 307 and its address. A request that would change something is
+refused if a page of another site made the browser send it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .stats import Meters
 BODY_BYTES_MAX = 1 << 20
 QUERY_BYTES_MAX = 16 << 10
 AUTHENTICATIONS = Limits().authentications
-"""Authentications at a time."""
+"""Most authentications at a time."""
 
 _ABSOLUTE = re.compile(r"https?://[^/]+", re.IGNORECASE)
 
@@ -72,8 +72,8 @@ class Application:
         self._app.router.redirect_slashes = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Routes are matched with the path as it came: its segments are decoded after that. A target in absolute form
-        (RFC 9112 §3.2.2: what a client says to a proxy) is that path too."""
+        """Handles a request. Routes are matched with the encoded path; its segments are decoded afterwards. Of a target
+        in absolute form (RFC 9112 §3.2.2, as sent to a proxy) the path counts."""
         path = scope["raw_path"].decode("ascii")
         if absolute := _ABSOLUTE.match(path):
             path = path[absolute.end() :]
@@ -133,7 +133,8 @@ class Application:
         return Response(status_code=204) if found is None else Json(found)
 
     async def _who(self, request: Request, row: Row) -> CallContext:
-        """Returns the caller. Raises BackPressure; Unauthenticated and what else the guard raises."""
+        """Authenticates the caller and returns it. Raises Unauthenticated and other errors of the guard, BackPressure
+        if too many callers are being authenticated."""
         caller: Caller = request.state.caller
         if not self._callers.requires_authentication:
             request.state.admitted()
@@ -157,7 +158,7 @@ class Application:
         return CallContext(caller.peer, principal)
 
     async def _elsewhere(self, request: Request, error: NotOwner) -> Response:
-        """Answers with 307 to the owner of the topic; 503 where that serves no HTTP."""
+        """Returns a redirect (307) to the owner of the topic, or 503 if the owner serves no HTTP."""
         names = {"domain": "persistent"}
         names |= {name: _decoded(value) for name, value in request.path_params.items()}
         try:
@@ -173,7 +174,7 @@ class Application:
 
 
 async def _body(request: Request) -> bytes:
-    """Returns the body. 413: it is too long. Raises ClientDisconnect."""
+    """Reads and returns the body. Raises BadRequest (413) if it is too long, ClientDisconnect."""
     too_long = BadRequest(f"a body has at most {BODY_BYTES_MAX} bytes", 413)
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > BODY_BYTES_MAX:
@@ -187,7 +188,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _decoded(segment: str) -> str:
-    """Decodes a segment. 412: it is no text. 404: it is a step of a path."""
+    """Decodes a segment of the path. Raises BadRequest (412) if it is not UTF-8, or "." or "..", or has a NUL."""
     try:
         found = unquote(segment, errors="strict")
     except UnicodeDecodeError:
@@ -198,14 +199,14 @@ def _decoded(segment: str) -> str:
 
 
 def _check_site(request: Request) -> None:
-    """Refuses a request (403) that a page of another site had its browser send."""
+    """Raises BadRequest (403) if a page of another site made the browser send a request that changes something."""
     origin = request.headers.get("origin")
     if origin and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != request.headers.get("host"):
         raise BadRequest("a page of another site may change nothing here", 403)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    """Answers a request that has no route, or not with this method."""
+    """Answers a request without a route (404), or with a method that its route has not (405)."""
     assert isinstance(error, HTTPException)
     texts = {404: "there is no such resource; GET /openapi.json lists them", 405: "not with this method"}
     return reply(error.status_code, texts.get(error.status_code, error.detail), dict(error.headers or {}))

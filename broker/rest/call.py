@@ -1,10 +1,10 @@
-"""A request as its handler sees it: names, body and query as values, the operations with its caller's rights.
+"""A request as its handler sees it: names, body and query as values, and operations with the caller's rights.
 
     await call.admin(op.CREATE_TOPIC, name=call.topic.full)     as over gRPC: authorized, audited
     await call.each_partition(op.COMPACT)                       of the topic, or of each partition
 
-A partition whose owner is another broker is asked there, with the rights of this broker; the caller's were looked at
-here before.
+A partition of another broker is asked there, with the rights of this broker; the caller's rights are checked here
+before.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .measure import Measure
 from .stats import Meters
 
 # -------------------------------------------------------------------------------------------------------- errors
-# Errors as statuses of HTTP with `{"reason": …}`, as Pulsar's clients rely on them.
+# Errors as HTTP statuses with `{"reason": …}`, as Pulsar's clients expect them.
 #
-# The first class that fits counts, so a class comes before those that it is derived from. What is in use is 409 or 412,
-# as its route says (call.py).
+# The first class that fits counts, so a class comes before its base classes. For Busy the status is 409 or 412, as the
+# route says.
 
 
 _LOG = logging.getLogger("magnetar.broker.rest")
@@ -69,13 +69,13 @@ _REASONS: tuple[tuple[type[errors.MagnetarError], str], ...] = (
     (errors.TenantNotFound, "Tenant does not exist"),
     (errors.NamespaceNotFound, "Namespace does not exist"),
 )
-"""Reasons that programs compare with: the path says which."""
+"""Texts of errors that programs compare with; they do not name the tenant or namespace, as Pulsar's do not."""
 
 NEGOTIATE = "Bearer, Basic"
 
 
 class Json(Response):
-    """A value of plain types, or a struct, as JSON."""
+    """A response with a value of plain types, or a struct, as JSON."""
 
     media_type = "application/json"
 
@@ -84,14 +84,14 @@ class Json(Response):
 
 
 class BadRequest(HTTPException):
-    """The answer 400 (unless `status` is another), with a reason."""
+    """Raised to answer with a status, 400 unless `status` is given, and a reason."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(status, reason)
 
 
 def status_of(error: errors.MagnetarError, busy: int = 409) -> int:
-    """Returns the HTTP status of an error. `busy`: of what is in use."""
+    """Returns the HTTP status for an error. `busy`: the status for Busy."""
     if isinstance(error, errors.Busy):
         return busy
     return next((status for kind, status in _TABLE if isinstance(error, kind)), 500)
@@ -107,7 +107,7 @@ def reply(status: int, reason: str, headers: dict[str, str] | None = None) -> Re
 
 
 def reply_to(error: Exception, busy: int = 409) -> Response:
-    """Returns the response for an error. A fault of the broker is logged, and its text stays here."""
+    """Returns the response for an error. An unexpected exception is logged, and its text is not sent."""
     if isinstance(error, HTTPException):
         return reply(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, errors.MagnetarError):
@@ -140,12 +140,12 @@ class Call:
     # ------------------------------------------------------------------ names
     @property
     def namespace(self) -> NamespaceName:
-        """Returns the namespace of the path. Raises InvalidName."""
+        """The namespace in the path. Raises InvalidName."""
         return NamespaceName.parse(f"{self.names['tenant']}/{self.names['namespace']}")
 
     @property
     def topic(self) -> TopicName:
-        """Returns the topic of the path. Raises InvalidName."""
+        """The topic in the path. Raises InvalidName."""
         tenant, namespace, local = (self.names[each] for each in ("tenant", "namespace", "topic"))
         return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
 
@@ -154,9 +154,9 @@ class Call:
         if self.names["cluster"] != self.broker.config.cluster:
             raise NotFound(f"there is no cluster {self.names['cluster'][:100]!r}")
 
-    # ------------------------------------------------------------------ what it brings
+    # ------------------------------------------------------------------ body and query
     def json(self, kind: type[T]) -> T:
-        """The body. BadRequest: it is no JSON, or of another type."""
+        """Returns the body as a value of type `kind`. Raises BadRequest if it is no JSON, or of another type."""
         return self.decoded(self.body, kind)
 
     def decoded(self, data: bytes, kind: type[T]) -> T:
@@ -170,14 +170,15 @@ class Call:
         return self.body.strip() in (b"", b"null")
 
     def flag(self, name: str) -> bool:
-        """Returns a flag of the query. Raises BadRequest."""
+        """Returns a flag of the query; False if it is missing. Raises BadRequest if it is neither true nor false."""
         text = self.query.get(name, "").lower()
         if text not in ("", "true", "false"):
             raise BadRequest(f"the parameter {name} is true or false, not {text[:40]!r}")
         return text == "true"
 
     def number(self, text: str, what: str, *, least: int = 0) -> int:
-        """Parses a number. BadRequest: it is none. 412: it is less than `least`, or has more than 64 bits."""
+        """Parses a number, which the error texts call `what`. Raises BadRequest if it is none, with 412 if it is less
+        than `least` or does not fit into 63 bits."""
         try:
             if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
                 raise ValueError
@@ -190,32 +191,34 @@ class Call:
 
     # ------------------------------------------------------------------ the operations
     async def admin(self, operation: Operation[T], **arguments: object) -> T:
-        """The answer of this broker. What it raises; NotOwner: another broker has the topic."""
+        """Calls the operation at this broker, with the caller's rights; returns its answer. Raises the errors of the
+        operation, as NotOwner if another broker owns the topic."""
         handler = self.services[operation.service].values[operation.name]
         return answered(operation, await handler(request_for(operation, arguments), self.context))
 
     async def authorize(self, operation: Operation[Any], **arguments: object) -> None:
-        """Raises Unauthorized if the caller may not call the operation with that."""
+        """Raises Unauthorized if the caller may not call the operation with these arguments."""
         path = f"{operation.service}.{operation.name}"
         await authorize(path, request_for(operation, arguments), self.context, self.broker.access)
 
     async def partitions(self) -> list[TopicName]:
-        """Returns the partitions of the topic; none if it has none, or is one. Raises TopicNotFound. Ask for rights
-        first."""
+        """Returns the partitions of the topic; empty if it has none, or is a partition. Raises TopicNotFound. Rights
+        must be checked before."""
         if self.topic.is_partition:
             return []
         count = await self.broker.catalog.existing_partitions(self.topic)
         return [self.topic.with_partition(number) for number in range(count)]
 
     async def one_partition(self, operation: Operation[Any], what: str, **arguments: object) -> None:
-        """405: the topic of the call has partitions. Unauthorized."""
+        """Raises BadRequest (405) if the topic has partitions; its text ends with `what`, which says what to do
+        instead. Raises Unauthorized."""
         await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
         if await self.partitions():
             raise BadRequest(f"topic {self.topic} has partitions: {what}", 405)
 
     async def each_partition(self, operation: Operation[T], **arguments: object) -> list[T]:
-        """Returns the answer of the topic, or of each of its partitions, in order. The first error ends it: what was
-        asked before is done."""
+        """Calls the operation for the topic, or for each of its partitions; returns the answers in order. The first
+        error is raised: the operation stays done for the partitions before."""
         field = operation.rule.field
         await self.authorize(operation, **{field: self.topic.full}, **arguments)
         partitions = await self.partitions()
@@ -224,7 +227,8 @@ class Call:
         return [await self.anywhere(operation, each, **arguments) for each in partitions]
 
     async def anywhere(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
-        """Returns the answer of the topic's owner."""
+        """Calls the operation at the topic's owner, here or at another broker; returns its answer. At another broker
+        the caller's rights are not checked."""
         asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
         try:
             return await self.admin(operation, **asked)
@@ -232,7 +236,7 @@ class Call:
             return await ask(self.broker.world, (await self.broker.lookup(topic)).endpoint, operation, **asked)
 
     async def at_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
-        """Returns the answer of the broker that has the coordinator of transactions that is asked for."""
+        """Calls the operation at the broker that owns the transaction coordinator; returns its answer."""
         try:
             return await self.admin(operation, **arguments)
         except NotOwner as error:
@@ -249,8 +253,8 @@ class Call:
 #     async def tenants(call: Call) -> object: …
 #
 # A handler returns a value for JSON (200), None (204), or a Response. `{topic}` and other names in braces are one
-# segment each, percent-decoded after the path is split: a name may have an encoded slash. TOPIC is both kinds of
-# topics. The document of OpenAPI (call.py) and the table of docs/rest.md are made from these rows.
+# segment each, percent-decoded after the path is split: a name may have an encoded slash. TOPIC matches persistent and
+# non-persistent topics. The OpenAPI document and the table of docs/rest.md are generated from these rows.
 
 
 Handler = Callable[["Call"], Awaitable[object]]
@@ -268,10 +272,10 @@ class Row(NamedTuple):
     path: str
     summary: str
     handler: Handler
-    body: str = ""  # what it takes; empty: nothing
-    answer: str = ""  # what it answers with 200; empty: 204
-    busy: int = 409  # the status of what is in use
-    is_open: bool = False  # without credentials
+    body: str = ""  # what the request body is; empty: there is none
+    answer: str = ""  # what the body of the answer 200 is; empty: the answer is 204
+    busy: int = 409  # the status for Busy
+    is_open: bool = False  # whether no credentials are needed
 
 
 ROUTES: list[Row] = []
@@ -288,7 +292,7 @@ def route(
 
 
 # ------------------------------------------------------------------------------------------------------- openapi
-# The document of OpenAPI 3.1, made of the table of routes.
+# The document of OpenAPI 3.1, generated from the table of routes.
 
 
 _NAME = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -299,7 +303,7 @@ _SECRETS = {
 
 
 def plain_path(row: Row) -> str:
-    """Returns the path with names in braces alone."""
+    """Returns the path of a route with bare names in braces: `{domain}` for `{domain:domain}`."""
     return _NAME.sub(r"{\1}", row.path)
 
 

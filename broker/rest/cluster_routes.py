@@ -1,7 +1,7 @@
 """The process and its brokers: health, metrics, versions, and the document of these routes.
 
-`/healthz` says that the event loop turns; `/readyz` that the broker is registered and serves. Neither asks who calls,
-and neither says more than that. `/metrics` has the names of topics, so it needs a super user where callers are asked.
+`/healthz` says that the event loop runs; `/readyz` that the broker is registered and serves. Both need no credentials
+and say nothing else. `/metrics` has the names of topics, so it needs a super user if callers are authenticated.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .call import BadRequest, Call, document, route
 # ------------------------------------------------------------------------------------------------- configuration
 # Settings that change while brokers run, as Pulsar's `brokers …-dynamic-config` names and writes them.
 #
-# They are the policies that namespaces inherit (`DYNAMIC`), and all brokers take them in the place of what each was
-# started with. One that Pulsar changes at run time, too, is shown by Pulsar's name; both names are taken. A value is
-# text: lists have commas.
+# They are the policies that namespaces inherit (`DYNAMIC`); all brokers use them instead of those with which each was
+# started. If Pulsar can change the same setting at run time, it is returned by Pulsar's name; both names are accepted.
+# A value is text; items of a list are separated by commas.
 
 
 PULSAR: dict[str, str] = {
@@ -49,21 +49,23 @@ PULSAR: dict[str, str] = {
     "subscription_dispatch_rate_messages": "dispatchThrottlingRatePerSubscriptionInMsg",
     "subscription_types": "subscriptionTypesEnabled",
 }
-"""Ours → Pulsar's: of one meaning and one unit."""
+"""Our name → Pulsar's name of a setting with the same meaning and unit."""
 _OURS = {theirs: ours for ours, theirs in PULSAR.items()} | {name: name for name in DYNAMIC}
 _LISTS = ("dead_letter_backoff_s", "subscription_types")
 SHOWN = tuple(PULSAR.get(name, name) for name in DYNAMIC)
 
 
 def setting(name: str, act: str) -> str:
-    """Returns our name of a setting. 412: it does not change at run time, or is unknown; as Pulsar says it."""
+    """Returns our name of a setting. Raises BadRequest (412), with Pulsar's text, if the setting is unknown or cannot
+    change at run time."""
     if name not in _OURS:
         raise BadRequest(f"Can't {act} non-dynamic configuration", 412)
     return _OURS[name]
 
 
 def policy_value(name: str, text: str) -> dict[str, Any]:
-    """Returns the field of Policies that a value in the path sets. 412: it is no such value."""
+    """Returns the field of Policies that a setting and its value in the path set. Raises BadRequest (412) if the value
+    is invalid."""
     ours = setting(name, "update")
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
     try:
@@ -74,13 +76,13 @@ def policy_value(name: str, text: str) -> dict[str, Any]:
 
 
 def removed(name: str) -> tuple[str, ...]:
-    """Returns the fields that are inherited again: what is set together goes together."""
+    """Returns the fields to be removed with a setting: also those that are only set together with it."""
     ours = setting(name, "delete")
     return next((pair for pair in RETENTIONS if ours in pair), (ours,))
 
 
 def shown(policies: Policies) -> dict[str, str]:
-    """Returns the settings that are set, by name."""
+    """Returns the values of the settings that are set in `policies`, by Pulsar's names where it has one."""
     values = ((name, getattr(policies, name)) for name in DYNAMIC)
     return {PULSAR.get(name, name): written(value) for name, value in values if value is not None}
 
@@ -98,7 +100,7 @@ def written(value: object) -> str:
 BROKERS = "/admin/v2/brokers"
 
 
-# ------------------------------------------------------------------ for machines that look after machines
+# ------------------------------------------------------------------ for orchestrators and monitoring
 @route("GET", "/healthz", "The process is alive.", answer='text "ok"', is_open=True)
 async def healthz(call: Call) -> Response:
     return PlainTextResponse("ok\n")
@@ -129,7 +131,7 @@ async def metrics(call: Call) -> Response:
 
 
 async def _pieces(page: Page) -> AsyncIterator[bytes]:
-    """Yields the page in pieces; others have their turn between two of them."""
+    """Yields the page in pieces; between two of them the event loop runs others."""
     for each in as_text(page):
         yield each
         await asyncio.sleep(0)
@@ -142,7 +144,7 @@ async def openapi(call: Call) -> object:
 
 # ------------------------------------------------------------------ brokers
 async def _http(call: Call) -> list[str]:
-    """Returns HOST:PORT of each broker; of one that serves no HTTP that of gRPC."""
+    """Returns the HTTP address (HOST:PORT) of each broker; of one that serves no HTTP that of gRPC."""
     await call.authorize(op.LIST_BROKERS)
     return sorted(each.http.partition("://")[2] or each.endpoint for each in await call.broker.brokers())
 

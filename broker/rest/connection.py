@@ -1,16 +1,16 @@
 """A connection of HTTP/1.1: uvicorn's protocol on h11, over the bytes of a listener.
 
-uvicorn expects a transport of asyncio; `_Transport` is one over a `ByteStream`. So limits, TLS with its renewed
+uvicorn expects an asyncio transport; `_Transport` is one over a `ByteStream`. So limits, TLS with its renewed
 certificates, and the simulated network are those of every other listener.
 
-All connections whose callers are not known have a share of the loop together (runtime/tcp/share.py).
+All connections of callers that are not authenticated yet have one share of the loop together (runtime/tcp/share.py).
 
-Bounds: a request's head has HEAD_BYTES and HEAD_LINES_MAX; what came is handled in slices, with a turn of the loop
-between two; between its first byte and its last it takes `request_s`, not counted while the
-server does not read; an idle connection is closed after KEEP_ALIVE_S. While STREAM_QUEUE_BYTES of an answer have not
-left, nothing more of it is made, and a caller that takes nothing for UNREAD_S is cut. A caller that leaves cancels
-nothing: what it asked for goes on to its end. One that is answered before it has sent all (413) is read on, for
-LINGER_S and LINGER_BYTES at most: to close at once would reset the connection, and the answer would be lost.
+Bounds: a request's head has at most HEAD_BYTES and HEAD_LINES_MAX; received data is parsed in slices, between which the
+loop runs others; a request must arrive within `request_s`, not counted while the server does not read; an idle
+connection is closed after KEEP_ALIVE_S. While STREAM_QUEUE_BYTES of a response are unsent, the application must wait; a
+caller that reads nothing for UNREAD_S is disconnected. If the caller disconnects, its request is finished all the same.
+If it is answered before it has sent everything (413), the rest is read and dropped, for LINGER_S and LINGER_BYTES at
+most: closing at once would reset the connection, and the response would be lost.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from ..common.token_bucket import Turns
 
 HEAD_BYTES = 64 << 10
 HEAD_LINES_MAX = 256
-"""Most lines of a head: h11 takes 10 µs for a header."""
+"""Most lines of a request's head: h11 needs 10 µs for a header."""
 LINE_COST = 8
-"""Cost of a line, in frames that carry nothing (runtime/tcp/share.py): 10 to 20 µs."""
+"""Cost of parsing a line (10 to 20 µs), in units of an empty frame (runtime/tcp/share.py)."""
 LIGHT = 512
-"""Charge below which a connection whose caller is not known goes before the others: that of a request's head."""
+"""A connection of an unauthenticated caller that has used less than this, the cost of one request's head, goes before
+the others."""
 LINES_AT_ONCE = 32
-"""Lines that are parsed at once: h11 takes 20 µs for a chunk of a byte, so 64 KiB of them would hold the loop for 200
+"""Lines that are parsed at once: h11 needs 20 µs for a chunk of one byte, so 64 KiB of them would hold the loop for 200
 ms."""
 KEEP_ALIVE_S = 60
 UNREAD_S = 30.0
@@ -52,7 +53,7 @@ LINGER_BYTES = 64 << 20
 
 
 class Connections:
-    """The connections of one listener. `application`: of ASGI."""
+    """The connections of one listener. `application` is the ASGI application."""
 
     def __init__(self, application: Any, clock: Clock, request_s: float) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # strangers must not fill the log
@@ -82,10 +83,10 @@ class Connections:
 
 
 class _Transport(asyncio.Transport):
-    """The methods of a transport that uvicorn's protocol calls."""
+    """An asyncio transport over a `ByteStream`, with the methods that uvicorn's protocol calls."""
 
     def __init__(self, stream: ByteStream, full: Callable[[], None]) -> None:
-        """Makes a transport. `full`: is called while more than STREAM_QUEUE_BYTES are queued."""
+        """Makes a transport. `full` is called after a write if more than STREAM_QUEUE_BYTES are queued."""
         super().__init__()
         self._stream = stream
         self._full = full
@@ -121,7 +122,7 @@ class _Transport(asyncio.Transport):
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Yields the data in pieces of LINES_AT_ONCE lines each: a chunk of a body, and a header, is a line at least."""
+    """Yields the data in pieces of LINES_AT_ONCE lines: each header and each chunk of a body has at least one line."""
     begin = 0
     while begin < len(data):
         end = begin
@@ -143,10 +144,10 @@ class _Connection:
         self._draining = False
         self._state = ServerState()  # has the tasks of this connection's requests
         self._protocol = H11Protocol(config, self._state, {"caller": stream.caller, "admitted": self._admitted})
-        self._share: Share | None = share  # None: a caller of it is known
-        self._drawn = 0  # charged to it
-        self._since: float | None = clock.monotonic()  # the request that is not here yet began then; None: none did
-        self._lines = 0  # of the head that comes
+        self._share: Share | None = share  # None: its caller is authenticated
+        self._drawn = 0  # the part of the share that it has used
+        self._since: float | None = clock.monotonic()  # when the incomplete request began; None: there is none
+        self._lines = 0  # lines so far of the head that arrives
         self._tasks = Tasks()
 
     async def serve(self) -> None:
@@ -171,7 +172,7 @@ class _Connection:
 
     @property
     def _is_answered_early(self) -> bool:
-        """Whether the client has its answer, and still sends a body that was not waited for."""
+        """Whether the response is complete while the client still sends the body of its request."""
         connection = self._protocol.conn
         return connection.their_state in (h11.SEND_BODY, h11.ERROR) and connection.our_state in (
             h11.DONE, h11.MUST_CLOSE, h11.CLOSED
@@ -189,7 +190,7 @@ class _Connection:
             self._protocol.shutdown()
 
     async def _read(self) -> None:
-        """Returns when the other end sends no more, or takes too long."""
+        """Reads until the client ends its side, or takes too long for a request."""
         while True:
             if not self._transport.readable.is_set():
                 await self._transport.readable.wait()
@@ -208,8 +209,8 @@ class _Connection:
             self._update_partial()
 
     async def _feed(self, data: bytes) -> bool:
-        """Feeds data to the protocol in pieces of few lines, with a turn of the loop after a slice. False: a head has
-        too many lines."""
+        """Gives data to the protocol in pieces of few lines; after each slice the loop runs others. Returns False if
+        the head of a request has too many lines."""
         turns = Turns(self._clock)
         for piece in _pieces(data):
             if self._transport.is_closing():
@@ -233,7 +234,8 @@ class _Connection:
         self._stream.on_admitted()
 
     async def _some(self) -> bytes:
-        """Reads some bytes. Empty: the other end sends no more. A connection that waits holds no buffer."""
+        """Reads and returns some bytes; empty: the client has ended its side. The buffer is only allocated when bytes
+        arrive."""
         rooms: list[memoryview] = []
 
         def room() -> memoryview:
@@ -244,7 +246,7 @@ class _Connection:
         return bytes(rooms[-1][:size]) if size else b""
 
     def _update_partial(self) -> None:
-        """Whether a part of a request is here."""
+        """Sets or clears the start time of the incomplete request."""
         protocol = self._protocol.conn
         if protocol.their_state is h11.IDLE:
             is_partial = bool(protocol.trailing_data[0])
@@ -256,13 +258,14 @@ class _Connection:
             self._since = self._clock.monotonic()
 
     def _left_s(self) -> float | None:
-        """Returns the seconds that are left for the request; None: uvicorn's timer of idle connections runs."""
+        """Returns the seconds that are left for the incomplete request; None if there is none: then uvicorn's timer for
+        idle connections runs."""
         if self._since is None:
             return None
         return max(0.0, self._since + self._request_s - self._clock.monotonic())
 
     def _full(self) -> None:
-        """Holds the application back until its answer has left."""
+        """Makes the application wait until the queued bytes of its response are sent."""
         if not self._draining:
             self._draining = True
             self._protocol.pause_writing()
@@ -279,11 +282,11 @@ class _Connection:
         self._protocol.resume_writing()
 
     async def _answered(self) -> None:
-        """Waits until the requests so far are answered: the other end may have closed its half alone."""
+        """Waits until the complete requests are answered: the client may have closed only its side."""
         if not self._transport.is_closing() and self._protocol.conn.their_state is not h11.SEND_BODY:
             await self._end_requests()
 
     async def _end_requests(self) -> None:
-        """Returns when its requests are handled."""
+        """Waits until the tasks of all requests are done."""
         if self._state.tasks:
             await asyncio.wait(list(self._state.tasks))

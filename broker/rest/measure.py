@@ -1,4 +1,4 @@
-"""The maker of `GET /metrics`: a function of the process that serves (cli/run/metrics.py `Measured`)."""
+"""The function that writes the page of `GET /metrics`; the serving process sets it (cli/run/metrics.py `Measured`)."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ Measure = Callable[[Page], Awaitable[None]]
 
 
 async def no_metrics(page: Page) -> None:
-    """Adds nothing: for a broker that is not measured."""
+    """Writes nothing: the default, for a broker without metrics."""

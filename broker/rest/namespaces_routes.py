@@ -1,4 +1,4 @@
-"""Namespaces: they themselves, their bundles, topics and backlogs."""
+"""Routes of namespaces: creation, properties, bundles, topics and backlogs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def create_namespace(call: Call) -> None:
 
 
 def _count(given: Mapping[str, Any]) -> int:
-    """Returns the number of bundles that is asked for; 0: the default."""
+    """Returns the number of bundles in the body; 0: the default. Raises BadRequest (412)."""
     bundles = given.get("bundles") or given
     count = converted(bundles, dict[str, object], "bundles").get("numBundles") or 0
     count = int(converted(count, int, "numBundles"))
@@ -108,7 +108,7 @@ def _count(given: Mapping[str, Any]) -> int:
 
 
 def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Returns role → actions; checked."""
+    """Returns the actions that the body grants, by role. Raises an error if a role or an action is invalid."""
     auth = converted(given.get("auth_policies") or {}, dict[str, object], "auth_policies")
     kind = dict[str, list[str]]
     found: dict[str, list[str]] = converted(auth.get("namespace_auth") or {}, kind, "auth_policies.namespace_auth")
@@ -137,8 +137,8 @@ async def remove_auto_topics(call: Call) -> None:
 
 
 def _auto(given: AutoTopic) -> dict[str, object]:
-    """Takes the policy of automatic topics. 412: partitions of a type that has none, or fewer than one of the other; in
-    Pulsar's words."""
+    """Returns the fields of a namespace for the policy of automatic topic creation. Raises BadRequest (412), with
+    Pulsar's text, if the number of partitions does not fit the type."""
     partitions = given.defaultNumPartitions or 0
     if given.allowAutoTopicCreation and (wrong := _wrong_partitions(given)):
         text = "Invalid configuration for autoTopicCreationOverride. the detail is [defaultNumPartitions]"
@@ -150,7 +150,7 @@ def _auto(given: AutoTopic) -> dict[str, object]:
 
 
 def _wrong_partitions(given: AutoTopic) -> str:
-    """Returns the error text, or "" if the number of partitions is right."""
+    """Returns the error text, or "" if the number of partitions fits the topic type."""
     partitions = given.defaultNumPartitions
     if given.topicType != "partitioned":
         return "is not allowed to be set when the type is non-partition." if partitions else ""
@@ -232,7 +232,7 @@ async def unsubscribe(call: Call) -> None:
 
 
 async def _each_topic(call: Call, operation: Operation[None], **arguments: object) -> None:
-    """Asks the owner of each persistent topic of a namespace; a topic without the subscription is passed over."""
+    """Calls the operation for each persistent topic of a namespace; skips topics without the subscription."""
     name = str(call.namespace)
     await call.authorize(op.GET_NAMESPACE, name=name)
     for topic in await call.admin(op.LIST_TOPICS, namespace=name, partitions=True):

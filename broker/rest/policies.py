@@ -1,8 +1,8 @@
-"""Pulsar's policies and ours: the names in paths, the shapes in bodies, and the fields of proto/policies.py.
+"""Translates policies between Pulsar's REST API (names in paths, JSON bodies) and the fields of proto/policies.py.
 
-A row of POLICIES translates one policy of proto/policy_table.py in both ways. `take` gives our fields of what a body
-brings, or 412; `show` gives Pulsar's form of our fields, None where nothing is set there. Pulsar writes "no limit" as
--1 in rates and quotas, ours as 0. Rates over a period become rates a second, rounded up.
+A row of POLICIES translates one policy of proto/policy_table.py in both directions. `take` returns our fields for a
+body, or raises BadRequest (412); `show` returns Pulsar's JSON for our fields, or None if they are not set. Pulsar
+writes "no limit" as -1 in rates and quotas, ours is 0. Rates over a period become rates per second, rounded up.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ Fields = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """A row of the table of policies. `namespace` and `topic`: the last part of the path; empty: it has none. `key`: in
-    the JSON of a namespace."""
+    """A row of the table of policies. `namespace` and `topic`: the last part of the path there; empty: it has none.
+    `key`: its key in the JSON of a namespace."""
 
     namespace: str
     topic: str
@@ -129,12 +129,12 @@ _REASONS = {
     "subscription_expiration_s": "Invalid value for subscription expiration time",
     "dedup_snapshot_s": "interval must be greater than or equal to 0",
 }
-"""Reasons that programs compare with; others have one text."""
+"""Texts of errors that programs compare with; all other policies have one common text."""
 
 
 # ------------------------------------------------------------------ numbers and booleans
 class Shape(NamedTuple):
-    """What a body is, and how it becomes our fields and comes of them."""
+    """The type of a policy's JSON body, and the functions that translate it to our fields and back."""
 
     kind: Any
     take: Callable[[Any], Fields]
@@ -160,8 +160,8 @@ def _plain(policy: Policy, rest: Rest) -> Shape:
 def _object(
     kind: Any, names: Mapping[str, str], check: Callable[[Any], None] = lambda given: None, *, whole: bool = False
 ) -> Shape:
-    """Returns the shape of an object with a field of ours for each of its `names`. It is not set while the first of
-    them, or with `whole` any of them, is not."""
+    """Returns the shape of a JSON object whose keys `names` are fields of ours. The policy counts as not set if the
+    first of them is not set, or with `whole`, if any is not."""
 
     def take(given: Any) -> Fields:
         check(given)
@@ -188,7 +188,7 @@ def _retention(minutes: str, mib: str) -> Shape:
 
 
 def take_quota(given: BacklogQuota, kind: str) -> Fields:
-    """Returns the fields of a quota. `kind`: destination_storage or message_age."""
+    """Returns our fields for a backlog quota. `kind` is destination_storage or message_age; else raises BadRequest."""
     size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
     if kind == "message_age":
         fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
@@ -205,7 +205,7 @@ def take_quota(given: BacklogQuota, kind: str) -> Fields:
 
 
 def _limit(value: int | None, name: str) -> int:
-    """Returns a limit as ours; 0: none."""
+    """Returns Pulsar's limit as ours, where 0 is no limit. Raises BadRequest (412)."""
     if value is None or value < 0:
         return 0
     if not 0 < value < 1 << 62:
@@ -214,7 +214,7 @@ def _limit(value: int | None, name: str) -> int:
 
 
 def show_quotas(policies: Policies) -> dict[str, object]:
-    """Returns the map of both kinds of quota."""
+    """Returns Pulsar's map of the backlog quotas that are set, by kind."""
     policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
     if policies.backlog_quota_bytes:
         found["destination_storage"] = _quota(policies.backlog_quota_bytes, -1, policy)
@@ -233,7 +233,7 @@ def _check_persistence(given: Persistence) -> None:
 
 
 def _a_second(rate: int, period_s: int) -> int:
-    """Returns the rate a second; 0: no limit."""
+    """Returns the rate per second, rounded up; 0: no limit. Raises BadRequest (412)."""
     if period_s < 1:
         raise _bad_request(f"ratePeriodInSecond is 1 or more, not {period_s}")
     if rate < -1 or rate >= 1 << 62:
@@ -296,7 +296,7 @@ def _show_inactive(policies: Policies) -> object:
 
 
 def _take_compatibility(given: str) -> Fields:
-    """Returns the field of a strategy. "UNDEFINED": it is inherited."""
+    """Returns our field for a compatibility strategy; None for "UNDEFINED": it is inherited."""
     if given.upper() == "UNDEFINED":
         return {"schema_compatibility": None}
     try:
@@ -311,7 +311,7 @@ def _show_compatibility(policies: Policies) -> object:
 
 
 def _boolean(field: str, default: bool) -> Shape:
-    """Returns the row of a policy that is shown with its default where it is not set."""
+    """Returns the shape of a boolean policy that is returned with its default if it is not set."""
 
     def show(policies: Policies) -> object:
         value = getattr(policies, field)
@@ -321,7 +321,8 @@ def _boolean(field: str, default: bool) -> Shape:
 
 
 def _take_snapshot_interval(value: int | None) -> Fields:
-    """Returns the row of a policy for which Pulsar has no DELETE at a namespace: null is posted there."""
+    """Returns our field for the snapshot interval; None if it is null: Pulsar posts null to a namespace instead of
+    DELETE. Raises BadRequest (412)."""
     if value is not None and not 0 <= value < 1 << 62:
         raise _bad_request(_REASONS["dedup_snapshot_s"])
     return {"dedup_snapshot_s": value}
@@ -359,7 +360,8 @@ SHAPES: dict[str, Shape] = {
     "is-allow-auto-update-schema": _boolean("schema_auto_update", True),
     "schema-validation-enforce": _boolean("schema_validation_enforced", False),
 }  # fmt: skip
-"""By the names of proto/policy_table.py: bodies that are no number and no boolean, or shown where nothing is set."""
+"""Shapes by the names of proto/policy_table.py: of bodies other than a number or a boolean, and of policies that are
+returned even if they are not set."""
 _ORDER = (
     "message-ttl", "retention", "unsubscribed-retention", "persistence", "deduplication",
     "deduplication-snapshot-interval", "publish-rate", "dispatch-rate", "subscription-dispatch-rate", "subscribe-rate",
@@ -369,7 +371,7 @@ _ORDER = (
     "delayed-delivery", "inactive-topic-policies", "subscription-types-enabled", "schema-compatibility-strategy",
     "is-allow-auto-update-schema", "schema-validation-enforce",
 )  # fmt: skip
-"""Of the keys in the JSON of a namespace; others follow."""
+"""The order of the keys in the JSON of a namespace; others follow."""
 
 
 def _rows() -> Iterator[Row]:
@@ -391,8 +393,8 @@ QUOTA_FIELDS = {
 
 
 def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
-    """Returns our fields of the JSON of a namespace (wire-protocol: partly filled, unknown keys are no error). 400,
-    412."""
+    """Returns our fields for the JSON of a namespace (wire-protocol: partly filled, unknown keys are no error). Raises
+    BadRequest (400, 412)."""
     found = Fields()
     for row in POLICIES:
         value = given.get(row.key) if row.key else None
@@ -407,7 +409,7 @@ def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
 
 
 def converted(value: object, kind: Any, name: str) -> Any:
-    """Converts a value. Raises BadRequest."""
+    """Returns the value converted to the type `kind`. Raises BadRequest, whose text begins with `name`."""
     try:
         return msgspec.convert(value, kind, strict=False)  # numbers in quotes, as with Pulsar
     except msgspec.ValidationError as error:

@@ -1,7 +1,8 @@
-"""Policies of namespaces and topics: three routes for each row of the table of policies.
+"""Routes of the policies of namespaces and topics: three for each row of the table of policies.
 
-GET answers what is set there (204: nothing), with `applied=true` what is in force; POST (or PUT) sets; DELETE lets it
-be inherited again. What Pulsar has and Magnetar has not is at the end: it shows its one value, and takes no other.
+GET returns what is set there (204: nothing), with `applied=true` what is in force; POST (or PUT) sets it; DELETE makes
+it inherited again. At the end are the policies that Pulsar has and Magnetar has not: they have one value, and refuse
+any other.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ async def read(call: Call, place: dict[str, str], *, applied: bool = False) -> P
 
 
 async def change(call: Call, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()) -> None:
-    """Changes policies; a field that is None is inherited again."""
+    """Sets the policies in `fields`; those that are None, and those in `removed`, are inherited again."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()
@@ -137,7 +138,7 @@ async def remove_replication(call: Call) -> None:
 
 
 def check_clusters(call: Call, clusters: list[str]) -> None:
-    """Raises 412 if another cluster than this is named."""
+    """Raises BadRequest (412) if another cluster than this one is named."""
     own = call.broker.config.cluster
     for each in clusters:
         if each != own:
@@ -153,7 +154,8 @@ UNLIMITED = DispatchRate(0, 0)
 
 
 class Fixed(NamedTuple):
-    """A policy that Pulsar has and Magnetar has not: it shows its one value, takes no other, and removes nothing."""
+    """A policy that Pulsar has and Magnetar has not: GET returns its one value, any other is refused, DELETE does
+    nothing."""
 
     name: str  # last part of the path
     verb: str  # that sets it

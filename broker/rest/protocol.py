@@ -1,12 +1,12 @@
-"""HTTP: a listener's service, and what its connections share. Administration by REST v2, look-ups, metrics, health.
+"""The service of an HTTP listener: administration by Pulsar's REST v2, look-ups, metrics, health.
 
     rest = RestProtocol(broker, services)
     serving = await world.network.serve_bytes(endpoint, rest.serve, access)
     rest.shut_down()                                      idle connections end, the others after their answer
 
-starlette and uvicorn are imported at the first connection: a server that was not asked yet holds neither in memory.
-A request is authenticated by its own header (or the connection's certificate), and is then a call of the broker's
-services (broker/grpc/checked.py): the same rights, the same lines of the audit log as over gRPC.
+starlette and uvicorn are imported at the first connection, so an unused listener does not hold them in memory.
+A request is authenticated by its own header (or the connection's certificate), and then calls the broker's services
+(broker/grpc/checked.py): the same rights and the same audit log as over gRPC.
 Guarding tests: tests/broker/rest/.
 """
 
@@ -38,7 +38,7 @@ class RestProtocol:
         self.measure: Measure = no_metrics
 
     async def serve(self, stream: ByteStream) -> None:
-        """Serves one connection until either side ends it. ConnectionLost says why it ended."""
+        """Serves one connection until either side ends it. Raises ConnectionLost if it was lost."""
         async with self._loading:
             if self._connections is None:
                 await self._broker.world.workers.load(f"{__package__}.application", f"{__package__}.connection")

@@ -1,8 +1,8 @@
-"""The routes that follow from rows of proto/operations.py: the `routes` of a row.
+"""The routes that are generated from rows of proto/operations.py: the `routes` of a row.
 
-Names in the path and flags of the query become arguments by the names of the request's fields. What is about a topic
-is asked of the topic or of each of its partitions. Answered are: nothing (204); names, sorted, of all partitions
-together; a value as JSON with Pulsar's camel case, of several partitions by their names.
+Names in the path and parameters of the query become arguments by the names of the request's fields. An operation on a
+topic is called for the topic, or for each of its partitions. The answer is nothing (204); the sorted names of all
+partitions together; or a value as JSON in Pulsar's camel case, of several partitions by their names.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _part(call: Call, part: Part) -> object:
 
 
 def _taken(call: Call, name: str, kind: type) -> object:
-    """Of the query. 400: it is of another type."""
+    """Returns a parameter of the query as a value of type `kind`. Raises BadRequest if it is of another type."""
     if kind is bool:
         return call.flag(name)
     text = call.query.get(name, "")
@@ -60,7 +60,7 @@ def _taken(call: Call, name: str, kind: type) -> object:
 
 
 def _place(call: Call, rule: Rule, place: str) -> dict[str, str]:
-    """Returns the field of the request that names the place."""
+    """Returns the field of the request that names the tenant, namespace or topic, with its value."""
     if rule.on is On.TENANT:
         return {rule.field: call.names["tenant"]}
     if place == "{N}":

@@ -1,6 +1,6 @@
-"""Schemas of topics. A definition is text, of KEY_VALUE an object with `key` and `value`, as pulsar-admin writes it.
+"""Routes of schemas. A definition is text, of KEY_VALUE an object with `key` and `value`, as pulsar-admin writes it.
 
-The topic's domain is not in the path: a schema is that of the persistent topic. One that is none of its type is 422.
+The path has no domain: a schema is that of the persistent topic. A definition that is invalid for its type gets 422.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def _topic(call: Call) -> str:
 
 
 def _given(call: Call) -> dict[str, object]:
-    """Returns the schema that is given. 422: its definition is none."""
+    """Returns the arguments `topic` and `schema` from the request. Raises BadRequest (422) if the definition is
+    invalid."""
     given = call.json(Payload)
     try:
         info = info_of(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)

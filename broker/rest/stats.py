@@ -1,9 +1,10 @@
-"""Statistics in Pulsar's form, with every key that its admin, pulsarctl and dashboards read.
+"""Statistics as Pulsar's JSON, with every key that its admin, pulsarctl and dashboards read.
 
-`topic_stats` takes the values of proto/statistics.py, of this broker or of another one. What
-only the owner knows of its producers and consumers (version of the client, since when, rates) comes from the topic.
-Rates are those since the last question, at least RATE_S ago; the first ones since the client connected. Times that
-Magnetar does not note are 0; of offload and replication, which are missing, numbers are 0 or -1.
+`topic_stats` gets the values of proto/statistics.py, of this broker or of another one. What only the owner knows of its
+producers and consumers (version of the client, connected since, rates) comes from the loaded topic.
+
+Rates are averages since the last request, at least RATE_S ago; the first ones since the client connected. Times that
+Magnetar does not record are 0; numbers about offload and replication, which do not exist, are 0 or -1.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _MODES = {
 
 
 class Meters:
-    """The last counters of producers and consumers that were asked for, by their number; the oldest is forgotten."""
+    """The last counters of producers and consumers whose rates were asked for, by their id; of more than METERS_MAX the
+    oldest is dropped."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -44,7 +46,7 @@ class Meters:
         return self._clock.wall_ms()
 
     def rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
-        """Returns the rate of each counter, a second."""
+        """Returns the rate per second of each counter since the last call for this `number`, or since `since_ms`."""
         now, known = self._clock.monotonic(), self._known.get(number)
         if known is None:
             passed_s = max(RATE_S, (self._clock.wall_ms() - since_ms) / 1000)
@@ -64,8 +66,8 @@ class Meters:
 def topic_stats(
     found: values.TopicStats, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
 ) -> dict[str, Any]:
-    """Returns a topic's statistics in Pulsar's form. `topic`: where it is loaded here. `publishers`, `consumers`:
-    whether they are listed."""
+    """Returns a topic's statistics as Pulsar's JSON. `topic`: the topic if it is loaded at this broker, else None.
+    `publishers`, `consumers`: whether to list them."""
     subscriptions = {each.name: _subscription(each, topic, meters, consumers) for each in found.subscriptions}
     backlog_size = max((each.backlog_bytes for each in found.subscriptions), default=0)
     oldest = min((each.oldest_ms for each in found.subscriptions if each.oldest_ms), default=0)
@@ -100,8 +102,8 @@ def topic_stats(
 
 
 def _transactions(found: values.TopicStats) -> dict[str, Any]:
-    """Returns the statistics of its transactions. `transactions` is None: the topic has seen none. `waiting`: messages
-    that readers do not get before an open one ends."""
+    """Returns the statistics of the topic's transactions; the key `transactions` is None if it has had none. `waiting`:
+    messages that readers do not get before an open transaction ends."""
     seen = found.transactions
     if seen is None:
         return {"ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0, "transactions": None}
@@ -203,7 +205,8 @@ def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: Meters
 
 # ------------------------------------------------------------------ internals
 def internal_stats(found: values.TopicInternalStats, stats: values.TopicStats) -> dict[str, Any]:
-    """Returns the internal statistics of a topic's log (`found`) and its subscriptions (`stats`)."""
+    """Returns the internal statistics of a topic as Pulsar's JSON: of its log (`found`) and its subscriptions
+    (`stats`)."""
     newest = found.ledgers[-1] if found.ledgers else None
     ledgers = [_ledger(each) for each in found.ledgers]
     return {
@@ -247,8 +250,8 @@ def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ of all partitions
 def merged(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges the parts: numbers are added, times are the latest, averages are averaged, lists follow each other, maps
-    are merged."""
+    """Returns the statistics of several partitions as one: numbers are added, of times and limits the largest counts,
+    averages are averaged, lists are concatenated, maps are merged."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         found[name] = _merged(name, [part[name] for part in parts if name in part])
@@ -277,19 +280,20 @@ def _merged(name: str, values: list[Any]) -> Any:
 #
 # Half messages have a form of our own.
 #
-# A field of Pulsar that has nothing to tell here is null, 0 or empty: low water marks (an outcome is kept until every
+# Fields of Pulsar without a counterpart here are null, 0 or empty: low water marks (an outcome is kept until every
 # participant has stored it), segments of snapshots, times of a topic's recovery.
 
 
 ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
-"""While some topic has not stored the outcome, as Pulsar's TxnStatus names it."""
+"""Pulsar's TxnStatus of a transaction by its outcome, while some topic has not stored the outcome."""
 
 
 # ------------------------------------------------------------------ of a transaction
 def metadata(
     found: values.TransactionStats, at: Mapping[str, values.TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
-    """Returns a TransactionMetadata. `at`: what each topic has of it; None: the topic does not say."""
+    """Returns a TransactionMetadata. `at`: what each topic has of the transaction; None: it was not or could not be
+    asked."""
     status = found.state.name
     is_known = bool(found.timeout_ms)  # it is open, or not settled yet
     return {
@@ -352,7 +356,7 @@ def coordinator_internals(number: int, found: values.CoordinatorTransactions) ->
 
 # ------------------------------------------------------------------ of a topic
 def buffer_stats(stats: values.TopicStats, internals: values.TopicInternalStats) -> dict[str, Any]:
-    """Returns a TransactionBufferStats. A topic that has seen no transaction has stored nothing of them."""
+    """Returns a TransactionBufferStats. The state is NoSnapshot if the topic has never had a transaction."""
     seen = stats.transactions
     return {
         "state": "Ready" if seen else "NoSnapshot",

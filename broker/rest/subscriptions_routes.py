@@ -1,4 +1,4 @@
-"""Subscriptions of a topic, or of each partition of a partitioned one."""
+"""Routes of the subscriptions of a topic, or of each of its partitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .call import SUBSCRIPTION, TOPIC, BadRequest, Call, route
 
 
 class ResetTo(msgspec.Struct):
-    """A message id; Java's ResetCursorData is one with more keys."""
+    """A message id in a body, or Java's ResetCursorData, which has more keys."""
 
     ledgerId: int
     entryId: int
@@ -35,7 +35,7 @@ class ResetTo(msgspec.Struct):
 
 
 def _position(call: Call, given: ResetTo) -> MessageId:
-    """Returns the position that is given. 412: it is no message id."""
+    """Returns the message id in the body. Raises BadRequest (412) if a number is out of range."""
     numbers = (given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
     if any(not -1 <= each < 1 << 63 for each in numbers) or max(numbers[2:]) >= 1 << 31:
         raise BadRequest(f"{numbers[0]}:{numbers[1]} is no message id", 412)
@@ -126,20 +126,20 @@ async def analyze_backlog(call: Call) -> object:
 
 
 # ------------------------------------------------------------------------------------------------------ messages
-# Messages: ids, and entries as Pulsar's tools read them: the payload, decompressed, with the rest in headers.
+# Routes of messages: ids, and entries as Pulsar's tools read them: the payload, decompressed, with the rest in headers.
 #
-# Of a batch the payload has all its messages, one after the other, as they are stored; `X-Pulsar-num-batch-message`
-# says how many. An encrypted payload is as it is, and so is a chunk of a message.
+# The payload of a batch has all its messages, one after the other, as they are stored; `X-Pulsar-num-batch-message`
+# says how many. An encrypted payload, and a chunk of a message, is returned as it is stored.
 #
-# A payload may unfold to a thousand times its size. It has a place in the memory of answers before that (`_Payload`),
-# and keeps it until it has left; without room the caller is asked to come again.
+# A payload may decompress to a thousand times its size. Memory for it is reserved before (`_Payload`), until it is
+# sent; if there is none, the answer is 429 and the caller must repeat the request.
 
 
 PIECE_BYTES = 64 << 10
-"""Bytes of a piece of an answer."""
+"""A response is sent in pieces of this size in bytes."""
 ONE = "name one of them"
 HEADERS_BYTES_MAX = 16 << 10
-"""Most bytes of the key, the properties and the rest of a message in headers: Java's clients take 64 KiB of a head."""
+"""Most bytes of all headers with the metadata of a message: Java's clients accept 64 KiB of headers."""
 
 
 def message_id(found: MessageId) -> dict[str, int]:
@@ -215,8 +215,8 @@ async def examine_message(call: Call) -> Response:
 
 
 async def _entry(call: Call, found: Any) -> Response:
-    """Answers with an entry. CorruptEntry: the payload does not decompress. BackPressure: there is no room for it
-    unfolded."""
+    """Returns the response with an entry. Raises CorruptEntry if the payload does not decompress, BackPressure if there
+    is no memory for the decompressed payload."""
     index, header = open_entry(found.entry)
     metadata = header.metadata
     headers: dict[str, str | None] = {"X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}"}
@@ -241,8 +241,8 @@ async def _entry(call: Call, found: Any) -> Response:
 
 
 def _encoded(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
-    """Encodes the headers that have a value, HEADERS_BYTES_MAX at most; X-Magnetar-Left-Out has the names of the
-    others, and of those that are None."""
+    """Encodes the headers that have a value, up to HEADERS_BYTES_MAX in all. X-Magnetar-Left-Out lists the names of
+    those that do not fit or are None."""
     found, left_out, room = [], [], HEADERS_BYTES_MAX
     for name, value in headers.items():
         encoded = quote(value, safe=_SAFE).encode() if value and len(value) <= room else b""
@@ -261,10 +261,10 @@ def _unfolded(header: EntryHeader, part: memoryview) -> memoryview:
 
 
 class _Payload(Response):
-    """Leaves in pieces, and the next piece waits until the ones before it have left the queue of the connection."""
+    """A response that is sent in pieces, as fast as the connection sends them, and reserves memory until it is sent."""
 
     def __init__(self, memory: MemoryBudget, size: int) -> None:
-        """Takes room for a payload. BackPressure: there is none."""
+        """Reserves memory for a payload of `size` bytes. Raises BackPressure if there is none."""
         self._memory, self._size = memory, 0
         if memory.held + size > memory.limit:
             raise BackPressure(f"memory is short: a payload of {size} bytes has no room now, ask again")
@@ -285,17 +285,17 @@ class _Payload(Response):
             self.release()
 
     def release(self) -> None:
-        """Gives the room back. Idempotent."""
+        """Releases the reserved memory. Idempotent."""
         self._memory.held -= self._size
         self._size = 0
 
 
 _SAFE = " !\"#$%&'()*+,/:;<=>?@[]^`{|}~\\"
-"""Characters that a header may have unquoted."""
+"""Characters that are not quoted in a header."""
 
 
 def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
-    """Returns the headers of a message; a value of None: it is too much to be read."""
+    """Returns the headers with the metadata of a message; None: the value is too large."""
     headers: dict[str, str | None] = {
         "X-Pulsar-publish-time": _time(metadata.publish_time),
         "X-Pulsar-producer-name": metadata.producer_name,
@@ -331,7 +331,7 @@ def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
 
 
 def _time(milliseconds: int) -> str:
-    """Returns a time as ISO 8601, UTC, as Java's DateFormatter writes it."""
+    """Returns a time as ISO 8601 in UTC, as Java's DateFormatter writes it; as a number if it is out of range."""
     try:
         found = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""Tenants and the one cluster."""
+"""Routes of tenants, permissions and the one cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...proto import operations as op
 from .call import NAMESPACE, TOPIC, BadRequest, Call, route
 
 # --------------------------------------------------------------------------------------------------- permissions
-# Grants of namespaces, topics and subscriptions.
+# Permissions on namespaces, topics and subscriptions.
 
 
 def _roles(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -112,7 +112,8 @@ async def update_tenant(call: Call) -> None:
 
 
 def _spec(call: Call) -> dict[str, object]:
-    """Returns the tenant that is given. 412: a cluster that is not this one."""
+    """Returns the arguments of a tenant operation from the request. Raises BadRequest (412) if another cluster is
+    named."""
     given = TenantInfo() if call.is_empty else call.json(TenantInfo)
     clusters, own = tuple(given.allowedClusters or ()), call.broker.config.cluster
     unknown = [each for each in clusters if each != own]

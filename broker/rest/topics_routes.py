@@ -1,4 +1,4 @@
-"""Topics: their lists, partitions, life, and compaction."""
+"""Routes of topics: lists, partitions, creation and deletion, statistics, compaction."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .subscriptions_routes import message_id
 
 
 Found = tuple[TopicStats, Topic | None]
-"""The statistics of a topic, as statistics.of_topic returns them, and the topic where it is here."""
+"""The statistics of a topic, and the topic itself if it is loaded at this broker."""
 
 
 async def _loaded(call: Call, name: TopicName) -> Topic:
-    """Returns a topic loaded here. TopicNotFound; NotFound: it has partitions. NotOwner."""
+    """Returns a topic, loaded at this broker. Raises TopicNotFound, NotFound if it has partitions, NotOwner."""
     if await call.broker.catalog.existing_partitions(name) and not name.is_partition:
         raise NotFound(f"topic {name} has partitions: GET …/partitioned-stats, or name one of them")
     return await call.broker.topic(name)
@@ -69,7 +69,8 @@ async def _count(call: Call) -> int:
 
 
 async def _each(call: Call) -> dict[TopicName, Found]:
-    """A partition that cannot be asked now is left out."""
+    """Returns the statistics of each partition; those that cannot be asked now are left out. Raises the error of the
+    first one if none can be asked, NotFound if the topic has no partitions."""
     await call.authorize(op.TOPIC_STATS, name=call.topic.full)
     partitions = await call.partitions()
     if not partitions:
@@ -188,7 +189,8 @@ async def list_partitioned(call: Call) -> object:
 
 # ------------------------------------------------------------------ partitions
 def _partitions(call: Call) -> int:
-    """The number in the body: alone, or with properties. 406: it is below 1."""
+    """Returns the number of partitions in the body, which may also have properties. Raises BadRequest (406 if it is
+    below 1, 412 if it is too large)."""
     of_metadata = "partitioned-topic-metadata" in call.headers.get("content-type", "") or call.body[:1] == b"{"
     count = call.json(Partitioned).partitions if of_metadata else call.json(int)
     if count < 1:

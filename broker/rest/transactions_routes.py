@@ -1,10 +1,10 @@
-"""Transactions: Pulsar's admin REST v3, and what `magnetar transactions` does.
+"""Routes of transactions: Pulsar's admin REST v3, and those for what `magnetar transactions` does.
 
-Half messages are at the end: Pulsar has none; their paths are in the way of its v3.
-The forms: broker/rest/stats.py, proto/pulsar_json.py.
+Half messages are at the end: Pulsar has none; their paths follow the style of its v3.
+The JSON forms are in broker/rest/stats.py and proto/pulsar_json.py.
 
-A coordinator of another broker is asked there, as is a topic that a transaction has something in. What is asked of one
-topic goes to its owner, by 307.
+Coordinators at other brokers are asked there, and so are the participants of a transaction. A request about one topic
+is redirected to its owner, by 307.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ OF_TOPIC = "/{tenant}/{namespace}/{topic}"
 OF_SUBSCRIPTION = OF_TOPIC + "/{subscription}"
 ID = "/{most}/{least}"
 TOPICS_MAX = 100
-"""Participants of one transaction that are asked; the others are named."""
+"""Participants of one transaction that are asked for details; of the others only the name is returned."""
 SLOW_MAX = 100
-"""Slow transactions of a coordinator whose participants are asked."""
+"""Slow transactions per coordinator whose participants are asked for details."""
 LIST_DEFAULT = 1_000
 
 
 # ------------------------------------------------------------------ what a request names
 def txn_of(call: Call) -> TxnId:
-    """Returns the id in the path. Raises InvalidRequest."""
+    """Returns the id of a transaction, or of a half message, in the path. Raises InvalidRequest."""
     return TxnId.checked(*(call.number(call.names[each], f"the half {each} of an id") for each in ("most", "least")))
 
 
@@ -52,7 +52,7 @@ def _coordinator(call: Call, text: str) -> int:
 
 
 async def numbers(call: Call) -> list[int]:
-    """The coordinator of the query, or all of them."""
+    """Returns the number of the coordinator in the query, or those of all coordinators."""
     if asked := call.query.get("coordinatorId", ""):
         return [_coordinator(call, asked)]
     return list(range(await call.broker.transactions.count_now()))
@@ -63,7 +63,7 @@ async def _listed(call: Call, number: int, limit: int = 1) -> CoordinatorTransac
 
 
 async def _found(call: Call, txn: TxnId) -> TransactionStats:
-    """Returns a transaction. NotFound: it has not begun."""
+    """Returns the statistics of a transaction. Raises NotFound if it has not begun."""
     found = await call.at_coordinator(op.LIST_TRANSACTIONS, txn=txn, limit=1)
     if not found.items:
         raise NotFound(f"no transaction {txn} has begun")
@@ -71,7 +71,7 @@ async def _found(call: Call, txn: TxnId) -> TransactionStats:
 
 
 async def _at(call: Call, found: TransactionStats) -> dict[str, TransactionHere | MagnetarError]:
-    """Returns what each of the transaction's topics has of it, or the error with which it does not say."""
+    """Asks up to TOPICS_MAX topics of a transaction; returns for each what it has of the transaction, or its error."""
 
     async def ask(topic: str) -> TransactionHere | MagnetarError:
         try:
@@ -160,7 +160,7 @@ async def _here(call: Call) -> TransactionHere:
 
 
 async def _outcome(call: Call) -> TransactionStats | None:
-    """Returns how a transaction ended; None: its coordinator does not say, or not to this caller."""
+    """Returns the statistics of a transaction; None if its coordinator cannot be asked, or not by this caller."""
     try:
         return await _found(call, txn_of(call))
     except MagnetarError:

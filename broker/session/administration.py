@@ -1,8 +1,8 @@
-"""The operations on namespaces, policies and topics, in plain values: the decisions of any administration.
+"""The administrative operations on namespaces, policies and topics, in plain values: the same for gRPC and REST.
 
-Tenants, namespaces and lists of topics come from the metadata, and any broker answers. What concerns a loaded topic is
-its owner's (NotOwner elsewhere, with the owner's address in the field `owner`). Deleting a partitioned topic, or a
-namespace by force, and unloading a namespace ask the other brokers (administration.py).
+Tenants, namespaces and lists of topics come from the metadata, and any broker answers. Operations on a loaded topic are
+answered by its owner (elsewhere NotOwner, with the owner's address in the field `owner`). Deleting a partitioned topic,
+or a namespace by force, and unloading a namespace ask the other brokers (administration.py).
 Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_namespace_verbs.py.
 """
 
@@ -36,24 +36,24 @@ from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic
 
 # ------------------------------------------------------------------------------------------------- other_brokers
-# An operation of another broker: the same question as a client's, with the rights of this broker.
+# Calls an administrative operation of another broker: the same request as a client's, with the rights of this broker.
 #
-# Who asks has looked at the rights of its own caller before.
+# The caller must have checked the rights of its own caller before.
 
 
 T = TypeVar("T")
 FORWARD_TIMEOUT_S = 30.0
-"""Seconds that a request may take which this broker passes on to the owner of a topic."""
+"""Seconds that a request to another broker may take."""
 
 
 def request_for(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
-    """InvalidRequest: a value does not fit its field."""
+    """Returns the request message of an operation. Raises InvalidRequest if a value does not fit its field."""
     kind: type[Message] = rpc(operation.service, operation.name).request
     return request_of(kind, arguments, operation.name)
 
 
 def answered(operation: Operation[T], reply: object) -> T:
-    """The answer, of what a handler or another broker answers. Of messages that are shown: the entries."""
+    """Returns the plain value of an operation's reply; a `reply` that is no wire message is returned as it is."""
     if isinstance(reply, Message):
         kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
         reply = value_of(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
@@ -63,7 +63,7 @@ def answered(operation: Operation[T], reply: object) -> T:
 async def ask(
     world: World, endpoint: str, operation: Operation[T], *, timeout_s: float = FORWARD_TIMEOUT_S, **arguments: object
 ) -> T:
-    """Asks the Admin service of another broker the same question, with the rights of this one."""
+    """Calls the operation at another broker, with the rights of this broker; returns its answer as a plain value."""
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         target = rpc(operation.service, operation.name)
@@ -78,12 +78,12 @@ async def ask(
 
 _LOG = logging.getLogger("magnetar.broker")
 LIST_TIMEOUT_S = 5.0
-"""Seconds to wait for another broker's list of what it has in memory: one that hangs does not hold up the list."""
+"""Seconds to wait for another broker's list of topics in memory: a broker that hangs must not delay the whole list."""
 
 
 def lost_of(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
-    """Messages of the ranges that the subscription will not get; of a range that it has acknowledged in part, their
-    share. -1: it is not known how many a range had."""
+    """Returns how many messages of the lost `ranges` the subscription will not get, estimated where it has acknowledged
+    a part of a range; -1: it is not known how many messages a range had."""
     total = 0
     for each in ranges:
         if each.last_entry < 0:
@@ -103,7 +103,7 @@ class Administration:
         self._broker = broker
 
     async def topic(self, name: TopicName) -> Topic:
-        """A topic that exists, loaded here."""
+        """Returns an existing topic, loaded at this broker. Raises TopicNotFound, NotOwner."""
         await self._broker.catalog.existing_partitions(name)
         return await self._broker.topic(name)
 
@@ -115,7 +115,7 @@ class Administration:
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
-        """Deletes a namespace. Busy: it has topics; `force` deletes them."""
+        """Deletes a namespace; with `force` also its topics. Raises Busy if it has topics and not `force`."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.topics(name, partitions=False), *sorted(in_memory)]:
@@ -126,7 +126,8 @@ class Administration:
         await self._broker.schemas.forget_namespace(name)
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
-        """Unloads all bundles of a namespace, or that one. `here`: what this broker owns; else every broker's."""
+        """Unloads one bundle of a namespace, or all if `bundle` is empty: only those of this broker if `here`, else
+        those of every broker. Returns how many topics and bundles were unloaded."""
         topics, bundles = await self._broker.unload_namespace(name, bundle)
         others = [] if here else await self._other_brokers()
         asked = {"namespace": str(name), "bundle": bundle, "here": True}
@@ -136,7 +137,8 @@ class Administration:
 
     # ------------------------------------------------------------------ permissions
     async def permissions(self, namespace: str, topic: str) -> GrantsRecord:
-        """Returns the grants of a namespace; of a topic its own roles alone."""
+        """Returns the permissions that were granted on a namespace, or on one topic (without those of its
+        namespace)."""
         name, of_topic = await self._place(namespace, topic)
         record = await self._broker.grants.record(name)
         return GrantsRecord(roles=record.topics.get(of_topic.full, {})) if of_topic is not None else record
@@ -144,14 +146,16 @@ class Administration:
     async def change_permissions(
         self, namespace: str, topic: str, change: Callable[[GrantsRecord, str], GrantsRecord]
     ) -> None:
-        """Changes grants. `change` gets the record, and the full name of the topic ("": the namespace)."""
+        """Replaces the record of grants by what `change` returns for it. `change` also gets the full name of the topic,
+        or "" for the namespace."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
         await self._broker.grants.change(name, lambda record: change(record, full))
 
     # ------------------------------------------------------------------ policies
     async def _place(self, namespace: str, topic: str) -> tuple[NamespaceName, TopicName | None]:
-        """A namespace or a topic that exists. A partition has the policies of its topic."""
+        """Returns the parsed names of an existing namespace or topic; of a partition those of its partitioned topic.
+        Raises NotFound, or InvalidRequest unless exactly one of the two is given."""
         if bool(namespace) == bool(topic):
             raise InvalidRequest("it is about a namespace or a topic: name one of the two")
         if topic:
@@ -162,8 +166,8 @@ class Administration:
         return NamespaceName.parse(namespace), None
 
     async def policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
-        """Returns the policies that are set there; `applied`: every field, with what is inherited. Without namespace
-        and topic: those of all brokers, and what is in force at this one."""
+        """Returns the policies that are set for a namespace or a topic; if `applied`, every field, including inherited
+        ones. Without namespace and topic: those of all brokers; if `applied`, those in force at this broker."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             return as_policies(defaults) if applied else await self._broker.policies.own(None, None)
@@ -175,7 +179,8 @@ class Administration:
         return as_policies(resolve(defaults, *levels))
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
-        """Sets what is given; what is removed is inherited again. Of neither: of all brokers, while they run."""
+        """Sets the policies in `given`; those named in `removed` are inherited again. Without namespace and topic: the
+        policies of all brokers, while they run."""
         unknown = sorted(set(removed) - set(NAMES))
         if unknown:
             some = ", ".join(name[:100] for name in unknown[:3])
@@ -190,7 +195,8 @@ class Administration:
         await self._broker.policies.change(place, name, given, tuple(removed))
 
     async def _change_brokers(self, given: Policies, removed: Sequence[str]) -> None:
-        """Changes the policies of all brokers. InvalidRequest: one of them holds while a broker runs."""
+        """Changes the policies of all brokers. Raises InvalidRequest if one of them cannot change while a broker
+        runs."""
         fixed = [each for each in FIXED if each in removed or getattr(given, each) is not None]
         if fixed:
             raise InvalidRequest(f"{fixed[0]} does not change while brokers run: set it where each of them starts")
@@ -202,8 +208,8 @@ class Administration:
     async def change_properties(
         self, namespace: str, topic: str, given: Mapping[str, str], removed: Sequence[str], *, clear: bool
     ) -> None:  # fmt: skip
-        """Changes the properties of a namespace or a topic: removes first, then sets. InvalidRequest: they are too
-        many, or too long."""
+        """Changes the properties of a namespace or a topic: first removes all if `clear`, else those in `removed`, then
+        sets those in `given`. Raises InvalidRequest if they are too many or too long."""
         place, name = await self._place(namespace, topic)
 
         def changed(before: dict[str, str]) -> dict[str, str]:
@@ -215,13 +221,14 @@ class Administration:
 
     # ------------------------------------------------------------------ topics
     async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the stored topics, and the non-persistent ones that brokers have in memory; sorted, by full name."""
+        """Returns the full names of the stored topics and of the non-persistent ones that brokers have in memory,
+        sorted. `partitions`: the partitions instead of the partitioned topics."""
         stored = await self._broker.catalog.topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
     async def topics_here(self, name: NamespaceName, after: str) -> list[str]:
-        """Partitions, and topics without any, that this broker owns or takes when it is asked; sorted, those that
-        follow `after`. Each bundle is looked up once. A namespace that is missing has none."""
+        """Returns the sorted names, greater than `after`, of the partitions and unpartitioned topics that this broker
+        owns, or becomes the owner of by this look-up (one per bundle). Empty if there is no such namespace."""
         broker = self._broker
         try:
             stored = await broker.catalog.topics(name, partitions=True)
@@ -242,7 +249,7 @@ class Administration:
         return found
 
     async def topics_in_memory(self, name: NamespaceName) -> set[str]:
-        """Returns the non-persistent topics of this broker."""
+        """Returns the names of the non-persistent topics of the namespace that are loaded at this broker."""
         found, turns = set[str](), Turns(self._broker.world.clock)
         for topic in list(self._broker.loaded.values()):
             if not topic.name.persistent and topic.name.namespace_name == name:
@@ -252,7 +259,8 @@ class Administration:
         return found
 
     async def _non_persistent(self, name: NamespaceName, *, partitions: bool) -> set[str]:
-        """Returns the non-persistent topics, without those of a broker that does not answer in time."""
+        """Returns the names of the non-persistent topics at all brokers; those of a broker that does not answer in time
+        are missing."""
         stored = set(await self._broker.catalog.volatile_topics(name, partitions=partitions))
         found, others = await self.topics_in_memory(name), await self._other_brokers()
         asked = {"namespace": str(name), "in_memory_here": True}
@@ -272,10 +280,10 @@ class Administration:
         return stored | found
 
     async def delete_topic(self, topic: TopicName, *, force: bool, incarnation: int = 0) -> None:
-        """Deletes a topic with all of its partitions, each by its owner. Busy: it is in use, and not by force;
-        TransactionsOpen: it has something in transactions, and not by force, or prepared. Every partition is asked
-        before the first one is deleted, so a refusal leaves all of them. Another one of its name that is made meanwhile
-        stays. `incarnation`: see `check_incarnation`."""
+        """Deletes a topic with all of its partitions, each by its owner. Raises Busy if it is in use and not `force`,
+        TransactionsOpen if it is part of open transactions and not `force`, or of prepared ones. Every partition is
+        checked before the first one is deleted, so a refusal leaves all of them. A topic of the same name that is
+        created meanwhile stays. `incarnation`: see `check_incarnation`."""
         catalog = self._broker.catalog
         ended = await self._partitioned(topic)
         if ended is None:
@@ -307,8 +315,8 @@ class Administration:
             await self._ask(owner, op.DELETE_TOPIC, name=topic.full, force=force, incarnation=incarnation)
 
     async def check_delete(self, topic: TopicName, *, force: bool) -> int:
-        """The incarnation that would be deleted now; 0: not known. Of a partition, or a topic without, its owner says
-        why not, as `delete_topic`; of a partitioned topic each partition is asked when it is deleted."""
+        """Returns the incarnation that would be deleted now; 0: not known. Raises like `delete_topic` if a partition or
+        an unpartitioned topic may not be deleted; of a partitioned topic the partitions are not checked here."""
         if (partitioned := await self._partitioned(topic)) is not None:
             return partitioned.created_ms
         owner = await self._broker.lookup(topic)
@@ -317,12 +325,12 @@ class Administration:
         return await self._ask(owner, op.CHECK_DELETE, name=topic.full, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
-        """Unloads the topic; it need not be loaded."""
+        """Unloads the topic if it is loaded. Raises NotOwner if another broker owns it."""
         await self._check_here(name)
         await self._broker.unload(name)
 
     async def _check_here(self, name: TopicName) -> None:
-        """Raises NotOwner if another broker serves the topic, or would."""
+        """Raises NotOwner if another broker owns the topic, TopicNotFound if there is none."""
         if name.full not in self._broker.loaded:
             await self._broker.catalog.existing_partitions(name)
             owner = await self._broker.lookup(name)
@@ -330,8 +338,9 @@ class Administration:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
 
     async def skip_lost(self, name: TopicName, ledger_id: int = -1, *, force: bool) -> SkippedLost:
-        """Passes over the lost entries of a topic, or of one of its ledgers, for all who read it. The topic need not
-        open. `force`: also what a replica that does not answer may have.
+        """Marks the lost entries of a topic, or of one of its ledgers, as skipped: readers and subscriptions pass over
+        them. The topic may be one that does not open. `force`: also entries that a bookie that does not answer may
+        have. Returns the ranges, and how many messages each subscription misses.
         """
         await self._check_here(name)
         if not name.persistent:
@@ -359,7 +368,7 @@ class Administration:
         return {each.name: each.cursor for each in topic.subscriptions.values() if each.durable}
 
     async def compact(self, name: TopicName) -> None:
-        """Starts it. Busy: it is running."""
+        """Starts compaction of the topic. Raises Busy if it is running."""
         topic = await self.topic(name)
         if not topic.compaction.start():
             raise Busy(f"topic {topic.name} is being compacted; see compaction-status", topic=topic.name)

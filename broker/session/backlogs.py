@@ -1,4 +1,4 @@
-"""The operations on one topic's subscriptions and messages, in plain values. The topic's owner answers.
+"""The administrative operations on one topic's subscriptions and messages, in plain values, at the topic's owner.
 
 Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_examine.py.
 """
@@ -28,12 +28,12 @@ from ..topic.admission_core import backlog_bytes
 from ..topic.topic import Topic
 
 # --------------------------------------------------------------------------------------------------------- start
-# The place of a cursor that starts at, or is moved to, a message.
+# Where a cursor is placed that starts at a message, or is moved to it.
 
 
 def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
-    """Returns (mark, messages of the entry after it that are done) of a cursor that starts at, or just after, a
-    message.
+    """Returns the mark-delete position of a cursor that starts at `start` (just after it if not `inclusive`), and how
+    many messages of the next entry count as acknowledged.
 
     `latest` is the end of the topic: the next message that is published is delivered first. Only a reader that is
     opened at `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never does.
@@ -50,9 +50,9 @@ def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: b
 
 
 async def last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
-    """Returns (mark, messages of the entry after it that are done, entries after it that are done) of a reader that is
-    opened at `latest`, inclusive: the last message of a batch, all chunks of a message, and nothing else is delivered
-    again."""
+    """Returns the cursor of a reader that is opened at `latest`, inclusive: its mark-delete position, how many messages
+    of the next entry count as acknowledged, and which later entries do. So only the last message is delivered again:
+    the last one of a batch, or all chunks of a chunked one."""
     shape = log.shape
     last = shape.last_there
     if last.entry_id < 0:
@@ -76,8 +76,8 @@ async def last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Positi
 
 
 async def place_of(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
-    """Returns the mark of a cursor that starts there, and how many messages of the next entry are done: never more than
-    it has, for it is read when some of them are done."""
+    """Returns the mark-delete position of a cursor that starts at `start`, and how many messages of the next entry
+    count as acknowledged. Reads that entry if there are any, to check that it has more messages than that."""
     shape = log.shape
     mark, done = mark_of(shape, start, inclusive)
     if not done or shape.hole(start.position) is not None:
@@ -98,27 +98,27 @@ AGE_S_MAX = 10_000_000_000
 
 
 class FilteredEntry(msgspec.Struct, frozen=True):
-    """An entry, and the messages of it that are not to be shown."""
+    """An entry, and the indexes of those of its messages that are to be hidden."""
 
     entry: StoredEntry
     hidden: list[int]
 
 
 class Backlogs:
-    """The backlogs of one loaded topic."""
+    """The administrative operations on the subscriptions and messages of one loaded topic."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
 
     def _named(self, name: str) -> list[Subscription]:
-        """Returns that durable subscription, or all of them if `name` is empty."""
+        """Returns the subscription of that name, or all durable ones if `name` is empty."""
         every = self._topic.subscriptions
         names = [name] if name else [name for name, each in every.items() if each.durable]
         return [self._topic.subscription(each) for each in names]
 
     # ------------------------------------------------------------------ subscriptions
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
-        """Creates a subscription. AlreadyExists. `start` None: at the end."""
+        """Creates a subscription at `start`, or at the end if that is None. Raises AlreadyExists."""
         mark = mark_of(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
@@ -127,7 +127,7 @@ class Backlogs:
         return store.properties if store is not None else {}
 
     async def set_properties(self, name: str, properties: dict[str, str]) -> None:
-        """Sets the properties of a subscription: these and no others."""
+        """Replaces all properties of a subscription by these."""
         topic = self._topic
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
@@ -136,8 +136,8 @@ class Backlogs:
     async def reset(
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True
     ) -> None:
-        """Resets a subscription to a message, or to the first one that arrived at that time or later; durable when this
-        returns."""
+        """Moves a subscription to a message, or to the first one that arrived at that time or later. The new position
+        is durable when this returns."""
         log, subscription = self._topic.shown, self._topic.subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")
@@ -151,14 +151,15 @@ class Backlogs:
             await subscription.seek(mark, acked)
 
     async def skip(self, name: str, messages: int) -> None:
-        """Skips messages of that subscription or of all; -1: all messages."""
+        """Skips so many messages (-1: all) of one subscription, or of each durable one if `name` is empty."""
         if messages < -1:
             raise InvalidRequest(f"{messages} messages cannot be skipped; -1 are all of them")
         for subscription in self._named(name):
             await backlog.skip(self._topic.shown, subscription, messages)
 
     async def expire(self, name: str, older_than_s: float, up_to: Position | None) -> int:
-        """Acknowledges what is older, or everything up to a message; of that subscription or of all. Entries."""
+        """Acknowledges the messages older than `older_than_s`, or all up to `up_to`, for one subscription, or for each
+        durable one if `name` is empty. Returns the number of entries."""
         if up_to is None and not 0 < older_than_s <= AGE_S_MAX:
             raise InvalidRequest(
                 f"messages expire when they are older than some seconds (0 to {AGE_S_MAX}), or up to a message id"
@@ -173,7 +174,7 @@ class Backlogs:
         return entries
 
     async def peek(self, name: str, messages: int) -> list[FilteredEntry]:
-        """Returns the next messages of the subscription, up to `messages`, as entries."""
+        """Returns entries with the next `messages` messages of the subscription, without consuming them."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
         subscription = self._topic.subscription(name)
@@ -185,7 +186,8 @@ class Backlogs:
 
     # ------------------------------------------------------------------ messages
     async def nth(self, number: int, *, from_latest: bool) -> FilteredEntry:
-        """Returns the n-th message from one end, from 1 on; the others of its batch are hidden."""
+        """Returns the n-th message of the topic, counted from 1 from the oldest, or the newest if `from_latest`; the
+        other messages of its batch are hidden."""
         entry, at = await examine.nth(self._topic.shown, number, from_latest=from_latest)
         return FilteredEntry(entry, [index for index in range(entry.count) if index != at])
 
@@ -193,7 +195,8 @@ class Backlogs:
         return FilteredEntry(await examine.message(self._topic.shown, position), [])
 
     async def at_time(self, publish_time_ms: int) -> MessageId:
-        """Returns the id of the first message that arrived then or later; where the next will be, if there is none."""
+        """Returns the id of the first message that arrived at that time or later; if there is none, the position of the
+        next message to come."""
         position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 
@@ -203,7 +206,7 @@ class Backlogs:
         return MessageId(*position, self._topic.name.partition, batch_index)
 
     def size_after(self, position: Position) -> int:
-        """Bytes that are stored after it."""
+        """Returns how many bytes are stored after that position."""
         shape = self._topic.shown.shape
         return backlog_bytes(shape, shape.clamp(position))
 
@@ -211,9 +214,9 @@ class Backlogs:
 # -------------------------------------------------------------------------------------------------------- reader
 # Entries of an index range, for readers that keep their own offsets.
 #
-# The entries that hold any message of the range are given in order, until about `bytes_max` (READ_BYTES_MAX if that is
-# 0), the end of the range or the end of the topic, whichever is first; this never waits for messages. The right to
-# consume is asked for before each HAND_OUT_BYTES: a read that a client takes slowly ends with it.
+# Yields the entries with messages of the range in order, until about `bytes_max` (READ_BYTES_MAX if that is 0), the end
+# of the range or the end of the topic, whichever is first; never waits for messages. The permission to consume is
+# checked again after each HAND_OUT_BYTES: a slow read ends when it is revoked.
 # Guarding tests: tests/broker/subscription/test_gaps.py.
 
 
@@ -231,7 +234,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class RangeReader:
-    """Reads an index range. `next_index` is the first index that is not covered by what `entries` has given so far."""
+    """Reads an index range. `next_index` is the first index that the entries yielded so far do not cover."""
 
     def __init__(self, broker: TopicManager, wanted: Range, caller: CallContext) -> None:
         self._caller = caller
@@ -241,7 +244,7 @@ class RangeReader:
 
     async def entries(self, turns: Turns) -> AsyncGenerator[StoredEntry, None]:
         """Yields the entries of the range. Raises Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable,
-        DataLost: after some entries, perhaps."""
+        DataLost; perhaps after some entries."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)

@@ -1,17 +1,17 @@
-"""A consumer as any protocol opens it: permits and acknowledgements in, entries out through a port.
+"""A consumer of any protocol: takes permits and acknowledgements, and delivers entries through a port.
 
     session = await ConsumerSession.open(broker, options, port, caller)      or a typed error
     session.flow(permits)                  the port gets entries from the next turn of the loop on
-    for _ in session.ack(…): …             in steps of less than a millisecond; others may have their turn in between
+    for _ in session.ack(…): …             in steps of less than a millisecond, between which the loop may run others
     await session.durable()                what was acknowledged up to now survives a crash
     await session.ack_in(txn, …)           pending in a transaction, and durable
     await session.seek_message(…), …       answered before anything from the new position is delivered
     await session.close()                  in order; `leave()` when the connection is lost
 
 How much is delivered is bounded by the permits and by the port: while it is full nothing more is delivered to it, and
-other consumers get the entries. A subscription that is not durable ends with its last consumer: Exclusive, it is a
-reader's own, and what it got is not given back; of another type, all consumers that name it share it. Guarding tests:
-tests/broker/grpc/test_connect.py, tests/broker/subscription/test_seek.py,
+other consumers get the entries. A subscription that is not durable ends with its last consumer: an Exclusive one
+belongs to one reader, and is not tracked for redelivery; of another type, all consumers that name it share it. Guarding
+tests: tests/broker/grpc/test_connect.py, tests/broker/subscription/test_seek.py,
 tests/broker/pulsar/test_passing.py.
 """
 
@@ -60,7 +60,7 @@ from .producer import check_size
 ACK_ENTRIES = 100
 """Entries that are acknowledged in one step: some tenths of a millisecond."""
 PREDECESSORS_MAX = 8
-"""Transactions that have ended elsewhere, and whose ends an acknowledgement waits for, one after the other."""
+"""Most transactions for whose outcome one acknowledgement waits, one after the other."""
 PERMITS_MAX = (1 << 31) - 1
 """Permits that a consumer may have at a time, as Pulsar's int."""
 
@@ -81,7 +81,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     subscription_properties: dict[str, str] = {}  # of a subscription that is made
     read_compacted: bool = False
     existing_only: bool = False  # TopicNotFound rather than a new topic
-    instance: str = ""  # random, of the consumer object: its next connection replaces its last one
+    instance: str = ""  # a random id of the client's consumer object: its next connection replaces its last one
     policy: PolicyOptions = NO_OPTIONS  # of the subscription type
     many_topics: bool = False  # failover spreads the topics by the consumers' names
     schema: SchemaInfo | None = None  # None: bytes; AUTO_CONSUME: that of each message
@@ -90,7 +90,8 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     incarnation: int = 0  # of the topic that it read before; 0: it begins
 
     def at(self, topic: Topic) -> SubscribeOptions:
-        """Returns the options at this topic: a consumer that returns to one that was made anew begins at the first."""
+        """Returns the options for this topic. If it was deleted and created again since the consumer read it, the
+        consumer begins at the earliest message."""
         if not is_another(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
@@ -112,7 +113,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
 
 class ConsumerPort(Outlet, Protocol):
-    """The port for a session's deliveries. No method may raise, and none is called after `on_closed`."""
+    """What a session delivers to. Its methods must not raise, and none is called after `on_closed`."""
 
 
 class ConsumerSession:
@@ -137,8 +138,8 @@ class ConsumerSession:
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
         """Opens a consumer. Raises Unauthorized, TopicNotFound, IncompatibleSchema, SubscriptionNotFound, ConsumerBusy,
-        NotAllowed, NotOwner, BackPressure, and what loading a topic may raise. Nothing is left of it then, or when it
-        is cancelled. The port is not called before it returns."""
+        NotAllowed, NotOwner, BackPressure, and what loading a topic may raise. If it raises or is cancelled, nothing
+        is left of the consumer. The port is not called before this returns."""
         options.check()
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
@@ -181,11 +182,11 @@ class ConsumerSession:
 
     @property
     def member(self) -> Member:
-        """Returns its state in the dispatcher: to be read only."""
+        """The consumer's state in the dispatcher. It must only be read."""
         return self._consumer.member
 
     def messages_of(self, position: Position) -> int:
-        """Returns how many messages an entry has that this consumer holds; 0: it is not known."""
+        """Returns how many messages the entry has, which must be outstanding at this consumer; 0: it is not known."""
         cursor, member = self.subscription.cursor, self.member
         if position in member.unshown:
             return member.unshown[position].size
@@ -220,12 +221,12 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ at once
     def on_renewed(self, principal: Principal) -> None:
-        """Sets the new credentials of its caller, of the same role."""
+        """Sets the renewed credentials of the caller; the role must be the same."""
         self._consumer.principal = principal
 
     def flow(self, permits: int) -> None:
-        """Grants permits: so many messages more may be delivered. InvalidRequest: that is more than a consumer may
-        have."""
+        """Grants permits: so many more messages may be delivered. Raises InvalidRequest if the consumer would have more
+        than PERMITS_MAX."""
         held = self._consumer.member.permits
         if permits < 0 or held + permits > PERMITS_MAX:
             raise InvalidRequest(f"{permits} permits beside the {held} that are left are more than {PERMITS_MAX}")
@@ -233,8 +234,8 @@ class ConsumerSession:
         self.subscription.flow(self._consumer, permits)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
-        """Acknowledges each of them, in steps. InvalidRequest: one is past the end; what was named before counts.
-        TransactionConflict: one is pending in a transaction; all others count.
+        """Acknowledges the entries, in steps. Raises InvalidRequest at one past the end of the topic: those before it
+        count. Raises TransactionConflict at last if some are pending in a transaction: all others count.
         """
         entries, refused = iter(entries), list[TransactionConflict]()
         while some := list(islice(entries, ACK_ENTRIES)):
@@ -253,9 +254,9 @@ class ConsumerSession:
             raise refused[0]
 
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
-        """Acknowledges everything up to the entry, included, in steps of what the consumer holds. NotAllowed: several
-        consumers share the subscription. TransactionConflict: some of it is pending in a transaction, and nothing
-        of it counts.
+        """Acknowledges everything up to and including the entry, in steps over what is outstanding. Raises NotAllowed
+        if consumers share the subscription, TransactionConflict if some of it is pending in a transaction: then
+        nothing counts.
         """
         self.subscription.check_cumulative(self._consumer, acked)
         for mark in self.subscription.acks.marks_up_to(self._consumer.member, acked.position):
@@ -266,7 +267,8 @@ class ConsumerSession:
     def redeliver(
         self, entries: Iterable[Position], sets: Sequence[EntrySet] = (), *, counted: bool = True
     ) -> Iterator[None]:
-        """Gives them back, in steps; with none of both all that it holds. `counted`: the program has seen them."""
+        """Returns the entries for redelivery, in steps; without `entries` and `sets` all that are outstanding at the
+        consumer. `counted`: the delivery counts, as the application has seen the messages."""
         wanted: list[Position] = []
         entries = iter(entries)
         while some := list(islice(entries, ACK_ENTRIES)):
@@ -283,18 +285,18 @@ class ConsumerSession:
         self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = (), *, cumulative: bool = False,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """Acknowledges in a transaction: when this returns, that is pending in it, durably, and counts if the
-        transaction commits. `cumulative`: everything up to and with the one entry that is named. A whole entry means
-        all of its messages; `rest`: those that the consumer has not acknowledged yet, as clients mean it that count
-        them themselves; such clients repeat no request, so a message that the transaction has already was delivered
-        twice: a conflict.
+        """Acknowledges in a transaction: when this returns, the acknowledgements are pending in it, durably, and count
+        if it commits. `cumulative`: everything up to and including the one entry that is named. A whole entry means all
+        of its messages; with `rest`, those that the consumer has not acknowledged yet, as clients mean it that count
+        messages themselves. Such clients repeat no request: a message that the transaction has already was delivered
+        twice, and is a conflict.
 
-        A transaction that has them, and has ended elsewhere, is waited for: its end is on its way here. (But not by a
-        cumulative one after an abort: what is given back has to be delivered again before it can be covered.)
+        If another transaction has the messages and has ended, this waits for its outcome, which is on its way here.
+        (A cumulative acknowledgement does not wait after an abort: the messages must be delivered again first.)
 
-        All of them or, whatever this raises before they are pending, none. NotAllowed, InvalidRequest,
-        TransactionConflict, BackPressure; TransactionEnded and what Coordinators.join raises. When it is not stored for
-        another reason, or cancelled, the outcome is unknown: repeat it, in the same transaction.
+        All or none: raises NotAllowed, InvalidRequest, TransactionConflict, BackPressure, TransactionEnded, and what
+        Coordinators.join raises, before any is pending. After another error or a cancellation the outcome is unknown:
+        the caller must repeat the request, in the same transaction.
         """
         subscription, turns, wanted, last = self.subscription, Turns(self._clock), TxnAcks(), None
         subscription.check_transactional()
@@ -324,8 +326,8 @@ class ConsumerSession:
         await subscription.durable_now()
 
     def pend_now(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
-        """Makes a few entries pending like `ack_in`, without a wait and not durable yet (`when_durable`). False:
-        nothing was done; `ack_in` them, which waits for what has to be waited for, or says why not."""
+        """Makes a few entries pending like `ack_in`, but without waiting until that is durable (`when_durable`).
+        Returns False if nothing was done: then the caller must use `ack_in`, which waits or raises."""
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_transactional()
@@ -341,15 +343,15 @@ class ConsumerSession:
         return True
 
     async def _ends(self, conflict: TransactionConflict, txn: TxnId, *, cumulative: bool) -> bool:
-        """Whether one that has what `txn` wants has ended, so that it may be asked for again."""
+        """Whether a transaction that conflicts with `txn` has ended, so that the acknowledgement may be retried."""
         for other in self.subscription.holders(Position.parse(conflict.fields["position"])):
             if other != txn and (outcome := await self.topic.transactions.questions.outcome(other)) is not None:
                 return outcome is TxnState.COMMITTED or not cumulative
         return False
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `tell` with None once all is durable, like `durable`, at once perhaps; or with why that is not known.
-        """
+        """Calls `tell`, perhaps at once: with None when everything acknowledged up to now is durable, or with the error
+        after which that is unknown."""
         self.subscription.when_durable(tell)
 
     async def durable(self) -> None:
@@ -357,15 +359,15 @@ class ConsumerSession:
         await self.subscription.durable_now()
 
     async def seek_message(self, message_id: MessageId) -> None:
-        """Moves the subscription: the message is delivered next; durable when this returns. The other consumers of the
-        subscription are disconnected, and nothing from the new position is delivered before this returns. As
-        `seek_time` and `seek_index`."""
+        """Moves the subscription so that the message is delivered next; durable when this returns. The other consumers
+        of the subscription are disconnected, and nothing from the new position is delivered before this returns. The
+        same holds for `seek_time` and `seek_index`."""
         async with self.subscription.moving:
             mark, acked = await place_of(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
-        """Moves the subscription: the first message that arrived then or later is delivered next."""
+        """Moves the subscription: the first message that arrived at that time or later is delivered next."""
         async with self.subscription.moving:
             log = self.subscription.log
             place = await log.reader.locate_time(publish_time_ms)
@@ -373,8 +375,7 @@ class ConsumerSession:
             await self.subscription.seek(mark, keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
-        """Moves the subscription: the message of that index is delivered next, or the first one after it that is kept.
-        """
+        """Moves the subscription: the message of that index is delivered next, or the first later one that exists."""
         async with self.subscription.moving:
             log = self.subscription.log
             place = await log.reader.locate(index)
@@ -382,8 +383,8 @@ class ConsumerSession:
             await self.subscription.seek(log.shape.before(place.position), done, keep=self._consumer)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
-        """Removes the subscription for good. NotAllowed: one that does not last has nothing to remove; Busy: it has
-        other consumers, which `force` disconnects.
+        """Deletes the subscription. Raises NotAllowed if it is not durable, Busy if it has other consumers and not
+        `force`, which disconnects them.
         """
         subscription = self.subscription
         if not subscription.durable and self.topic.name.persistent:
@@ -398,7 +399,8 @@ class ConsumerSession:
             self._removing = False
 
     async def last_message(self) -> LastMessage:
-        """Returns the last message that the subscription would be shown. Unavailable: the topic may go on elsewhere."""
+        """Returns the last message that the subscription can get. Raises Unavailable if another broker may have taken
+        the topic over."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
         position, batch_index, index = await log.reader.last_shown() or (EARLIEST, -1, -1)
         self.topic.check_end()
@@ -406,21 +408,22 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes the session, in order: what it holds goes to the others, and what it acknowledged is durable when this
-        returns."""
+        """Closes the session: its outstanding messages go to other consumers, and what it acknowledged is durable when
+        this returns."""
         self._over = True
         self.subscription.leave(self._consumer)
         await followed_by(self.durable(), self.leave)
 
     async def leave(self) -> None:
-        """Leaves at once: what it holds goes to the others. Idempotent."""
+        """Ends the session at once, as after a lost connection: its outstanding messages go to other consumers.
+        Idempotent."""
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
         await self.topic.registry.detach(self.subscription)
 
 
 async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
-    """Checks the consumer's schema. Raises IncompatibleSchema, InvalidRequest."""
+    """Checks the consumer's schema against those of the topic. Raises IncompatibleSchema, InvalidRequest."""
     if options.schema is not None:
         idle = not topic.log.queued_index and not len(topic.producers)
         rules, user = SchemaRules.from_policies(topic.applied), caller.principal.name
@@ -428,8 +431,8 @@ async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOp
 
 
 async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:
-    """Raises Unauthorized if the caller may not consume. A caller that names a dead letter topic in the subscription's
-    properties has to be able to publish there."""
+    """Raises Unauthorized if the caller may not consume, or may not publish to the dead letter topic that it names in
+    the properties of the subscription."""
     require, topic = broker.access.require, TopicName.parse(options.topic)
     await require(caller.principal, Permission.CONSUME, topic=topic, subscription=options.subscription)
     if letters := options.subscription_properties.get(DEAD_LETTER_TOPIC):

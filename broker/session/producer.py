@@ -1,4 +1,4 @@
-"""A producer as any protocol opens it: entries in, answers out through a port, and credit instead of a full stream.
+"""A producer of any protocol: takes entries, and answers through a port; credit bounds what it has in flight.
 
     session = await ProducerSession.open(broker, options, port, caller)      or a typed error
     session.publish(entry)       at once; the port gets the outcome later, in the order of the publishes
@@ -6,7 +6,7 @@
     session.leave()              at once: the connection is lost
 
 **Credit** (bytes). The broker grants `session.credit` at opening. A publish costs its length and ENTRY_COST_BYTES, and
-may be sent while what is left is above zero, so one entry may overdraw it. The cost of an entry that has its outcome is
+may be sent while the credit is above zero, so one entry may overdraw it. The cost of an entry that has its outcome is
 owed to the producer; the port gets credit when a quarter of the grant is owed. A publish without credit closes the
 session (BackPressure). So what one producer has in flight is bounded, and no other producer waits for it.
 
@@ -49,11 +49,13 @@ METADATA_BYTES = (10 << 10) - 512
 told, and take frames of 10 KiB more."""
 
 CREDIT_SHARE = 4
-"""Divisor of the grant: credit is given back when so much is owed, one frame for thousands of small entries."""
+"""Credit is returned when this fraction (1 / CREDIT_SHARE) of the grant is owed: one frame for thousands of small
+entries."""
 
 
 def room_of(config: BrokerConfig) -> int:
-    """Bytes of an entry beside `max_message_bytes`: as many as a ledger has left for them."""
+    """Returns how many bytes an entry may have besides a payload of `max_message_bytes`: what a ledger entry has room
+    for, up to METADATA_BYTES."""
     return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 
@@ -64,9 +66,9 @@ class ProducerOptions(msgspec.Struct, frozen=True):
     name: str = ""  # empty: the broker names it
     access_mode: AccessMode = AccessMode.SHARED
     properties: dict[str, str] = {}
-    instance: str = ""  # random, of the producer object: its next connection replaces its last one
+    instance: str = ""  # a random id of the client's producer object: its next connection replaces its last one
     connection: int = 0  # counts the instance's connections: an earlier one never replaces a later one
-    initial_subscription: str = ""  # made, at the earliest message, before the producer is opened
+    initial_subscription: str = ""  # created at the earliest message before the producer is opened
     topic_epoch: int = 0  # that this producer had when it was exclusive last; 0: none
     schema: SchemaInfo | None = None  # None: bytes
     room: int = 0  # bytes of an entry beside max_message_bytes, where that bounds payloads alone
@@ -79,14 +81,14 @@ class ProducerOptions(msgspec.Struct, frozen=True):
 
 
 class ProducerPort(Outcomes, Protocol):
-    """The port for a session's answers. Nothing is called after `on_closed`."""
+    """What a session sends its answers to. No method is called after `on_closed`."""
 
     def receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        """Sends the receipt of an entry that is stored there; `index` is that of its last message."""
+        """Sends the receipt of an entry that is stored at `position`; `index` is that of its last message."""
         ...
 
     def credit(self, size: int) -> None:
-        """Grants credit: so many bytes more may be published."""
+        """Grants credit: `size` more bytes may be published."""
         ...
 
 
@@ -100,14 +102,14 @@ class ProducerSession:
 
     def __init__(self, topic: Topic, port: ProducerPort, grant: int, memory: MemoryBudget) -> None:
         self.topic = topic
-        self._memory = memory  # what is not owed of what was spent
+        self._memory = memory  # counts the cost of the entries without an outcome
         self._port = port
         self._opened = False
         self._grant = grant
-        self._freed = 0  # what the producer may still spend
-        self._owed = 0  # what it has got back and the port has not got yet
-        self._waiting: deque[bytes] | None = None  # for the gate, or for the transaction of the first of them
-        self._awaiting = False  # the first one waits for a transaction
+        self._freed = 0  # bytes of credit that the producer has left
+        self._owed = 0  # bytes of credit to be returned that the port has not got yet
+        self._waiting: deque[bytes] | None = None  # entries that wait for the gate, or for the first one's transaction
+        self._awaiting = False  # the first entry waits for a transaction
         self.schema_version: int | None = None  # of its messages
         self.producer: Producer
 
@@ -116,8 +118,8 @@ class ProducerSession:
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
         """Opens a producer. Raises Unauthorized, TopicTerminated, IncompatibleSchema, InvalidSchema, ProducerBusy,
-        ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading a topic may raise. Nothing is left of it then,
-        and when it is cancelled. The port is not called before this returns."""
+        ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading a topic may raise. If it raises or is cancelled,
+        nothing is left of the producer. The port is not called before this returns."""
         options.check()
         topic_name, principal = TopicName.parse(options.topic), caller.principal
         await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)
@@ -165,12 +167,12 @@ class ProducerSession:
 
     @property
     def credit(self) -> int:
-        """Bytes that may be published now; 0: the port will get some."""
+        """Bytes that may be published now; 0: the port will get credit later."""
         return self._freed
 
     @property
     def last_sequence_id(self) -> int:
-        """Returns the highest sequence id in the log; -1: none is known."""
+        """The producer's highest sequence id in the log; -1: none is known."""
         return self.producer.last_sequence_id
 
     @property
@@ -183,7 +185,8 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, entry: Buffer) -> None:
-        """Publishes one entry's client-part (proto/entry.py), which is copied before this returns."""
+        """Publishes the client-part of an entry (proto/entry.py), which is copied before this returns. The port gets
+        the outcome. Closes the producer if it has no credit."""
         if self.producer.close_error is not None:
             return
         if self._freed <= 0:
@@ -212,7 +215,7 @@ class ProducerSession:
             self._publish(entry)
 
     def _publish(self, entry: Buffer) -> None:
-        """Publishes it below rates and quotas."""
+        """Publishes an entry while rates or a backlog quota apply: counts it, or refuses it if the quota says so."""
         topic, producer = self.topic, self.producer
         why, counts = topic.maintenance.refusal() if topic.maintenance.quota is not None else None, topic.gate.limited
         before = topic.log.queued_index if counts else 0
@@ -223,8 +226,8 @@ class ProducerSession:
             self._not_published(entry, published)
 
     def _not_published(self, entry: Buffer, published: bool | Awaited) -> None:
-        """Keeps the entry at the front if it waits for a transaction, and later ones after it; else it has its answer
-        already."""
+        """Puts the entry at the front of the waiting ones if it must wait for its transaction; else it was answered
+        already, and its credit is returned."""
         if isinstance(published, Awaited):
             self._awaiting = True
             if self._waiting is None:
@@ -235,7 +238,8 @@ class ProducerSession:
             self.on_freed(len(entry))
 
     def _go_on(self, error: MagnetarError | None) -> None:
-        """Goes on with the first waiting entry: what it needs is there, or it is refused with `error`."""
+        """Called when the transaction of the first waiting entry was joined, or failed with `error`: goes on
+        publishing, after refusing that entry if it failed."""
         self._awaiting = False
         if error is not None and self._waiting:
             entry = self._waiting.popleft()
@@ -247,7 +251,7 @@ class ProducerSession:
             self._give_credit()
 
     def _step(self) -> bool:
-        """Publishes the first waiting entry, as the gate is open; returns whether more wait."""
+        """Called when the gate is open: publishes the first waiting entry; returns whether more are to be published."""
         if self._awaiting:
             return False
         if self._waiting:
@@ -298,8 +302,8 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes the session, in order: what waits for the gate is refused, what is in the log gets its answer, the
-        topic forgets the producer."""
+        """Closes the session: refuses the entries that wait, waits until the published ones have their answers, and
+        removes the producer from the topic."""
         waiting = self._forget_waiting()
         for entry in waiting:
             self.producer.refuse(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))
@@ -309,7 +313,7 @@ class ProducerSession:
             self.leave()
 
     def leave(self) -> None:
-        """Ends at once. The port is not called any more. Idempotent."""
+        """Ends the session at once; the port is not called any more. Idempotent."""
         self._opened = False
         self._forget_waiting()
         self.topic.producers.leave(self.producer)

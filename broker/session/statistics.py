@@ -27,7 +27,7 @@ from ..topic.topic import Topic
 _LOG = logging.getLogger("magnetar.broker")
 
 OLDEST_S = 1.0
-"""Seconds for the read of a subscription's oldest message."""
+"""Seconds that reading a subscription's oldest message may take."""
 
 
 async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
@@ -110,14 +110,15 @@ async def of_subscription(
 
 
 def _name(type_: Registered | None) -> states.SubscriptionType:
-    """A type that is registered here alone is told by its name."""
+    """Returns the subscription type; a type that only this broker registers is its name."""
     if type_ is None:
         return states.SubscriptionType.NONE
     return states.SubscriptionType.__members__.get(type_.name, cast(states.SubscriptionType, type_.name))
 
 
 async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
-    """Returns when the oldest message came, in ms; 0: none, or not known: it is lost, or no bookie gives it in time."""
+    """Returns when the oldest message of the backlog was published, in ms; 0: there is none, or it cannot be read in
+    time."""
     try:
         async with asyncio.timeout(OLDEST_S):
             return await topic.maintenance.oldest_ms(subscription) or 0
@@ -137,7 +138,7 @@ def _consumer(consumer: Consumer, slots: list[values.SlotRange]) -> values.Consu
 
 
 def internals(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
-    """Returns the internal statistics of a topic's log. `cache_bytes`: of the broker."""
+    """Returns the internal statistics of a topic's log. `cache_bytes`: the size of the broker's cache."""
     log = topic.log
     return values.TopicInternalStats(
         state=log.state,

@@ -1,5 +1,5 @@
-"""Queries of any protocol about topics beside producing and consuming: owners, partitions, offsets, and changes of the
-set.
+"""Requests of any protocol about topics besides producing and consuming: owners, partitions, offsets, schemas, and
+changes of a namespace's topics.
 
 Any broker answers `lookup`, `partitions` and `watch`; `offsets` and `advance` are answered by the topic's owner
 (NotOwner). Guarding tests: tests/broker/grpc/test_services.py, tests/broker/cluster/test_topic_watch.py.
@@ -29,7 +29,7 @@ from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
 
 TIMES_MAX = 1000
-"""Most times that one request for offsets looks up: each costs some reads."""
+"""Most timestamps in one request for offsets: each costs some reads."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -49,17 +49,18 @@ class Partitions(msgspec.Struct, frozen=True):
 class Offsets(msgspec.Struct, frozen=True):
     """Indexes of a topic's messages."""
 
-    earliest: int  # of the oldest message still kept
-    end: int  # one past the newest
+    earliest: int  # index of the oldest message that is stored
+    end: int  # one past the index of the newest
     size: int  # bytes stored between them
-    by_time: list[int] = []  # the first one at or after each time; `end` where there is none
-    subscription: int = -1  # the first that is not acknowledged; -1: not asked for
-    aborted: int = 0  # messages of the range that was asked for
+    by_time: list[int] = []  # index of the first message at or after each time; `end` where there is none
+    subscription: int = -1  # index of the first message that is not acknowledged; -1: not asked for
+    aborted: int = 0  # messages of aborted transactions in the range that was asked for
     incarnation: int = 0  # of the topic; 0: not known
 
 
 def reached_by(broker: BrokerRecord, listener: str) -> str:
-    """Returns HOST:PORT of its gRPC for the callers of a listener. Raises NotFound."""
+    """Returns the address (HOST:PORT) at which callers of a listener reach the broker's gRPC. Raises NotFound if the
+    broker has no `magnetar://` URL for it."""
     if not listener:
         return broker.endpoint
     urls = (url for url in broker.pulsar.get(listener, ()) if url.startswith("magnetar"))
@@ -70,20 +71,20 @@ def reached_by(broker: BrokerRecord, listener: str) -> str:
 
 
 class Topics:
-    """The queries about topics besides producing and consuming."""
+    """The requests about topics besides producing and consuming."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def lookup(self, topic: TopicName, listener: str = "") -> Owner:
-        """Returns the owner of a topic, which need not exist. Unavailable: it is not known now. NotFound: the owner has
-        no such listener."""
+        """Returns the owner of a topic, which need not exist. Raises Unavailable if the owner is not known at the
+        moment, NotFound if the owner has no such listener."""
         owner = await self._broker.lookup(topic)
         return Owner(reached_by(owner, listener), owner.name == self._broker.name)
 
     async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
-        """Returns a topic's partitions. `create`: the topic is made, with its namespace's default, where it is missing
-        and that is allowed; `by_use`: one without partitions is not made before it is used."""
+        """Returns how many partitions a topic has. `create`: a missing topic is created with the default of its
+        namespace, if that is allowed; with `by_use`, one without partitions is only created when it is used."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return Partitions(0)  # a partition is used like a topic without partitions
@@ -100,9 +101,9 @@ class Topics:
         self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> Offsets:  # fmt: skip
-        """Returns the offsets of a topic. A durable `subscription` is made at the earliest message when it is missing.
-        `aborted_in`: a range of indexes, whose messages of aborted transactions are counted; an index without a message
-        that is none of them has lost its message. `incarnation`: see `check_incarnation`."""
+        """Returns the offsets of a topic. A missing `subscription` is created, durable, at the earliest message.
+        `aborted_in`: the range of indexes in which messages of aborted transactions are counted, so that a reader can
+        tell lost messages from aborted ones. `incarnation`: see `check_incarnation`."""
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
@@ -123,7 +124,8 @@ class Topics:
         return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted, made_ms)
 
     async def _one(self, name: TopicName) -> Topic:
-        """A partition, or a topic without partitions. NotAllowed: it has partitions. TopicNotFound."""
+        """Returns a partition or an unpartitioned topic. Raises NotAllowed if the topic has partitions, TopicNotFound.
+        """
         try:
             return await self._broker.topic(name, create=False)
         except TopicNotFound:
@@ -134,8 +136,8 @@ class Topics:
             raise NotAllowed(f"{name} has {count} partitions, and offsets are of one: ask for {first}") from None
 
     async def advance(self, name: TopicName, subscription_name: str, index: int, incarnation: int = 0) -> None:
-        """Acknowledges everything before the index, durably when this returns. Never moves backwards. `incarnation`:
-        see `check_incarnation`."""
+        """Acknowledges every message before the index; durable when this returns. Never moves the cursor backwards.
+        `incarnation`: see `check_incarnation`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
         subscription, shape = topic.subscription(subscription_name), topic.shown.shape
@@ -153,9 +155,10 @@ class Topics:
     async def watch(
         self, namespace: NamespaceName, after_revision: int, principal: Principal
     ) -> AsyncIterator[Told]:
-        """The topics of the namespace that the caller may look up, then each change of them, without a gap. What it
-        is granted later is not told as new: it asks again. Of a topic that it was not told of it is not told either
-        that it is gone: a caller that may not see everything always begins with the list."""
+        """Yields the topics of the namespace that the caller may look up, then each change of them, without a gap.
+        Topics that it may see only after a later grant are not reported: it must watch again. The removal of a topic
+        is reported only if the topic was. So for a caller that may not see everything `after_revision` is ignored: it
+        always gets the list first."""
         if may_everything(principal):
             async for told in self._broker.topic_feed().changes(namespace, after_revision):
                 yield told
@@ -176,7 +179,7 @@ class Topics:
 
 
 # ------------------------------------------------------------------------------------------------------- schemas
-# The schemas of topics, as clients and operators ask for them; any broker answers.
+# Requests of clients and operators about the schemas of topics; any broker answers.
 #
 # Guarding tests: tests/broker/grpc/test_schemas.py.
 
@@ -195,8 +198,8 @@ class Schemas:
         self._broker = broker
 
     async def get(self, topic: TopicName, version: int | None = None, incarnation: int = 0) -> SchemaVersion:
-        """Returns the newest schema, or that version. SchemaNotFound. TopicNotFound: `topic` is of another incarnation
-        than the caller means, before the schema was read or after it: a number means something in one of them alone."""
+        """Returns the newest schema, or that version. Raises SchemaNotFound, or TopicNotFound if the topic has another
+        incarnation than the caller means, before or after the read: a version number is valid in one of them only."""
         check = self._broker.catalog.check_incarnation
         await check(topic, incarnation)
         found = await self._broker.schemas.get(topic, version)
@@ -204,12 +207,13 @@ class Schemas:
         return found
 
     async def all(self, topic: TopicName) -> list[SchemaVersion]:
-        """Returns the versions that are not deleted, in their order. SchemaNotFound: there is none."""
+        """Returns the versions that are not deleted, in their order. Raises SchemaNotFound if there is none."""
         return await self._broker.schemas.all(topic)
 
     async def put(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
-        """Registers a schema; returns its version. The topic need not exist, its namespace does. `by_hand`: not by a
-        producer, so also where `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest, NotAllowed."""
+        """Registers a schema; returns its version. The namespace must exist, the topic need not. `by_hand`: an operator
+        registers it, which is allowed even if `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest,
+        NotAllowed."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register(topic, info, rules, user=user, by_hand=by_hand)
 
@@ -218,12 +222,13 @@ class Schemas:
         return await self._broker.schemas.find(topic, info)
 
     async def test(self, topic: TopicName, info: SchemaInfo) -> Tested:
-        """Whether it could be registered. InvalidRequest."""
+        """Returns whether the schema could be registered, and by which rule. Raises InvalidRequest if it is invalid."""
         mode = (await self._rules(topic)).compatibility
         return Tested(await self._broker.schemas.find_refusal(topic, info, mode) or "", mode)
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all versions; returns the newest of them; None: there were none."""
+        """Deletes all versions of the topic's schema. Returns the number of the newest one, or None if there were none.
+        """
         return await self._broker.schemas.delete(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaRules:

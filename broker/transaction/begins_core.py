@@ -1,11 +1,12 @@
-"""Begins: ids are given in blocks, to roles within their bounds, and to names of which one holder counts.
+"""Begins of transactions: ids are given in blocks, within the bounds of each role; of a name only the last holder
+counts.
 
-A block begins after a gap of random length, so that an id that was given does not tell another one.
-An id that is not used within `lease_s` is void. A begin of a name without a holder takes the name: a record, and what
-earlier holders have open is aborted when it is decided, and again when it is durable. Names and sinks are of a role
-(state_core.py). A name without a begin for `name_idle_s`, and a sink without a begin or a batch for `sink_idle_s`, is
-forgotten; the numbers of holders go on, so none is given twice. How long each was idle is noted at a hand-over, and
-NOTES times in that time, so a take-over counts on from there.
+A block begins after a gap of random length, so that nobody can guess other ids from one of them.
+An id that is not used within `lease_s` is void. A begin that gives a name and no holder takes the name over: this is a
+record. The open transactions of earlier holders are aborted when it is decided, and again when it is durable. Names and
+sinks are of a role (state_core.py). A name without a begin for `name_idle_s`, and a sink without a begin or a batch for
+`sink_idle_s`, is forgotten; the numbers of holders only grow, so none is given twice. How long each was idle is
+recorded at a hand-over, and NOTES times per that period, so the next owner counts on from there.
 Guards: tests/broker/transaction/test_names_and_sinks.py.
 """
 
@@ -65,13 +66,13 @@ from .table_core import COUNTER_MAX, EPOCH_MAX, IN_DOUBT, Ending, Live, Phase, s
 #
 # A topic joins before it stores an operation of the transaction. The end names what each participant stored, and a
 # participant that never joined means that something is lost: the transaction is aborted. A repeated end gets the answer
-# of the first one; an end in doubt waits (outcomes_core.py). A role ends, and writes in, what it began itself: of
-# another's it is answered as of an id that was never given (table_core.py).
+# of the first one; an end in doubt waits (outcomes_core.py). A role may end, and write in, only transactions that it
+# began: for those of another role it gets the answer for an id that was never given (table_core.py).
 # Guards: tests/broker/transaction/test_coordinator_walk.py.
 
 
 RECORD_BYTES_MAX = 4 << 20
-"""Most bytes of a commit, estimated: a record is one entry of the ledger."""
+"""Largest estimated size of a commit record in bytes: a record must fit into one entry of the ledger."""
 
 
 class Ends(Outcomes):
@@ -94,8 +95,8 @@ class Ends(Outcomes):
         live.participants[topic] = Participant(topic)
 
     def join_now(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
-        """Whether the topic is a participant of a transaction that is not in doubt and has not ended. Without an answer
-        to anybody: False says nothing, ask by a Join."""
+        """Makes the topic a participant without waiting, if the transaction is neither in doubt nor ended. Returns
+        whether it is one now; after False the caller must send a Join, which waits or answers why not."""
         if self.is_over:
             return False
         try:
@@ -118,7 +119,8 @@ class Ends(Outcomes):
             self._answer(intent, self._answer_ended(intent, state_of(found)))
 
     def _answer_ended(self, intent: End, state: TxnState) -> TxnState:
-        """Returns the answer to an end of a transaction that has ended, or raises why it was aborted."""
+        """Returns the state as the answer to an End of a transaction that has ended already. Raises why it was aborted
+        if `intent` is no abort, TransactionForgotten if its outcome is not kept any more."""
         if state is TxnState.COMMITTED or (intent.verb is Verb.ABORT and intent.txn >= self.state.forgotten):
             return state
         raise self._why_aborted(intent.txn)
@@ -150,8 +152,8 @@ class Ends(Outcomes):
         live.later.append(intent)
 
     def _participants(self, live: Live, listed: Sequence[Participant], now: float) -> list[Participant]:
-        """Returns the topics that joined, with what the client says of them. A receipt of a topic that never joined
-        cannot be: something of the transaction is lost, and it is aborted."""
+        """Returns the topics that joined, each with the entries that the client names. If the client names entries of a
+        topic that never joined, something is lost: aborts the transaction and raises TransactionAborted."""
         if not listed:
             return list(live.participants.values())
         said = {each.topic: each for each in listed}
@@ -224,8 +226,8 @@ class Batches(Ends):
         self._used_sinks: dict[Key, float] = {}
 
     def _has_batch(self, intent: Begin | CommitBatch, tag: Tag, now: float) -> bool:
-        """Whether the sink has the batch already. InvalidRequest, SinkFenced, BackPressure; MustWait while a batch of
-        it is in doubt."""
+        """Whether the sink has the batch already. Raises InvalidRequest, BackPressure if no more sinks are allowed,
+        SinkFenced if another query writes the sink, MustWait while a batch of the sink is in doubt."""
         owner, limits = intent.owner, self.limits
         if tag.batch < 0:
             raise InvalidRequest(f"the batches of a sink have numbers from 0, and not {tag.batch}")
@@ -290,7 +292,8 @@ class Batches(Ends):
             self._check_holder(each.owned.owner, each.owned.name, each.owned.holder)
 
     def _batch_ended(self, sink: SinkBatch, now: float) -> None:
-        """Aborts what else was begun for the batch, or for a query that the sink was taken from."""
+        """Handles that a batch of the sink is committed: aborts other transactions of this or an earlier batch, and
+        those of other queries; then handles the intents that waited for it."""
         key = sink.owner, sink.sink_id
         self._used_sinks[key] = now
         for txn in list(self._of_sink.get(key, ())):
@@ -305,12 +308,12 @@ class Batches(Ends):
 
 
 BLOCK_MAX = 1_000
-"""Most ids of one Begin."""
+"""Largest number of ids that one Begin gets."""
 BLOCKS = 64
-"""Divisor of the room that is left, which one Begin takes at most: those who take ids and do not use them leave some
-for the others."""
+"""A Begin gets at most this fraction (1 / BLOCKS) of the ids that may still be given, so that clients that do not use
+their ids leave some for the others."""
 NOTES = 24
-"""Notes of how long a name or a sink was idle, in the time after which it is forgotten."""
+"""How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
 
 class Begins(Batches):
@@ -382,7 +385,8 @@ class Begins(Batches):
         self._answer(intent, Begun(first, count, self.limits.lease_s, holder))
 
     def _take_ids(self, count: int) -> int:
-        """The first of so many ids in a row. Unavailable, NotOwner: there are none in this epoch."""
+        """Reserves `count` consecutive ids and returns the first. Raises NotOwner if this epoch has not enough left: it
+        ends, and the next one has new ids. Raises Unavailable if there is no next epoch either."""
         first = self._next + self._gap()
         if first + count - 1 > (self.epoch << COUNTER_BITS) + COUNTER_MAX:
             if self.epoch == EPOCH_MAX:
@@ -394,7 +398,8 @@ class Begins(Batches):
 
     # ------------------------------------------------------------------ what is idle
     def _look_at_idle(self, now: float) -> None:
-        """Forgets what was idle for too long, and notes how long the rest was."""
+        """Decides records that remove names and sinks that were idle too long, and records the idle times of the
+        rest."""
         limits, shortest = self.limits, min(self.limits.name_idle_s, self.limits.sink_idle_s)
         if now - self._idle_looked_at <= shortest / 1000:
             return
@@ -428,8 +433,8 @@ class Begins(Batches):
                 self._decide(note, None)
 
     def _idle_notes(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
-        """Yields new records of the names and sinks whose idle time in the record is wrong by a NOTES-th of the limit
-        or more."""
+        """Yields new records of names and sinks whose recorded idle time differs from the actual one by at least the
+        limit divided by NOTES. Those in `changing` are left out."""
         limits = self.limits
         for (owner, name), each in self.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)

@@ -1,13 +1,13 @@
-"""A coordinator that this broker has: the driver of one core, in one epoch.
+"""A transaction coordinator that runs at this broker: the driver of one core, in one epoch.
 
     running = await RunningCoordinator.load(…)      take-over, then it serves, and settles what was decided before
     state = await running.end(…)                    and the other questions; each has its deadline
     await running.close()                           in order: what is decided is written, what is open handed over
     await running.lose(error)                       at once; the next epoch reads the ledger
 
-Questions go to the core in the turn in which they are asked. One append is on its way at a time: the next one has all
-that was decided meanwhile, as one, and it is answered when that is durable. An append whose outcome is unknown ends
-this epoch: those who wait get OutcomeUnknown, never an outcome. Guards:
+Requests go to the core in the turn of the event loop in which they are made. One append is in flight at a time: the
+next one has all that was decided meanwhile, and its requests are answered when it is durable. An append whose outcome
+is unknown ends this epoch: requests that wait get OutcomeUnknown, never an outcome. Guards:
 tests/broker/grpc/test_transactions.py.
 """
 
@@ -66,21 +66,21 @@ from .together import Question
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
 TICK_S = 0.5
-"""Seconds between two looks at deadlines; also how long "done" may wait for another append to go with."""
+"""Seconds between two checks of deadlines; also how long a Done record may wait for an append that it can join."""
 ANSWER_S = 25.0
-"""Seconds that a question may take: below the time after which a client asks again."""
+"""Seconds that a request may take: less than the time after which a client repeats it."""
 
 GAP_MAX = 1 << 16
-"""Ids that are left out before a block, by chance: one that was given does not tell the next one. An epoch has 40 bits
-of ids, and so room for 33 million blocks."""
+"""Bound of the random number of ids that are left out before a block, so that ids cannot be guessed. An epoch has 40
+bits of ids, which are 33 million blocks on average."""
 
 
 Publish = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
-"""The messages of a half, in a transaction (broker/node/internal_producer.py)."""
+"""Publishes the messages of a half in a transaction; returns its participants (broker/node/internal_producer.py)."""
 
 
 class RunningCoordinator:
-    """A coordinator that this broker has."""
+    """A transaction coordinator that runs at this broker, in one epoch."""
 
     def __init__(
         self, world: World, log: CoordinatorLog, core: Coordinator, topics: Topics, publish: Publish, close_s: float,
@@ -110,7 +110,8 @@ class RunningCoordinator:
         cls, world: World, log: CoordinatorLog, limits: Limits, topics: Topics, publish: Publish, close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
-        """Takes it over. CoordinatorFenced; DataLost; Unavailable and others."""
+        """Takes the coordinator of `log` over and starts it. Raises CoordinatorFenced if another broker was faster,
+        DataLost if its ledger is lost or damaged, and the errors of the metadata and the bookies."""
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         rng = world.rng
@@ -134,14 +135,16 @@ class RunningCoordinator:
         return found
 
     async def join(self, txn: TxnId, topic: str, owner: str | None = None) -> Joined:
-        """Joins a topic. `topic` is empty: none joins, and its time begins. InvalidRequest: the role did not begin it;
-        `owner` is None: a topic asks by itself."""
+        """Makes `topic` a participant; returns the state, or the settlement that the topic still has to store. With an
+        empty `topic` only the timeout of the transaction begins. `owner` is the role that writes; None: the topic
+        itself asks. Raises InvalidRequest if another role began the transaction."""
         state = await self._state(lambda to: Join(to, txn.least, topic, owner))
         owed = self.core.owed(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
     def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
-        """Whether the topic is a participant. False: `join`, which waits while it is in doubt, or says why not."""
+        """Joins like `join` without waiting; returns whether the topic is a participant now. After False call `join`,
+        which waits while the transaction is in doubt, or raises."""
         return self.core.join_now(txn[1], topic, owner, self._clock.monotonic())
 
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
@@ -152,7 +155,7 @@ class RunningCoordinator:
         self, to: Question, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
-        """Ends a transaction like `end`, with others that came together; answered by a TxnState, or an error."""
+        """Ends a transaction like `end`, without waiting: `to` gets the answer, a TxnState or an error."""
         intent = End(to, txn.least, verb, owner, participants, prepared_s, visible)
         self._do(self.core.receive(intent, self._clock.monotonic()))
 
@@ -167,7 +170,8 @@ class RunningCoordinator:
     async def commit_batch(
         self, owner: str, txns: Mapping[TxnId, Sequence[Participant]], tag: Tag | None = None, *, adopt: bool = False
     ) -> bool:
-        """Whether the sink had the batch already."""
+        """Commits the transactions together, as the batch of a sink if `tag` is given. Returns True if the sink had the
+        batch already: then nothing is committed."""
         least = {txn.least: participants for txn, participants in txns.items()}
         sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
         found = await self._ask(lambda to: CommitBatch(to, owner, least, *sink, adopt))
@@ -175,8 +179,8 @@ class RunningCoordinator:
         return found
 
     async def status(self, txn: TxnId, owner: str | None = None) -> TxnState:
-        """Returns the state of a transaction. InvalidRequest: the role did not begin it; `owner` None: an operator
-        asks."""
+        """Returns the state of a transaction. `owner` is the role that asks; None: an operator. Raises InvalidRequest
+        if another role began it."""
         return await self._state(lambda to: Status(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
@@ -201,23 +205,26 @@ class RunningCoordinator:
     async def prepare_half(
         self, half: TxnId, owner: str, group: str, check_key: str, messages: list[HalfMessage], check_after_s: float
     ) -> TxnState:
-        """Stores a half; returns PREPARED, or an outcome, if it has one. Raises BackPressure, InvalidRequest,
-        TransactionAborted."""
+        """Stores a half message; returns PREPARED, or its outcome if it has one already. Raises BackPressure if there
+        is no room, InvalidRequest, TransactionAborted if its id is void."""
         return await self._state(
             lambda to: PrepareHalf(to, half.least, owner, group, check_key, messages, check_after_s)
         )
 
     async def end_half(self, half: TxnId, verb: HalfVerb, owner: str, check: int = 0, why: str = "") -> TxnState:
-        """Ends a half; returns its outcome. Raises HalfParked, TransactionAborted, TransactionEnded,
-        TransactionForgotten, and why it is not published."""
+        """Ends a half message, or answers the check of number `check`; returns its outcome, or PREPARED if it has none
+        yet. Raises HalfParked, TransactionAborted, TransactionEnded, TransactionForgotten, or the error with which
+        publishing failed."""
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
     async def change_half(self, half: TxnId, verb: HalfChange) -> None:
-        """Changes a half for an operator. Raises NotFound, TransactionEnded, and why it is not published."""
+        """Changes a half message for an operator. Raises NotFound if it is not known, TransactionEnded if it has ended
+        otherwise, or the error with which publishing failed."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskHalf, None]:
-        """Yields the questions to a member of the group, until it is closed. NotOwner: the coordinator moves."""
+        """Makes the caller a member of the group and yields the checks that it must answer, until the generator is
+        closed. Raises NotOwner if the coordinator moves."""
         with self._halves.member() as member:
             try:
                 await self._ask(lambda to: WatchHalves(to, member, owner, group))
@@ -232,7 +239,7 @@ class RunningCoordinator:
         return self.core.halves.rows(now, half.least if half is not None else None, group, limit)
 
     def half_statistics(self) -> dict[str, int]:
-        """Returns the numbers of open and parked halves, their bytes; and counters since the take-over."""
+        """Returns the numbers of open and parked half messages and their bytes, and counters since the take-over."""
         return {**self.core.halves.counters, **self.core.halves.statistics()}
 
     def _published(self, each: PublishHalf, listed: list[Participant]) -> None:
@@ -248,7 +255,7 @@ class RunningCoordinator:
         return self.core.rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
-        """Returns statistics; `committed` and what is after it count since the take-over."""
+        """Returns gauges of the core and of settling, and counters since the take-over."""
         counters = self.core.counters
         return {
             **self.core.statistics(), "begun": counters.begun, "settled": counters.settled,
@@ -257,11 +264,12 @@ class RunningCoordinator:
         }  # fmt: skip
 
     def abort_counts(self) -> dict[str, int]:
-        """Returns the aborts by reason, since the take-over."""
+        """Returns the number of aborts since the take-over, by reason."""
         return {reason.name.lower(): self.core.counters.aborted.get(reason, 0) for reason in Reason}
 
     def lasted(self) -> tuple[Sequence[int], float]:
-        """Returns how long transactions were open until their outcome: counts by LASTED_S, and the sum in seconds."""
+        """Returns the histogram of how long transactions were open: counts by the bounds LASTED_S, and the sum in
+        seconds."""
         return self.core.counters.lasted, self.core.counters.lasted_s
 
     @property
@@ -314,8 +322,8 @@ class RunningCoordinator:
 
     # ------------------------------------------------------------------ writing
     def _write(self) -> None:
-        """Appends all that was decided, as one: in the turn after the first decision, or when the last append is
-        durable."""
+        """Appends all records that were decided, in one append. Called in the turn after the first decision, and when
+        the last append is durable."""
         if self._is_stopped:
             return
         append = self.core.take_append()
@@ -345,7 +353,7 @@ class RunningCoordinator:
             self._fail(error)
 
     async def _append(self, append: Append, failed: MagnetarError | None) -> None:
-        """Appends where a ledger has to be made first, or the last one failed."""
+        """Appends where a ledger must be created first, or where the append of these records failed with `failed`."""
         try:
             await self.log.append(append.records, self.core.state, failed)
         except MagnetarError as error:
@@ -364,7 +372,7 @@ class RunningCoordinator:
             self._write()
 
     def _fail(self, error: BaseException) -> None:
-        """Ends the epoch after a fault of the program, as after an append of unknown outcome."""
+        """Ends the epoch after an internal error, like after an append of unknown outcome."""
         _LOG.error("coordinator %d fails", self.number, exc_info=error)
         self._start_ending(self._lose(InternalError(f"coordinator {self.number} fails: {error}")))
 
@@ -382,7 +390,7 @@ class RunningCoordinator:
         return self.core.is_over
 
     async def is_ours(self) -> bool:
-        """Whether no other broker has taken it over, as the metadata says."""
+        """Whether the metadata says that no other broker has taken the coordinator over."""
         return await self.log.is_ours()
 
     def _start_ending(self, work: Any) -> None:
@@ -392,8 +400,8 @@ class RunningCoordinator:
         self._ending = asyncio.get_running_loop().create_task(work, name=f"end of coordinator {self.number}")
 
     async def close(self) -> None:
-        """Closes the coordinator: it hands over what is open, and the next owner goes on with it. If that fails, it is
-        as after a crash."""
+        """Closes the coordinator and hands its open transactions over to the next owner. If the hand-over fails, the
+        next owner recovers as after a crash."""
         self._start_ending(self._close())
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)

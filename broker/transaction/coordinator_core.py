@@ -1,9 +1,9 @@
 """The core of a coordinator in one epoch: which transactions are committed. It decides, and waits for nothing.
 
     effects = coordinator.receive(End(request, txn, Verb.COMMIT, …), now)     an intent
-    append = coordinator.take()                                               all that was decided: one append
-    effects = coordinator.appended(append.number, now)                        a fact
-    effects = coordinator.settled(txn, topic, now) | tick(now) | given_up()
+    append = coordinator.take_append()                                        all that was decided: one append
+    effects = coordinator.on_appended(append.number, now)                     a fact
+    effects = coordinator.on_settled(txn, topic) | tick(now) | given_up()
 
     OPEN ─commit→ COMMITTING ─appended→ COMMITTED ─every participant settled→ done
      │ └─prepare→ PREPARING ─appended→ PREPARED ─commit→ COMMITTING
@@ -14,20 +14,20 @@ Rules (docs/transactions.md)
 - **Commit is a record.** A transaction is committed when its record is durable, and aborted when there is none and none
   can come. So "aborted" is answered of an id of this epoch that is in no table, and of one of an earlier epoch of which
   the ledger says nothing: its coordinator cannot append any more.
-- **Doubt.** While a record of a transaction is on its way nothing is answered about its id: the questions wait in
-  `later` and are asked again when the record is durable. When the append is unknown, `given_up` ends them without an
+- **Doubt.** While a record of a transaction is in flight nothing is answered about its id: intents wait in `later` and
+  are handled when the record is durable. If the outcome of the append is unknown, `given_up` answers them without an
   outcome, and the next epoch reads the ledger.
-- **One decision.** Ids are unique, a decision takes the transaction out of the states that others may start from, and
+- **One decision.** Ids are unique, a decision moves the transaction out of the phases in which it may be decided, and
   all happens in one event loop: two commits make one record.
-- **Settling.** An outcome that is durable is kept until each participant has stored it (`Done`). Results stay for
-  `retention_s` after that: `tick` notes the lowest id that is not done, and forgets what is below it when that time has
-  passed. A participant is never told "forgotten", but ABORTED: what it does not know the outcome of was not committed,
-  for a commit is done only after each participant has stored it (invariant 87).
+- **Settling.** A durable outcome is kept until each participant has stored it (`Done`), and for `retention_s` after
+  that: `tick` remembers the lowest id that is not done, and discards the outcomes below it when that time has passed. A
+  participant that asks then is answered ABORTED: if it does not know the outcome, there was no commit, for a commit is
+  done only after each participant has stored it (invariant 87).
 - **Time** is monotonic; deadlines begin anew in a new epoch and are never shortened.
 
-`Coordinator` is built up from what each module decides: ids (table_core.py), one append with all that was decided
-(outcomes_core.py), joins and ends (begins_core.py), batches of sinks (begins_core.py), begins and names
-(begins_core.py). This module receives, applies what is durable, and passes time; halves_core.py is a part of it.
+`Coordinator` inherits from one class per decision: the table of ids (table_core.py), outcomes and appends
+(outcomes_core.py), joins, ends, batches of sinks, begins and names (begins_core.py). This module receives intents,
+applies durable records, and handles deadlines; it owns the half messages (halves_core.py).
 Guards: tests/broker/transaction/.
 """
 
@@ -88,26 +88,26 @@ from .state_core import State
 from .table_core import IN_DOUBT, Lease, Live, Phase, state_of
 
 MARKS = 8
-"""Notes of the lowest id that is not done, per retention."""
+"""How often per `retention_s` the lowest id that is not done is remembered."""
 HANDED_MAX = 500
-"""Transactions in one record of a hand-over."""
+"""Most open transactions, and most leases, in one record of a hand-over."""
 
 
 class Coordinator(Begins):
-    """A coordinator's epoch. `state` is what its ledger says, and from here on this object alone applies records to it.
-    """
+    """The core of one epoch of a coordinator. `state` is that of its ledger; from now on only this object applies
+    records to it."""
 
     def __init__(
         self, number: int, epoch: int, state: State, limits: Limits, now: float, gap: Callable[[], int]
     ) -> None:
-        """Begins an epoch. `gap`: how many ids are left out before those that are given next, by chance."""
+        """Begins an epoch. `gap` returns the random number of ids to leave out before the next block."""
         super().__init__(number, epoch, state, limits, now, gap)
         self._marks: deque[tuple[float, int]] = deque()
         self.halves = Halves(state.halves, limits.halves, self, epoch, now)
 
     # ------------------------------------------------------------------ intents
     def start(self, now: float) -> list[Effect]:
-        """The first effects: what earlier epochs decided is settled."""
+        """Takes up the transactions of earlier epochs; returns the first effects, which settle what these decided."""
         for handed in self.state.handed:
             if handed.epoch == self.epoch - 1:
                 self._take_handed(handed, now)
@@ -282,7 +282,8 @@ class Coordinator(Begins):
 
     # ------------------------------------------------------------------ time
     def tick(self, now: float) -> list[Effect]:
-        """Passes deadlines and forgets old outcomes; returns the effects. To be called about once a second."""
+        """Aborts transactions after their deadlines and discards old outcomes; returns the effects. Must be called
+        about once a second."""
         if self.is_over:
             return []
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -316,7 +317,8 @@ class Coordinator(Begins):
 
     # ------------------------------------------------------------------ the end of the epoch
     def given_up(self) -> list[Effect]:
-        """Ends all that waits, without an outcome: the next epoch reads the ledger."""
+        """Ends the epoch and answers every waiting request without an outcome, by OutcomeUnknown or NotOwner: the next
+        epoch reads the ledger. Returns the effects."""
         self.is_over = True
         waiting: list[Intent] = [intent for live in self._live.values() for intent in live.later]
         waiting += [each.intent for each in (*self._gathered, *self._writing) if each.intent is not None]
@@ -337,8 +339,8 @@ class Coordinator(Begins):
         return self.take_effects()
 
     def hand_over(self, now: float) -> list[AnyRecord]:
-        """Returns the records with which the next epoch goes on. `is_over` holds and nothing is on its way: nothing is
-        decided after it."""
+        """Returns the records with which the next epoch goes on. `is_over` must be set, no append may be in flight, and
+        nothing may be decided afterwards."""
         assert self.is_over, "nothing is decided after a hand-over"
         assert not [*self._writing, *self._gathered], "nothing is in doubt at a hand-over"
         opened = [
@@ -360,8 +362,8 @@ class Coordinator(Begins):
     # ------------------------------------------------------------------ views
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is open, prepared or unsettled, nor a half to be asked about: it may be left alone until a
-        client asks."""
+        """Whether no transaction is open, prepared or unsettled, and no half message must be checked: no broker needs
+        to load the coordinator before a client asks."""
         open_ = self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared
         return not open_ and self.state.halves.is_idle
 

@@ -1,17 +1,17 @@
-"""The coordinators of the cluster as one broker sees them: those it has, and who has the others.
+"""The transaction coordinators of the cluster as one broker sees them: those it owns, and the owners of the others.
 
-    await coordinators.find(number)        who has it; this broker takes one that no broker has
-    await coordinators.here(number)        the running one; NotOwner elsewhere
-    await coordinators.join(txn, topic)    and tell, abort_open: `Coordinators` of broker/common/transactions.py, here
-                                           or over the network
-    await coordinators.look_after()        loads those that no broker has and that have something to do
-    await coordinators.close() | drop(…)   gives them back
+    await coordinators.find(number)        its owner; this broker takes one that no broker owns
+    await coordinators.here(number)        the running one; NotOwner if another broker owns it
+    await coordinators.join(txn, topic)    and get_facts, abort_open: `Coordinators` of broker/common/transactions.py,
+                                           here or over the network
+    await coordinators.look_after()        loads those that no broker owns and that have something to do
+    await coordinators.close() | drop(…)   closes them, or drops them at once
 
 There is a fixed number of coordinators, set by the first transaction of the cluster. A coordinator has its owner as a
 bundle of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic
-(`assign_topic`), and is loaded by the first question. So a cluster without transactions loads none, and not their
+(`assign_topic`), and is loaded by the first request. So a cluster without transactions loads none, and not their
 code. After a crash there may be no client that asks: each broker looks for coordinators that have no owner, and loads
-them, so that what is decided is settled. Guards: tests/broker/grpc/test_transactions.py.
+them, so that decided transactions are settled. Guards: tests/broker/grpc/test_transactions.py.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ASSIGN_TOPIC = TopicName.parse("persistent://pulsar/system/transaction_coordinat
 
 
 def assign_topic(number: int) -> TopicName:
-    """The partition whose owner has the coordinator."""
+    """Returns the partition of ASSIGN_TOPIC whose owner owns the coordinator."""
     return ASSIGN_TOPIC.with_partition(number)
 
 
@@ -85,7 +85,8 @@ def limits_of(config: BrokerConfig) -> Limits:
 
 
 class TransactionCoordinators:
-    """The coordinators as one ownership session of this broker sees them. `is_settled`: what it owns is known."""
+    """The coordinators as one ownership session of this broker sees them. `is_settled` returns whether the broker knows
+    what it owns; before that it takes no coordinator."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
@@ -109,7 +110,7 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ finding
     async def count(self) -> int:
-        """Returns how many coordinators there are; the first question of the cluster fixes it."""
+        """Returns how many coordinators there are. The first call in the cluster stores the number, for good."""
         if not self._count:
             wanted = self._config.transaction_coordinators
             found = await update_record(
@@ -121,12 +122,12 @@ class TransactionCoordinators:
         return self._count
 
     async def count_now(self) -> int:
-        """Returns the number of coordinators like `count`; changes nothing."""
+        """Returns the number of coordinators like `count`, without storing it."""
         fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
         return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
 
     async def owners(self) -> list[str]:
-        """The name of the broker that has each coordinator; empty: none has. Changes nothing."""
+        """Returns for each coordinator the name of the broker that owns it, or "". Changes nothing."""
         found = []
         for number in range(await self.count_now()):
             owner = await get_record(self._metadata, owner_path(number), OwnerRecord)
@@ -134,14 +135,15 @@ class TransactionCoordinators:
         return found
 
     async def has_begun(self, number: int) -> bool:
-        """Whether it was ever loaded; changes nothing. NotFound: there is none of that number."""
+        """Whether the coordinator was ever loaded; changes nothing. Raises NotFound if `number` is too large."""
         count = await self.count_now()
         if number >= count:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
         return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None
 
     async def find(self, number: int) -> BrokerRecord:
-        """Returns the broker that has it; this one, if no broker did. NotFound: no such coordinator. Unavailable."""
+        """Returns the broker that owns the coordinator; if there was none, this broker becomes the owner. Raises
+        NotFound if there is no such coordinator, Unavailable if this broker takes none at the moment."""
         await self._check_number(number)
         if number in self._loaded:
             return self._ownership.me
@@ -155,11 +157,12 @@ class TransactionCoordinators:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
 
     def here_now(self, number: int) -> RunningCoordinator | None:
-        """Returns the coordinator like `here`, if it runs here; else None."""
+        """Returns the coordinator if it runs at this broker, else None."""
         return self._loaded.get(number)
 
     async def here(self, number: int) -> RunningCoordinator:
-        """Returns a coordinator that this broker has. NotOwner: another broker has it, in the field `owner`."""
+        """Returns a coordinator that this broker owns, after loading it if necessary. Raises NotOwner if another broker
+        owns it; the field `owner` names that one."""
         found = self._loaded.get(number)
         if found is not None:
             return found
@@ -235,7 +238,7 @@ class TransactionCoordinators:
         self, number: int, here: Callable[[RunningCoordinator], Awaitable[Answer]],
         there: Callable[[str], Awaitable[Answer]],
     ) -> Answer:  # fmt: skip
-        """Asks a coordinator, here or at the broker that has it."""
+        """Asks a coordinator by `here`, or by `there` with the endpoint of the broker that owns it."""
         running = self._loaded.get(number)
         if running is not None:
             return await here(running)
@@ -261,7 +264,7 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ upkeep
     async def look_after(self) -> None:
-        """Loads coordinators that have no owner and were not closed with nothing left to do."""
+        """Loads the coordinators that have no owner, except those that were closed with nothing left to do."""
         if not self._is_settled() or self._closed:
             return
         for name in await self._metadata.children(paths.COORDINATORS):
@@ -285,7 +288,7 @@ class TransactionCoordinators:
         return found is not None and not found[0].idle
 
     async def validate(self) -> None:
-        """Loses, in a new metadata session, the coordinators that another broker took over meanwhile."""
+        """Drops, after a new metadata session, the coordinators that another broker took over meanwhile."""
         for running in list(self._loaded.values()):
             if not self._ownership.owns_path(owner_path(running.number)) or not await running.is_ours():
                 await running.lose(NotOwner(f"coordinator {running.number} was taken over; look it up again"))
@@ -296,14 +299,14 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes all coordinators; the ownership is given back by the caller."""
+        """Closes all coordinators. The caller must release the ownership afterwards."""
         self._closed = True
         await self._loading.drain()
         await asyncio.gather(*[running.close() for running in self.loaded])
         await self.peers.close()
 
     async def drop(self, error: MagnetarError) -> None:
-        """Drops all coordinators at once: other brokers may have them."""
+        """Drops all coordinators at once, without a hand-over: other brokers may own them already."""
         self._closed = True
         await asyncio.gather(*[running.lose(error) for running in self.loaded])
         await self.peers.close()

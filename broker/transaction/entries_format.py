@@ -1,4 +1,4 @@
-"""The bytes of a coordinator's ledger.
+"""The format of the entries of a coordinator's ledger.
 
     entry = magic "MX" | version u8 | kind u8 | number u32 | crc32c u32 | body
 
@@ -8,9 +8,9 @@
 
 The body is JSON: a list of records (broker/transaction/records_core.py), each a list that begins with its number.
 Big-endian; `number` is the entry's id in the ledger; the checksum covers the 8 bytes before it and the body. The
-version is that of proto/versions.py. A ledger that the metadata names has a whole snapshot: it was named after that was
-stored. What does not parse is damage (DamagedCoordinator): the coordinator is not loaded, for it could answer "aborted"
-of a commit.
+version is that of proto/versions.py. A ledger that the metadata names has a whole snapshot, because it is named after
+the snapshot is stored. An entry that does not parse is damage (DamagedCoordinator): the coordinator is not loaded, for
+it could answer "aborted" for a committed transaction.
 
 Example: an entry that says that the transactions below 7 are forgotten, as entry 3 of its ledger:
 
@@ -45,7 +45,7 @@ _DECODER = msgspec.json.Decoder(list[AnyRecord])
 
 
 class DamagedCoordinator(ValueError):
-    """The bytes are not (an entry of) a coordinator's ledger."""
+    """Raised when bytes are not an entry of a coordinator's ledger, or a ledger is not one of a coordinator."""
 
 
 class Entry(NamedTuple):
@@ -56,13 +56,13 @@ class Entry(NamedTuple):
 
 
 def encode(records: Iterable[AnyRecord], first: int) -> list[bytes]:
-    """The entries of the records, from entry id `first` on."""
+    """Returns the entries with these records; the first one gets the entry id `first`."""
     bodies = _bodies(records)
     return [_entry(RECORDS, first + number, body) for number, body in enumerate(bodies)]
 
 
 def encode_snapshot(records: Iterable[AnyRecord]) -> list[bytes]:
-    """The entries that a ledger begins with."""
+    """Returns the entries of a snapshot with these records, with which a ledger begins."""
     bodies = _bodies(records) or [b"[]"]
     last = len(bodies) - 1
     return [_entry(SNAPSHOT_END if number == last else SNAPSHOT, number, body) for number, body in enumerate(bodies)]
@@ -87,7 +87,7 @@ def _entry(kind: int, number: int, body: bytes) -> bytes:
 
 
 def decode(entry: bytes, number: int, where: str) -> Entry:
-    """Decodes an entry. Raises DamagedCoordinator; NewerFormat."""
+    """Decodes the entry of id `number`. Raises DamagedCoordinator, or NewerFormat if a later version wrote it."""
     if len(entry) < HEAD_BYTES:
         raise DamagedCoordinator(f"{where}: entry {number} of {len(entry)} bytes is too short")
     magic, version, kind, found = _HEAD.unpack_from(entry)

@@ -1,12 +1,12 @@
-"""The work for half messages outside their coordinator's core: members that are asked, and tasks that publish.
+"""The driver of half messages: connected members that answer checks, and tasks that publish committed half messages.
 
     work = HalfWork(publish, published, not_published)
-    with work.member() as member: …            what `put_question` has for it: `await member.next()`
-    work.ask(AskHalf) | work.publish(PublishHalf)      effects of the core
-    await work.close()                          members are told; what is being published is given up
+    with work.member() as member: …                           `await member.next()` returns its next check
+    work.put_question(AskHalf) | work.publish(PublishHalf)    effects of the core
+    await work.close()                                        ends the members and cancels what is being published
 
-A half is published by a task of its own, AT_ONCE at a time, within PUBLISH_S: then its transaction is over. What is
-given up at the end of the epoch is published in a transaction that the next epoch aborts. Guards:
+Each half message is published by its own task, AT_ONCE at a time, within PUBLISH_S: then its transaction times out.
+What is cancelled at the end of the epoch was published in a transaction that the next epoch aborts. Guards:
 tests/client/transactions/test_halves.py.
 """
 
@@ -28,20 +28,20 @@ from .records_core import HalfMessage, Participant
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
 AT_ONCE = 64
-"""Halves that one coordinator publishes at a time."""
+"""Half messages that one coordinator publishes at a time."""
 
 
 class PublishesHalves(Protocol):
     """Publishes half messages in a transaction (broker/node/internal_producer.py)."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
-        """Publishes; returns each topic's receipts. An error: some may be in their topics, and the transaction must not
-        commit."""
+        """Publishes the messages; returns each topic with its receipts. If it raises, some may be in their topics, and
+        the transaction must not commit."""
         ...
 
 
 class Member:
-    """A process that is asked."""
+    """A connected process that answers checks of half messages."""
 
     def __init__(self) -> None:
         self._asked: deque[AskHalf] = deque()
@@ -57,7 +57,7 @@ class Member:
         self._changed.set()
 
     async def next(self) -> AskHalf:
-        """Returns the next question. NotOwner: the coordinator moves."""
+        """Waits for the next check and returns it. Raises NotOwner if the coordinator moves."""
         while not self._asked:
             if self._over is not None:
                 raise self._over
@@ -67,7 +67,7 @@ class Member:
 
 
 class HalfWork:
-    """The members and tasks of one coordinator's halves."""
+    """The members and publishing tasks for the half messages of one coordinator."""
 
     def __init__(
         self, publish: PublishesHalves, published: Callable[[PublishHalf, list[Participant]], None],

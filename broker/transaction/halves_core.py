@@ -1,8 +1,8 @@
 """Half messages of one coordinator: stored, not published, until their group says commit. A part of Coordinator.
 
     halves.receive(PrepareHalf | EndHalf | ChangeHalf | WatchHalves, now)       intents
-    halves.left(member) | published(…) | not_published(…) | tick(now)           facts
-    halves.durable(record) | committed(half)                                    facts, of the coordinator
+    halves.remove_member(member) | published(…) | not_published(…) | tick(now)  facts
+    halves.durable(record) | remove_half(half)                                  facts, of the coordinator
 
     STORING ─stored→ WAITING ⇄ ASKED ─commit→ PUBLISHING ─published→ COMMITTING ─durable→ committed
                       │   ↑      └─rollback→ ROLLING_BACK ─durable→ rolled back
@@ -13,19 +13,19 @@ Rules (docs/transactions.md, Half messages)
 - **One decision.** A half is committed by the COMMIT record of the transaction that publishes it, which names it
   (Committed.half): so it is visible exactly if it is committed, and once. A crash before that record leaves an aborted
   transaction and an undecided half. The first decision takes it out of the phases that another one may start from.
-- **Doubt.** In a phase of `DECIDING` nothing is answered about it: intents wait in `later`.
-- **Roles.** Another role than the one that prepared a half is answered as of an id that was never given, whatever
-  became of the half; a role has a share of the bytes and of the members (`ROLE_SHARE`).
-- **Check-back.** `check_after_s` after it was stored, a member of its group, and of its role, is asked; one at
-  a time, each time another one if there is one. Then the pause is `pause_s`, and doubles up to `pause_s_max`. A
-  member that leaves is replaced at once, the second time after a pause: a question that kills its process does not kill
-  one after the other. While no member is connected nothing is asked, and nothing is counted.
-- **Parked, never dropped.** `unknown_max` answers of UNKNOWN, the age `open_s`, or an error that will stay when it is
-  published park it: only an operator commits, rolls back or revives it. Only an answer counts: a check that failed, was
-  not answered, or could not be asked does not.
+- **Doubt.** In a phase of `DECIDING` nothing is answered about the half: intents wait in `later`.
+- **Roles.** A role that did not prepare a half gets the answer for an id that was never given, whatever became of the
+  half; a role has a share of the bytes and of the members (`ROLE_SHARE`).
+- **Check-back.** `check_after_s` after a half was stored, a member of its group and role is asked; one at a time, each
+  time another one if there is one. Then the pause is `pause_s`, and doubles up to `pause_s_max`. If the member leaves,
+  the next one is asked at once, but the second time after a pause: a check that crashes its process does not crash one
+  after the other. While no member is connected nothing is asked, and nothing is counted.
+- **Parked, never dropped.** A half is parked after `unknown_max` answers of UNKNOWN, at the age `open_s`, or if
+  publishing fails with an error that retrying cannot change: only an operator commits, rolls back or revives it. Only
+  answers count: a check that failed, was not answered, or could not be asked does not.
 - **Durable**: the messages, the group, the count of UNKNOWN, the age, parked. A late or repeated UNKNOWN counts once,
   because each question has a number.
-- **Time** is monotonic; the age goes on in a new epoch from what was noted last, and is never too large.
+- **Time** is monotonic; in a new epoch the age goes on from the last HalfNoted, and is never too large.
 
 Guards: tests/broker/transaction/test_halves.py, tests/broker/transaction/test_halves_walk.py.
 """
@@ -82,23 +82,23 @@ if TYPE_CHECKING:
 
 WHY_MAX = 300
 ASKED_MAX = 16
-"""Questions to one member at a time."""
+"""Most checks that one member has to answer at a time."""
 MEMBERS_MAX = 10_000
 ROLE_SHARE = 4
-"""Divisor of the bytes, and of the members, that one role may have."""
+"""One role may have this fraction (1 / ROLE_SHARE) of the bytes and of the members."""
 PUBLISH_S = 30.0
-"""Seconds that a transaction which publishes a half may take: readers of its topics wait for no longer."""
+"""Timeout of a transaction that publishes a half: readers of its topics wait no longer."""
 TRIES_S = 60.0
-"""Seconds for which a commit whose messages cannot be published is tried again, and then answered."""
+"""Seconds for which publishing is retried before the commit is answered with the error."""
 TRY_PAUSE_S_MAX = 5.0
 MARKS = 8
-"""Groups of outcomes that are forgotten together, per retention."""
+"""Outcomes are discarded in groups: this many groups per `retention_s`."""
 NOTES = 24
-"""Notes of an age, per `open_s`: what a take-over may take from it."""
+"""How often per `open_s` the age of a half is recorded: a take-over may lose that part of its age."""
 
 
 class Phase(enum.Enum):
-    """The phase of a half without an outcome."""
+    """The phase of a half message without an outcome."""
 
     STORING = "storing"
     WAITING = "waiting"
@@ -120,22 +120,22 @@ _SHOWN = {
 
 
 class MustWait(Exception):
-    """Raised when the intent waits for what is on its way."""
+    """Raised when an intent was queued until a record that is in flight is durable."""
 
 
 class Half(msgspec.Struct):
-    """A half that has no outcome."""
+    """A half message that has no outcome."""
 
     record: HalfStored
     born: float  # its age is counted from here
     phase: Phase
     later: list[Intent] = msgspec.field(default_factory=list)
-    due: float = 0.0  # when it is looked at again
-    asks: int = 0  # since it was stored, loaded or revived
+    due: float = 0.0  # the time of its next deadline
+    asks: int = 0  # checks since it was stored, loaded or revived
     lost: int = 0  # members that left while they were asked
-    member: object = None  # that is asked, or was last
-    check: int = 0  # the number of that question
-    txn: int = 0  # that publishes it; 0: none at the moment
+    member: object = None  # the member that is asked, or was last
+    check: int = 0  # the number of that check
+    txn: int = 0  # the transaction that publishes it; 0: none at the moment
     tries: int = 0
     try_until: float = 0.0
     why: str = ""  # the last failure
@@ -146,13 +146,13 @@ class Half(msgspec.Struct):
 
 
 class Member(msgspec.Struct):
-    """A member of a group, and the halves that it is asked about."""
+    """The half messages that one member of a group is being asked about."""
 
     asked: set[int] = msgspec.field(default_factory=set)
 
 
 class Group(msgspec.Struct):
-    """The group of a role and a name; kept while it has halves or members."""
+    """A group of half messages, by role and name; it exists while it has halves or members."""
 
     halves: int = 0
     members: OrderedDict[object, Member] = msgspec.field(default_factory=OrderedDict)  # the next one to ask comes first
@@ -181,7 +181,7 @@ class Halves:
         self._noted = now
 
     def start(self, now: float) -> None:
-        """Starts with the halves of earlier epochs, which are asked about anew."""
+        """Takes up the half messages of earlier epochs; their checks begin anew."""
         for record in self._state.open.values():
             half = Half(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
             self._add(half)
@@ -208,13 +208,13 @@ class Halves:
         self._coordinator.do(Answer(intent.request, result))
 
     def is_of_another(self, half: int, owner: str) -> bool:
-        """Whether it is a half that another role prepared."""
+        """Whether `half` is the id of a half message that another role prepared."""
         found = self._halves.get(half)
         return found.record.owner != owner if found is not None else self._state.is_of_another(half, owner)
 
     def state_of(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
-        """Returns the state of a half; None: it is none. InvalidRequest: another role has it. Raises MustWait while
-        that is being decided."""
+        """Returns the state of a half message, or None if `half` is not the id of one. Raises InvalidRequest if another
+        role prepared it, MustWait while it is being decided: then `intent` waits."""
         self._coordinator.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
@@ -290,7 +290,8 @@ class Halves:
         self._decided(half, intent, is_commit=intent.verb is HalfVerb.COMMIT, now=now)
 
     def _ended_as(self, intent: EndHalf, now: float) -> TxnState:
-        """Returns the answer to an end of a half that is not open."""
+        """Returns the answer to an EndHalf of a half that is not open. A rollback before the half arrived makes its id
+        void. Raises TransactionAborted, TransactionEnded if it has the other outcome, TransactionForgotten."""
         self._coordinator.check_id(intent.half)
         outcome = self._state.outcome(intent.half)
         if outcome is None:
@@ -356,7 +357,7 @@ class Halves:
 
     # ------------------------------------------------------------------ publishing
     def _publish(self, half: Half, now: float) -> None:
-        """Publishes a half in a transaction. NotOwner: this epoch has no ids any more, and ends."""
+        """Publishes the half in a new transaction. Raises NotOwner if this epoch has no ids left, and ends."""
         half.txn = self._coordinator.begin_own(half.record.owner, PUBLISH_S, now)
         half.phase = Phase.PUBLISHING
         self._coordinator.do(PublishHalf(half.record.half, half.txn, half.record.messages))
@@ -401,7 +402,7 @@ class Halves:
             self._resolved(half, now)
 
     def _refuse(self, half: Half, error: MagnetarError) -> None:
-        """Answers those who wait for the commit."""
+        """Answers the intents that wait for the commit with `error`; the other ones go on waiting."""
         later, half.later = half.later, []
         for intent in later:
             if isinstance(intent, EndHalf | ChangeHalf) and intent.verb == HalfVerb.COMMIT:
@@ -424,7 +425,7 @@ class Halves:
         self._ask(key, now)
 
     def remove_member(self, member: object, now: float) -> None:
-        """Removes a member that is not connected any more; halves it was asked about wait again."""
+        """Removes a member that has disconnected; the halves that it was asked about wait for a check again."""
         key = self._group_of.pop(member, None)
         if key is None:
             return
@@ -445,7 +446,7 @@ class Halves:
         self._forget_group(key)
 
     def _ask(self, key: tuple[str, str], now: float) -> None:
-        """Asks one member about each half that is ready, as far as there is room."""
+        """Asks a member about each half of the group that is ready, until no member has room for another check."""
         group = self._groups.get(key)
         while group is not None and group.ready:
             half = self._halves[next(iter(group.ready))]
@@ -468,7 +469,8 @@ class Halves:
             ))  # fmt: skip
 
     def _undecided(self, half: Half, intent: EndHalf, now: float) -> None:
-        """Handles an answer of the member that was asked: it cannot say."""
+        """Handles the answer UNKNOWN or FAILED of the member that was asked: parks the half, or checks it again
+        later."""
         self._leave(half)
         if intent.verb is HalfVerb.FAILED:
             half.why = f"a check failed: {intent.why}"[:WHY_MAX]
@@ -484,7 +486,7 @@ class Halves:
         self._ask(half.key, now)
 
     def _leave(self, half: Half) -> None:
-        """Takes a half out of the questions: it is not asked about any more, nor about to be."""
+        """Ends the check of the half: it is neither being asked about nor waiting for a member any more."""
         group = self._groups[half.key]
         group.ready.pop(half.record.half, None)
         if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
@@ -499,7 +501,8 @@ class Halves:
         return min(self._limits.pause_s_max, doubled)
 
     def _make_ready(self, half: Half, now: float, *, ask: bool = True) -> None:
-        """Makes a half ready: the next member with room is asked. While there is none, its deadline alone matters."""
+        """Makes the half ready to be asked about by the next member with room. Until there is one, only its age
+        counts."""
         self._groups[half.key].ready[half.record.half] = None
         self._arm(half, half.born + self._limits.open_s)
         if ask:
@@ -543,7 +546,8 @@ class Halves:
             self._resolved(half, now)
 
     def remove_half(self, number: int, how: str, now: float) -> None:
-        """Ends a half, "committed" or "rolled_back", whose outcome is durable."""
+        """Removes a half whose outcome `how`, "committed" or "rolled_back", is durable, and answers who waits for
+        it."""
         half = self._halves.pop(number)
         self.counters[how] += 1
         self._groups[half.key].halves -= 1
@@ -610,13 +614,13 @@ class Halves:
                     self._publish(half, now)
 
     def _expire_outcomes(self, now: float) -> None:
-        """Forgets outcomes that were kept for `retention_s`, up to an eighth longer."""
+        """Discards outcomes that were kept for `retention_s`, or up to an eighth longer."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
             self._coordinator.decide(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
 
     def notes(self, now: float) -> list[HalfNoted]:
-        """Returns notes with the ages of the halves."""
+        """Returns records with the present ages of the open halves that are not parked."""
         return [
             HalfNoted(number, half.record.unknown, now - half.born, "")
             for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)
@@ -624,7 +628,7 @@ class Halves:
 
     # ------------------------------------------------------------------ the end of the epoch
     def take_waiting(self) -> list[Intent]:
-        """Removes and returns all intents that wait."""
+        """Removes all waiting intents and returns them."""
         waiting = [intent for half in self._halves.values() for intent in half.later]
         for half in self._halves.values():
             half.later = []
@@ -632,7 +636,7 @@ class Halves:
 
     @property
     def own(self) -> set[int]:
-        """Transactions that publish a half now: they end with this epoch."""
+        """The ids of transactions that publish a half now: they end with this epoch."""
         return {half.txn for half in self._halves.values() if half.phase is Phase.PUBLISHING and half.txn}
 
     # ------------------------------------------------------------------ views
@@ -641,7 +645,8 @@ class Halves:
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
     def rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
-        """Returns the half messages, the oldest first; `half`: this one alone; `group`: those of one; empty: of all."""
+        """Returns up to `limit` half messages, the oldest first: only `half` if it is given, else those of `group`; of
+        all groups if it is empty."""
         if half is not None:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:

@@ -1,6 +1,6 @@
 """The intents, answers and effects of a coordinator (broker/transaction/coordinator_core.py).
 
-`request` is any value of the caller; the answer names it again.
+`request` is any value of the caller; the answer has the same one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...proto.states import TxnState
 from .records_core import AnyRecord, HalfMessage, Participant, Tag
 
 NAME_MAX = 512
-"""Characters of a name that a client chooses: of an owner, a sink, a query, a group."""
+"""Most characters of a name that a client chooses: of a holder, a sink, a query, a group."""
 
 
 class Verb(enum.IntEnum):
@@ -59,8 +59,8 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Joins a topic. `topic` empty: none joins, and its time begins. `owner`: who writes there; None: the topic itself
-    asks."""
+    """Makes `topic` a participant; if it is empty, only the timeout of the transaction begins. `owner`: the role that
+    writes there; None: the topic itself asks."""
 
     request: object
     txn: int
@@ -81,7 +81,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class CommitBatch(msgspec.Struct, frozen=True):
-    """Commits the transactions of a batch. `sink_id` empty: of no sink."""
+    """Commits the transactions of a batch together. `sink_id` is empty: they belong to no sink."""
 
     request: object
     owner: str
@@ -93,7 +93,7 @@ class CommitBatch(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Asks for the state of a transaction. `owner`: who asks; None: an operator."""
+    """Asks for the state of a transaction. `owner`: the role that asks; None: an operator."""
 
     request: object
     txn: int
@@ -108,15 +108,15 @@ class AbortByAdmin(msgspec.Struct, frozen=True):
 
 
 class AbortOpen(msgspec.Struct, frozen=True):
-    """Aborts a transaction for a topic of it that is deleted by force. Answered by its Row; only one that is open is
-    aborted: who prepared a transaction was told that it can commit."""
+    """Aborts an open transaction because one of its topics is deleted by force. The answer is its Row. A prepared
+    transaction is not aborted: its client was promised that it can commit."""
 
     request: object
     txn: int
 
 
 class Detach(msgspec.Struct, frozen=True):
-    """Gives up a participant that cannot settle a transaction."""
+    """Removes a participant that cannot store the outcome, so that the transaction no longer waits for it."""
 
     request: object
     txn: int
@@ -154,18 +154,18 @@ class PrepareHalf(msgspec.Struct, frozen=True):
 
 
 class EndHalf(msgspec.Struct, frozen=True):
-    """Ends a half message, or answers a question about it."""
+    """Ends a half message, or answers a check of it."""
 
     request: object
     half: int
     verb: HalfVerb
     owner: str
-    check: int = 0  # the question that is answered; 0: none
+    check: int = 0  # the number of the check that is answered; 0: none
     why: str = ""
 
 
 class ChangeHalf(msgspec.Struct, frozen=True):
-    """Changes a half for an operator."""
+    """Changes a half message for an operator."""
 
     request: object
     half: int
@@ -173,7 +173,7 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 
 class WatchHalves(msgspec.Struct, frozen=True):
-    """Lets a process of the group be asked from now on, until `Halves.remove_member`."""
+    """Makes a process a member of the group: it is asked about half messages until `Halves.remove_member`."""
 
     request: object
     member: object
@@ -187,7 +187,8 @@ Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | AbortOpen | 
 
 # ---------------------------------------------------------------------------------- effects
 class Begun(NamedTuple):
-    """The answer to Begin: ids in a row. `already`: the sink has that batch, and there are no ids."""
+    """The answer to Begin: consecutive ids from `first` on. `already`: the sink has that batch, and there are no
+    ids."""
 
     first: int
     ids: int
@@ -197,8 +198,8 @@ class Begun(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A transaction as an administrator sees it. `waiting`: participants; of an ended one those that have not
-    answered."""
+    """A transaction as an administrator sees it. `waiting`: its participants; after its end only those that have not
+    stored the outcome."""
 
     txn: int
     state: TxnState
@@ -224,7 +225,7 @@ class Answer(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Tells the topic how the transaction ended, until it answers; then `on_settled`."""
+    """Tells the participant how the transaction ended, repeatedly until it answers; then `on_settled`."""
 
     txn: int
     committed: bool
@@ -232,13 +233,13 @@ class Settle(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Ends the coordinator here; the next epoch goes on."""
+    """Ends the coordinator at this broker; the next epoch goes on."""
 
     why: str
 
 
 class AskHalf(NamedTuple):
-    """Asks the member about a half, for `answer_s`: an EndHalf with the number `check`."""
+    """Asks the member about a half message. It must answer within `answer_s`, by an EndHalf with the number `check`."""
 
     member: object
     half: int
@@ -251,7 +252,7 @@ class AskHalf(NamedTuple):
 
 
 class PublishHalf(NamedTuple):
-    """Publishes the messages in the transaction; then `published` or `not_published` of Halves."""
+    """Publishes the messages in transaction `txn`; then `published` or `not_published` of Halves."""
 
     half: int
     txn: int
@@ -259,7 +260,7 @@ class PublishHalf(NamedTuple):
 
 
 class HalfIsParked(NamedTuple):
-    """The half waits for an operator now: an alarm."""
+    """Warns that the half message is parked: an operator must decide."""
 
     half: int
     group: str
@@ -270,7 +271,7 @@ Effect = Answer | Settle | GiveUp | AskHalf | PublishHalf | HalfIsParked
 
 
 class Append(NamedTuple):
-    """Writes the records, in this order; then `appended(number)`, or `given_up` when that is not certain."""
+    """Appends the records in this order; then `on_appended(number)`, or `given_up` if the outcome is unknown."""
 
     number: int
     records: list[AnyRecord]
@@ -311,11 +312,12 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.0, 3000.0)
-"""Bounds of how long transactions were open: Pulsar's."""
+"""Upper bounds of the histogram of how long transactions were open, as in Pulsar."""
 
 
 class Counters(msgspec.Struct):
-    """Counts since the owner's take-over. `lasted`: from an id's first use to its outcome, by LASTED_S, and above."""
+    """Counts since the take-over. `lasted`: how many transactions took how long from the first use of the id to the
+    outcome, by the bounds LASTED_S; the last count is of longer ones."""
 
     begun: int = 0
     committed: int = 0
@@ -326,7 +328,7 @@ class Counters(msgspec.Struct):
     lasted_s: float = 0.0  # of all together
 
     def count_ended(self, lasted_s: float) -> None:
-        """Counts a transaction that has its outcome."""
+        """Counts a transaction that got its outcome `lasted_s` after the first use of its id."""
         self.lasted[bisect_left(LASTED_S, lasted_s)] += 1
         self.lasted_s += lasted_s
 

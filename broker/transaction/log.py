@@ -2,8 +2,8 @@
 
     log = CoordinatorLog(…)
     state, epoch = await log.take_over()      in the order of TAKE_OVER
-    appended = log.append_now(records)        a future, done when they are durable; None: append them
-    await log.append(records, state)          returns when they are durable; an error: unknown, give the epoch up
+    appended = log.append_now(records)        a future, done when they are durable; None: use `append`
+    await log.append(records, state)          returns when they are durable; an error: unknown, the epoch must end
     await log.close(records, state, idle=…)   hands over
 
 **Take-over** is the order of `TAKE_OVER` and nothing else:
@@ -14,13 +14,13 @@
                      it is noted that this coordinator has begun: without its record it is not taken over any more
     serve            nothing is answered before
 
-What the former owner confirmed is in the ledger that was recovered: the claim goes through only if the record still
-names it. The former owner can confirm nothing after the fence, and name no other ledger after the claim.
+What the former owner confirmed is in the ledger that was recovered: the claim succeeds only if the record still names
+that ledger. The former owner can confirm nothing after the fence, and name no other ledger after the claim.
 
 **Writing.** A ledger that was recovered is never written again: the first write of an owner rolls. A roll is create →
-append the whole state → name it by compare-and-set → delete the old one (`ROLL`). The records of an append that failed
-are appended again in the next ledger, which has a state without them: the ledger before is not read any more once the
-record names another one. A fence is another owner's: it ends this one at once.
+append the whole state → name it by compare-and-set → delete the old one (`ROLL`). The records of a failed append are
+appended again to the next ledger, whose snapshot is without them: the ledger before is not read any more once the
+record names another one. A fence was made by another owner: it ends this one at once.
 
 One call at a time. Guards: tests/broker/transaction/test_log.py (a crash and a failure at each write).
 """
@@ -53,7 +53,7 @@ ROLL = ("create", "append", "name", "delete")
 """Steps of a roll, in their order."""
 
 ROLL_BYTES = 16 << 20
-"""Bytes at which a ledger ends, if they are twice its snapshot: the next take-over reads them all."""
+"""Size in bytes after which a ledger is rolled, if that is more than twice its snapshot: a take-over reads it all."""
 _WHAT_TO_DO = (
     ": the outcomes of its transactions are not known, so what is open stays open, and it begins none. Restore the "
     "metadata from a copy that has it"
@@ -61,15 +61,16 @@ _WHAT_TO_DO = (
 RETRY_S = 0.5
 READ_ENTRIES = 64
 AT_ONCE = 8
-"""Entries of a snapshot on their way."""
+"""Entries of a snapshot that are in flight at a time."""
 
 
 class CoordinatorFenced(NotOwner):
-    """Another broker has taken the coordinator over. (On the wire: NotOwner.)"""
+    """Raised when another broker has taken the coordinator over. (On the wire: NotOwner.)"""
 
 
 class CoordinatorLog:
-    """The log of one owner. `give_up_s`: how long a failing ledger is replaced before the epoch ends."""
+    """The log of one owner of a coordinator. `give_up_s`: for how long failing ledgers are replaced by new ones before
+    the epoch ends."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: StateLedgers, number: int, give_up_s: float
@@ -94,8 +95,8 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ take-over
     async def take_over(self) -> tuple[State, int]:
-        """The state and this owner's epoch. CoordinatorFenced: another broker was faster. DataLost: the record or
-        the ledger is lost or damaged, and nothing is claimed."""
+        """Takes the coordinator over; returns its state and the epoch of this owner. Raises CoordinatorFenced if
+        another broker was faster, DataLost if the record or the ledger is lost or damaged: then nothing is claimed."""
         for step in TAKE_OVER:
             await step(self)
         return self._state, self.epoch
@@ -159,9 +160,9 @@ class CoordinatorLog:
         self.epoch = after.epoch
 
     async def _note_begun(self) -> None:
-        """Notes that the coordinator has begun, so that from here on a missing record is known to be lost: a
-        coordinator that begins anew would answer "aborted" of what is committed, and give ids a second time. A crash
-        before this leaves a record, and the next owner notes it."""
+        """Stores in the metadata that the coordinator has begun, so that from now on a missing record is known to be
+        lost: a coordinator that began anew would answer "aborted" for committed transactions, and give ids a second
+        time. A crash before this leaves the coordinator's record, and the next owner stores it."""
 
         def noted(fixed: TransactionsRecord | None) -> TransactionsRecord | None:
             if fixed is None or self.number in fixed.begun:
@@ -174,12 +175,13 @@ class CoordinatorLog:
         self._found = None
 
     async def is_ours(self) -> bool:
-        """Whether the record is what this owner wrote last."""
+        """Whether the record in the metadata is still the one that this owner wrote last."""
         node = await self._metadata.get(self._path)
         return node is not None and node.value == self._stored
 
     async def _change(self, record: CoordinatorRecord, *, made: bool = False) -> None:
-        """Changes the record. CoordinatorFenced: another owner's; other errors: unknown."""
+        """Replaces the record in the metadata. Raises CoordinatorFenced if another owner wrote it; after other errors
+        it is unknown which record is stored."""
         value = encode(record, self._path)
         ours = {self._stored, value}
 
@@ -193,13 +195,13 @@ class CoordinatorLog:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The ledger (-1: there is none), and the entries and bytes that this owner has written into it."""
+        """The id of the ledger (-1: there is none), and how many entries and bytes this owner has written to it."""
         return self._record.ledger_id, self._next_entry, self._bytes
 
     # ------------------------------------------------------------------ writing
     def append_now(self, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
-        """Appends like `append`, without a task, where the ledger takes them as one entry. After an error: `append`
-        with it. None: nothing was done."""
+        """Appends the records without waiting if they fit into one entry and a ledger is open; returns a future that is
+        done when they are durable. If it fails, call `append` with its error. Returns None if nothing was done."""
         if self._writer is None or not self._writer.writable or self._is_full:
             return None
         found = stored.encode(records, self._next_entry)
@@ -212,8 +214,9 @@ class CoordinatorLog:
     async def append(
         self, records: Sequence[AnyRecord], state: State, failed: MagnetarError | None = None
     ) -> None:
-        """Appends records. `state`: all that was appended before. `failed`: of an append of these records. After an
-        error it is not known what is durable."""
+        """Appends the records; returns when they are durable. `state` must have all records before them and none of
+        these. `failed`: the error of an earlier append of the same records. If this raises, it is unknown whether they
+        are durable."""
         clock = self._world.clock
         until = clock.monotonic() + self._give_up_s
         while True:
@@ -247,7 +250,7 @@ class CoordinatorLog:
         self._bytes += sum(map(len, found))
 
     async def _roll(self, state: State) -> None:
-        """Rolls the ledger, in the order of `ROLL`."""
+        """Begins a new ledger with a snapshot of `state`, in the order of `ROLL`."""
         await self._abandon()
         writer, unnamed = await self._ledgers.create(), True
         try:
@@ -272,7 +275,8 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ ending
     async def close(self, records: Sequence[AnyRecord], state: State, *, idle: bool) -> None:
-        """Writes the hand-over and closes the ledger. `idle`: the record says that no broker needs to load it."""
+        """Appends the records of the hand-over and closes the ledger. `idle`: the metadata record then says that no
+        broker needs to load the coordinator."""
         if records:
             await self.append(records, state)
         writer, self._writer = self._writer, None
@@ -282,7 +286,7 @@ class CoordinatorLog:
             await self._change(msgspec.structs.replace(self._record, idle=True))
 
     async def abandon(self) -> None:
-        """Ends without a hand-over: the next owner recovers."""
+        """Ends without a hand-over: the next owner recovers the ledger."""
         await self._abandon()
 
 

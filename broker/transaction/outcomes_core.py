@@ -1,11 +1,11 @@
-"""How a transaction gets its outcome: what is decided is gathered for one append, and told when that is durable.
+"""How a transaction gets its outcome: decisions are gathered for one append, and take effect when that is durable.
 
-    take() → appended(number)     one append at a time, with all that was decided; `hurry`: also what may wait
-    settled(txn, topic)           a participant has stored the outcome
+    take_append() → on_appended(number)    one append at a time, with all that was decided; `hurry`: also what may wait
+    on_settled(txn, topic)                 a participant has stored the outcome
 
 An abort of an open transaction writes nothing: without a record of a commit it is aborted. An abort of a prepared one,
-and each commit, is a record. Effects are collected here, and leave with the answer to the event that caused them.
-What a durable record means is the coordinator's (coordinator_core.py).
+and each commit, is a record. Effects are gathered here; each method that handles an event returns those it caused.
+coordinator_core.py says what a durable record changes.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from .table_core import IN_DOUBT, Ending, Live, Phase, Table
 
 
 class Decision(NamedTuple):
-    """A record to write, and who asked for it."""
+    """A record to write, and the intent that is answered when it is durable."""
 
     record: AnyRecord
     intent: Intent | None = None
 
 
 class Outcomes(Table, abc.ABC):
-    """Decides, aborts and settles; what is asked for is received by the classes that build on it."""
+    """The part of a coordinator that gathers decisions, aborts and settles. Its subclasses receive the intents."""
 
     def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
         super().__init__(number, epoch, state, limits)
         self.is_over = False  # it gave itself up, or is closing: it answers nothing new
         self._gathered: list[Decision] = []
-        self._lazy: list[Decision] = []  # go with the next append, or with the next tick
+        self._lazy: list[Decision] = []  # records that join the next append, or are appended at the next tick
         self._writing: list[Decision] = []
         self._number = 0
         self._effects: list[Effect] = []
 
     @abc.abstractmethod
     def _receive(self, intent: Intent, now: float) -> None:
-        """Handles an intent: its answer is among the effects, or it waits."""
+        """Handles an intent: adds its answer to the effects, or lets it wait."""
 
     @abc.abstractmethod
     def _durable(self, decision: Decision, now: float) -> None:
-        """Applies a decision whose record is durable; the state has it already."""
+        """Applies a decision whose record is durable: to the state, then to the tables and the effects."""
 
     # ------------------------------------------------------------------ records
     def _decide(self, record: AnyRecord, intent: Intent | None) -> None:
         self._gathered.append(Decision(record, intent))
 
     def hurry(self) -> None:
-        """Moves what may wait for another append into the next one: it has waited long enough."""
+        """Makes the records that may wait for another append due now: they have waited long enough."""
         self._gathered += self._lazy
         self._lazy = []
 
     def take_append(self) -> Append | None:
-        """Returns what is to be appended now; None: nothing, or an append is on its way."""
+        """Returns the next append with all that was decided, or None if there is nothing or an append is in flight."""
         if self._writing or not self._gathered:
             return None
         self._writing = [*self._gathered, *self._lazy]
@@ -70,7 +70,7 @@ class Outcomes(Table, abc.ABC):
         return Append(self._number, [each.record for each in self._writing])
 
     def on_appended(self, number: int, now: float) -> list[Effect]:
-        """Notes that the records of an append are durable; returns the effects."""
+        """Applies the records of append `number`, which is durable; returns the effects."""
         assert number == self._number, "one append at a time"
         assert self._writing, "an append has records"
         decisions, self._writing = self._writing, []
@@ -92,7 +92,7 @@ class Outcomes(Table, abc.ABC):
         self._effects.append(Answer(intent.request, result))
 
     def take_effects(self) -> list[Effect]:
-        """Returns the effects of a fact about a half (`halves.left`, `published`, `not_published`)."""
+        """Removes the gathered effects and returns them. After calls of `halves` the driver must call this itself."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -110,8 +110,8 @@ class Outcomes(Table, abc.ABC):
 
     # ------------------------------------------------------------------ uses and doubt
     def _find(self, txn: int, now: float, owner: str | None = None) -> Live | Ending | TxnState:
-        """Uses an id that was leased. NotOwner, InvalidRequest: it is none of this coordinator's ids so far, or none of
-        the role's."""
+        """Returns what is known of an id; a leased id becomes an open transaction. Raises NotOwner if a later epoch
+        gave it, InvalidRequest if it was never given or another role began it."""
         if txn >> COUNTER_BITS > self.epoch:
             raise NotOwner(f"coordinator {self.number} has a later epoch elsewhere; look it up again")
         self._check_owner(txn, owner)
@@ -139,7 +139,8 @@ class Outcomes(Table, abc.ABC):
             self.counters.begun += 1
 
     def _certain(self, txn: int, intent: Intent, now: float, owner: str | None = None) -> Live | Ending | TxnState:
-        """Returns what `_find` finds. Raises MustWait while it is in doubt; the intent is received again later."""
+        """Returns what `_find` returns. Raises MustWait while the transaction is in doubt; the intent is handled
+        later."""
         found = self._find(txn, now, owner)
         if isinstance(found, Live) and found.phase in IN_DOUBT:
             found.later.append(intent)
@@ -148,8 +149,8 @@ class Outcomes(Table, abc.ABC):
 
     # ------------------------------------------------------------------ outcomes
     def _commit_nothing(self, live: Live, now: float) -> None:
-        """Commits a transaction without effect: its record may be lost with the coordinator, and goes with the next
-        append."""
+        """Commits a transaction without participants. Its record joins the next append; it does no harm if it is lost
+        with the coordinator."""
         self._remove(live)
         record = committed({live.txn: []}, owner=live.owned.owner)
         self.state.apply(record)
@@ -158,7 +159,7 @@ class Outcomes(Table, abc.ABC):
         self.counters.count_ended(now - live.began)
 
     def _abort(self, live: Live, reason: Reason, now: float) -> None:
-        """Aborts `live`, which is OPEN or PREPARED."""
+        """Aborts `live`, which must be OPEN or PREPARED."""
         live.reason = reason
         if live.phase is Phase.PREPARED:
             live.phase = Phase.ABORTING
@@ -174,7 +175,7 @@ class Outcomes(Table, abc.ABC):
         self._decide_end(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
 
     def _void(self, txn: int, reason: Reason, now: float) -> None:
-        """Aborts whatever is not in doubt."""
+        """Aborts the transaction, or voids the id that was not used yet; does nothing while it is in doubt."""
         lease = self._unused.pop(txn, None)
         if lease is not None:
             self._unindex(txn, lease.owned)
@@ -185,7 +186,7 @@ class Outcomes(Table, abc.ABC):
             self._abort(live, reason, now)
 
     def _end_outdated(self, live: Live, now: float) -> None:
-        """Aborts one that was in doubt when its name got a later holder, or its sink the batch."""
+        """Aborts `live` if its name got a later holder, or its sink committed the batch, while it was in doubt."""
         owned = live.owned
         if live.phase not in (Phase.OPEN, Phase.PREPARED):
             return
@@ -209,7 +210,7 @@ class Outcomes(Table, abc.ABC):
         self._effects += [Settle(txn, is_committed, each) for each in each_waiting.values()]
 
     def on_settled(self, txn: int, topic: str) -> list[Effect]:
-        """Notes that the topic has stored the outcome; repeated, or late: nothing."""
+        """Handles that the topic has stored the outcome; returns the effects. Repeated calls do nothing."""
         self._settled(txn, topic)
         return self.take_effects()
 
@@ -227,6 +228,6 @@ class Outcomes(Table, abc.ABC):
             del self._ending[txn]
 
     def owed(self, txn: int, topic: str) -> Participant | None:
-        """Returns what a durable commit says of a topic that has not stored it. None: there is no such thing."""
+        """Returns the topic's part of a durable commit that the topic has not stored yet, or None."""
         ending = self._ending.get(txn)
         return ending.waiting.get(topic) if ending is not None and ending.committed and ending.is_durable else None

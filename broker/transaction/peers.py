@@ -1,7 +1,7 @@
-"""Other brokers: joins go to the owner of a coordinator, settlements to the owner of a topic.
+"""Requests to other brokers: joins go to the owner of a coordinator, settlements to the owner of a topic.
 
-What is asked of one broker in one turn travels in one request. There is one channel per broker, open until `close`.
-Each request has a deadline; without an answer nothing is known, and the caller asks again.
+Items for one broker of one turn of the event loop are sent in one request. There is one channel per broker, open until
+`close`. Each request has a deadline; without an answer the outcome is unknown, and the caller asks again.
 Guards: tests/broker/grpc/test_transactions.py.
 """
 
@@ -38,7 +38,7 @@ class _Queue(NamedTuple):
 
 
 class Peers:
-    """The other brokers, as coordinators and topics ask them."""
+    """Sends joins, aborts and settlements to other brokers."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -47,7 +47,8 @@ class Peers:
         self._tasks = Tasks()
 
     async def join(self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
-        """Joins at the owner of a coordinator. NotOwner, TransactionForgotten, …; ConnectionLost, TimedOut: unknown."""
+        """Joins at the broker that owns the coordinator. Raises its error, as NotOwner or TransactionForgotten; after
+        ConnectionLost and TimedOut the outcome is unknown."""
         item = wire.JoinItem(
             txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner
         )
@@ -60,7 +61,8 @@ class Peers:
         return TxnState(reply.state)
 
     async def abort_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> TransactionFacts:
-        """Asks the owner of a coordinator to abort a transaction. Errors as of `join`."""
+        """Asks the owner of a coordinator to abort a transaction, or with `only_tell` only for its facts. Raises the
+        same errors as `join`."""
         item = wire.AbortOpenItem(txn=wire.TransactionId(most=txn.most, least=txn.least), only_tell=only_tell)
         reply = await self._ask(endpoint, "AbortOpen", item, txn.most)
         if reply.HasField("error"):
@@ -79,7 +81,8 @@ class Peers:
         return [from_wire(each.error) if each.HasField("error") else None for each in replies]
 
     def _ask(self, endpoint: str, method: str, item: Message, group: int = -1) -> asyncio.Future[Any]:
-        """The reply to this item. Items of one `group` are in one request."""
+        """Queues the item; returns a future of its reply. Items of one `group` and turn are sent in one request. Raises
+        BackPressure if too many wait for that broker."""
         key = endpoint, method, group
         queue = self._queues.get(key)
         if queue is None:
@@ -92,7 +95,7 @@ class Peers:
         return answered
 
     async def _work(self, key: tuple[str, str, int]) -> None:
-        """Sends all of a turn together; several requests may be on their way."""
+        """Sends all items of a turn together; several requests may be in flight."""
         await asyncio.sleep(0)
         items = self._queues.pop(key).items
         for start in range(0, len(items), ITEMS_MAX):
@@ -142,7 +145,7 @@ def settlement_to_wire(settlement: Settlement, topic: TopicName) -> wire.Settlem
 
 
 def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
-    """Returns the answers by the number of the item; one that was not answered is unknown."""
+    """Returns the answers in the order of the items; an item without an answer gets the error ConnectionLost."""
     lost = wire.Done(error=wire.Error(code=ConnectionLost.code, message="the broker did not answer this settlement"))
     found = {done.request_id: done for done in reply.items}
     return [found.get(number, lost) for number in range(count)]
@@ -154,30 +157,30 @@ def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
 #     settler.add(topic, settlement)      from then on, for as long as this part runs
 #     await settler.close()
 #
-# One worker per topic takes all that waits for that topic, sends it together, and repeats what failed after a pause
-# that grows to PAUSE_S_MAX. What is new does not wait for that pause: one transaction that a topic cannot store holds
-# up no other. A topic that is certainly gone has nothing to settle any more (`Topics.settle` says so). Bound: an
-# outcome is in the coordinator's table until it is settled, so nothing here is more than what that holds; AT_ONCE
-# workers send at a time. Guards: tests/broker/transaction/test_settling.py.
+# One worker per topic sends all settlements that wait for that topic together, and repeats those that failed after a
+# pause that grows to PAUSE_S_MAX. New ones do not wait for that pause: a transaction that a topic cannot store delays
+# no other. A topic that is certainly gone counts as settled (`Topics.settle`). Bound: an outcome is in the
+# coordinator's table until it is settled, so there are never more here than there; AT_ONCE workers send at a time.
+# Guards: tests/broker/transaction/test_settling.py.
 
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 10.0
 REST_S_MIN = 0.001
-"""Shortest rest of a pause: added to the time of the loop a shorter one may be nothing."""
+"""Shortest pause worth a timer, in seconds: a shorter one may vanish when it is added to the time of the loop."""
 AT_ONCE = 256
-"""Topics that are told at a time."""
+"""Topics to which settlements are sent at a time."""
 TOGETHER = 1_000
-"""Settlements of one topic in one request."""
+"""Most settlements of one topic in one request."""
 
 
 class Topics(Protocol):
     """The topics of the cluster, wherever they are served."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Settles; returns for each None (the topic has stored it, or is certainly gone) or its error. An error of the
-        call: all of them failed."""
+        """Sends the settlements to the topic; returns for each None if the topic has stored it, or is certainly gone,
+        else its error. If this raises, all of them failed."""
 
 
 class _Waiting(NamedTuple):
@@ -189,7 +192,8 @@ class _Waiting(NamedTuple):
 
 
 class Settler:
-    """Settles transactions at topics. `settled(txn, topic)` is called once for each that is added."""
+    """Sends outcomes of transactions to topics until each has stored its own. `settled(settlement, topic)` is called
+    once for each that is added."""
 
     def __init__(self, world: World, topics: Topics, settled: Callable[[Settlement, str], None]) -> None:
         self._world = world
@@ -211,7 +215,7 @@ class Settler:
             waiting.wake.set()
 
     async def _work(self, topic: str) -> None:
-        """Ends when nothing waits; the topic's key is there as long as it runs."""
+        """Sends what waits for the topic until nothing does. The topic's key is in `_waiting` as long as this runs."""
         waiting, pause_s, name = self._waiting[topic], PAUSE_S_MIN, TopicName.parse(topic)
         clock, again_at = self._world.clock, 0.0
         while waiting.new or waiting.failed:

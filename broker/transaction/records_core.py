@@ -4,8 +4,8 @@
     Prepared    the transaction survives its coordinator, until its deadline
     Aborted     a prepared transaction is aborted (one that was not prepared is aborted by having no record)
     Done        every participant has stored the outcome
-    Detached    an administrator gave a participant up
-    Named       the name has this holder, and no earlier one
+    Detached    an administrator removed a participant
+    Named       the name has this holder; earlier ones are fenced
     Unnamed     the names are forgotten
     Forgotten   outcomes of ids below are not kept any more
     HandedOver  the owner of `epoch` ended in order: these are open, for the next epoch alone
@@ -27,7 +27,8 @@ import msgspec
 
 
 class Participant(NamedTuple):
-    """A topic, and what the client knows of its entries there (broker/common/transactions.py `Settlement`)."""
+    """A topic of a transaction, the number of entries there and the last one, as the client knows them; -1: unknown
+    (broker/common/transactions.py `Settlement`)."""
 
     topic: str
     entries: int = -1
@@ -36,7 +37,7 @@ class Participant(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A Participant whose topic is a number in the record's list of topics."""
+    """A Participant whose topic is an index into the record's list of topics."""
 
     topic: int
     entries: int
@@ -65,7 +66,7 @@ class Owned(msgspec.Struct, frozen=True, array_like=True):
 
 
 FORGOTTEN = -1
-"""The batch of a sink that is forgotten. (A version that does not know it takes the sink as one without a batch.)"""
+"""The batch number that says that the sink is forgotten. (An older version reads it as a sink without a batch.)"""
 
 
 class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -110,20 +111,20 @@ class Aborted(Record, frozen=True, array_like=True, tag=3):
 
 
 class Done(Record, frozen=True, array_like=True, tag=4):
-    """Notes that every participant has stored the outcomes."""
+    """Records that every participant has stored the outcomes."""
 
     txns: list[int]
 
 
 class Detached(Record, frozen=True, array_like=True, tag=5):
-    """Notes that an administrator gave a participant up."""
+    """Records that an administrator removed a participant."""
 
     txn: int
     topic: str
 
 
 class Named(Record, frozen=True, array_like=True, tag=6):
-    """Gives a name to a holder, and to no earlier one."""
+    """Makes `holder` the holder of a name and fences earlier ones."""
 
     name: str
     holder: int
@@ -132,14 +133,14 @@ class Named(Record, frozen=True, array_like=True, tag=6):
 
 
 class Unnamed(Record, frozen=True, array_like=True, tag=7):
-    """Forgets names."""
+    """Removes names that were idle too long."""
 
     names: list[str]
     owners: list[str] = []  # of each of them; fewer: of no role
 
 
 class Forgotten(Record, frozen=True, array_like=True, tag=8):
-    """Forgets the outcomes of ids below."""
+    """Discards the outcomes of all ids below `below`."""
 
     below: int
 
@@ -153,7 +154,7 @@ class HandedOpen(NamedTuple):
 
 
 class HandedLease(NamedTuple):
-    """Ids that were given and not used."""
+    """Ids that were given to a client and not used yet."""
 
     txns: list[int]
     owned: Owned
@@ -188,7 +189,7 @@ class SinkKept(Record, frozen=True, array_like=True, tag=12):
 
 
 class HalfMessage(NamedTuple):
-    """A message of a half: the client-part of an entry that is not published."""
+    """A message of a half message: the client-part of an entry (proto/entry.py) that is not published yet."""
 
     topic: str
     entry: bytes
@@ -209,10 +210,10 @@ class HalfStored(Record, frozen=True, array_like=True, tag=13):
 
 
 class HalfNoted(Record, frozen=True, array_like=True, tag=14):
-    """Notes the age of a half message, and whether it is parked."""
+    """Records the age of a half message, the answers of UNKNOWN, and whether it is parked."""
 
     half: int
-    unknown: int  # answers of that kind
+    unknown: int  # number of answers of UNKNOWN
     age_s: float  # when this was written
     parked: str  # why; empty: it is not
 
@@ -232,7 +233,7 @@ class HalvesKept(Record, frozen=True, array_like=True, tag=16):
 
 
 class HalvesForgotten(Record, frozen=True, array_like=True, tag=17):
-    """Forgets outcomes of half messages."""
+    """Discards the outcomes of these half messages."""
 
     halves: bytes
 
@@ -247,7 +248,7 @@ AnyRecord = (
 def committed(
     txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
 ) -> Committed:
-    """The record of transactions and their participants."""
+    """Returns the record that commits these transactions with their participants."""
     topics: dict[str, int] = {}
     rows = [
         (txn, [Share(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants])

@@ -1,7 +1,7 @@
-"""The state of a coordinator's ledger: what its records make, one after the other, and nothing else.
+"""The durable state of a coordinator: the result of applying the records of its ledger in their order.
 
     state.apply(record)      when the record is durable, and in the same order when the ledger is read
-    state.snapshot()         the records that make the same state anew: a ledger begins with them
+    state.snapshot()         records that restore the same state: a ledger begins with them
 
 So an owner and the one after it have the same state, and a restart changes nothing.
 Guards: tests/broker/transaction/test_coordinator_walk.py.
@@ -46,14 +46,14 @@ from .records_core import (
 )
 
 # -------------------------------------------------------------------------------------------- stored_halves_core
-# The half messages that a coordinator's ledger has, and how those that ended did: a part of its state.
+# The half messages in a coordinator's ledger, and the outcomes of those that ended: a part of its state.
 #
-#     halves.apply(record) | committed(half)     as of State: when it is durable, and when the ledger is read
+#     halves.apply(record) | add_committed(half) as of State: when it is durable, and when the ledger is read
 #     halves.outcome(half)                       COMMITTED, ABORTED; None: it is open, forgotten, or never was stored
 #
 # A half is in `open` from its HalfStored to the record that ends it: the COMMIT of the transaction that published it
-# (Committed.half), or HalfRolledBack. Then its id is in one of two bitmaps until HalvesForgotten. Its age is what was
-# noted last: a time since the last note is not counted over a take-over, so that no clock of another machine matters.
+# (Committed.half), or HalfRolledBack. Then its id is in one of two bitmaps until HalvesForgotten. Its age is that of
+# the last HalfNoted: the time since then is lost in a take-over, so that no clock of another machine matters.
 # Guards: tests/broker/transaction/test_halves_walk.py.
 
 
@@ -112,18 +112,19 @@ class StoredHalves:
         return TxnState.ABORTED if half in self._rolled_back else None
 
     def is_of_another(self, half: int, owner: str) -> bool:
-        """Whether it has ended, and another role prepared it. (An earlier version did not write who did.)"""
+        """Whether the half has ended and another role prepared it. (An earlier version did not record the role: then
+        False.)"""
         if self.outcome(half) is None or half in self._of.get(owner, ()):
             return False
         return any(half in ids for ids in self._of.values())
 
     def ended_ids(self) -> BitMap64:
-        """Returns all that ended and are not forgotten."""
+        """Returns the ids of the halves that ended and are not forgotten."""
         return self._committed | self._rolled_back
 
     @property
     def is_idle(self) -> bool:
-        """Whether none of them is to be asked about."""
+        """Whether no half must be checked: each open one is parked."""
         return all(each.parked for each in self.open.values())
 
     def snapshot(self) -> Iterator[HalfRecord]:
@@ -144,15 +145,15 @@ def size_of(half: HalfStored) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------- owned_core
-# The values that belong to a role: names and sinks by their owner, and whose the ids that were committed are.
+# Values that belong to a role: names and sinks by their owner, and the roles that began the committed transactions.
 #
 #     table.find(owner, name)      what the role has under the name; else what no role has
 #     kept.add(txn, owner)         it is committed
 #     kept.is_of_another(…)        it is committed, and another role began it
 #
-# A name is of a role: two roles use one name for two things, and neither learns of the other's. The owner "" is no
-# role: a caller of a cluster without security, or of a record that an earlier version wrote, which named no owner. What
-# "" has is found by each role, and changed by none: a role that changes it has its own from then on. Guards:
+# A name belongs to a role: two roles may use one name for two things, and neither learns of the other's. The owner ""
+# is no role: a caller in a cluster without security, or the owner in a record of an earlier version, which named none.
+# Every role finds the values of "", and none changes them: a role that changes one has its own from then on. Guards:
 # tests/broker/transaction/test_owners.py.
 
 
@@ -179,7 +180,7 @@ class OwnedTable(Generic[Value]):
         return found if found is not None or not owner else self._values.get(("", name))
 
     def key(self, owner: str, name: str) -> Key:
-        """Returns the key of what `find` finds."""
+        """Returns the key of the value that `find` returns."""
         return (owner, name) if (owner, name) in self._values else ("", name)
 
     def put(self, owner: str, name: str, value: Value) -> None:
@@ -195,7 +196,8 @@ class OwnedTable(Generic[Value]):
             del self._counts[owner]
 
     def has_room(self, owner: str, name: str, most: int, most_of_role: int) -> bool:
-        """Whether the role has the name, or may have one more. Callers without a role have no bound of a role."""
+        """Whether the role has the name already, or may add it: there are fewer than `most`, and the role has fewer
+        than `most_of_role`. Callers without a role have no bound per role."""
         if (owner, name) in self._values:
             return True
         return len(self._values) < most and (not owner or self._counts.get(owner, 0) < most_of_role)
@@ -211,7 +213,7 @@ class OwnedTable(Generic[Value]):
 
 
 class KeptCommits:
-    """Ids that are committed and not forgotten. In a cluster without roles there is one bitmap of all."""
+    """The ids of committed transactions that are not forgotten, as bitmaps: of no role, of any role, and per role."""
 
     __slots__ = ("_free", "_of", "_owned")
 
@@ -249,14 +251,15 @@ class KeptCommits:
             self._owned[record.high] = owned
 
     def snapshot(self) -> Iterator[Kept]:
-        """Yields the records. `committed` has those of all: it is what an earlier version reads."""
+        """Yields the records of a snapshot. `committed` has the ids of all roles: an earlier version reads only
+        that."""
         for high in dict.fromkeys((*self._free, *self._owned)):
             everything = self._free.get(high, BitMap()) | self._owned.get(high, BitMap())
             owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}
             yield Kept(high, everything.serialize(), owners)
 
     def ids_by_owner(self) -> dict[str, set[int]]:
-        """Returns the ids by owner."""
+        """Returns the ids of committed transactions by the role that began them; "": no role."""
         found = {"": self._free, **self._of}
         listed = {
             owner: {high << LOW_BITS | low for high, lows in ids.items() for low in lows}
@@ -291,7 +294,7 @@ _NOBODY = Owned("", 0.0)
 
 
 class Outcome(msgspec.Struct):
-    """The outcome of a transaction that is not done; `waiting`: participants that are not known to have stored it."""
+    """The outcome of a transaction that is not settled; `waiting`: participants that may not have stored it yet."""
 
     committed: bool
     waiting: dict[str, Participant]
@@ -317,7 +320,7 @@ class State:
         self.names: OwnedTable[NameHolder] = OwnedTable()
         self.sinks: OwnedTable[SinkBatch] = OwnedTable()
         self.holders = 0  # the largest number of a holder of any name: none is given twice
-        self.forgotten = 0  # ids below are not known any more
+        self.forgotten = 0  # the outcomes of ids below are not known any more
         self.handed: list[HandedOver] = []
         self.halves = StoredHalves()
 
@@ -382,7 +385,7 @@ class State:
             self.sinks.put(sink.owner, sink.sink_id, sink)
 
     def snapshot(self) -> Iterator[AnyRecord]:
-        """Yields the records of the state, small ones, so that they can be divided among entries."""
+        """Yields records that restore the state, each small, so that they can be divided among entries."""
         yield Counted(self.holders)
         yield Forgotten(self.forgotten)
         for txn, outcome in self.unsettled.items():

@@ -1,12 +1,12 @@
-"""The ids that a coordinator gave, and what is known of each: whose it is, when it is void, and how it ended.
+"""The ids that a coordinator gave, and what is known of each: its owner, its deadline, and its outcome.
 
-It holds and finds; what a transaction becomes is decided by those that build on it (outcomes_core.py). An id is in one
-of three tables (table_core.py), or has ended: then it is committed if the durable state says so, and else aborted.
-An index leads from an owner, its names and its sinks to the ids without an outcome.
+This class only stores and finds them; its subclasses decide what becomes of a transaction (outcomes_core.py). An id is
+in one of three tables (unused, live, ending), or has ended: then it is committed if the durable state says so, and else
+aborted. Indexes lead from an owner, its names and its sinks to the ids without an outcome.
 
-**Another role** than the one that began a transaction is told what is told of an id that was never given, of whatever
-state it is: `_check_owner` comes before anything else is looked at. Ids that were aborted and are in no table are
-ABORTED for each role, for it is not known whose they were; they say no more than that there was no commit.
+**Another role** than the one that began a transaction gets the answer for an id that was never given, whatever its
+state is: `_check_owner` comes before any other check. Ids that were aborted and are in no table are ABORTED for every
+role, for it is not known who began them; the answer says no more than that there was no commit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .records_core import Owned, Participant, SinkBatch
 from .state_core import Key, State
 
 # ----------------------------------------------------------------------------------------------------- live_core
-# A transaction in memory: an id that is not used yet, one without an outcome, or one whose outcome is being told.
+# A transaction in memory: an id that is not used yet, one without an outcome, or one whose outcome is being settled.
 #
 #     Lease ─first use→ Live ─outcome→ Ending ─every participant has stored it→ gone; state_core.py says the rest
 #
@@ -36,7 +36,7 @@ COUNTER_MAX, EPOCH_MAX = (1 << COUNTER_BITS) - 1, (1 << EPOCH_BITS) - 1
 
 
 class Phase(enum.Enum):
-    """The phase of a transaction that has no outcome, or whose outcome is being told."""
+    """The phase of a transaction that has no durable outcome."""
 
     OPEN = "open"
     PREPARING = "preparing"
@@ -46,11 +46,11 @@ class Phase(enum.Enum):
 
 
 IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
-"""Phases of a transaction of which a record is on its way."""
+"""Phases in which a record of the transaction is in flight, so that its outcome is in doubt."""
 
 
 class Lease(msgspec.Struct):
-    """Ids that were given together: those that are not used yet are void after `until`."""
+    """A block of ids that were given together: those that are not used by `until` become void."""
 
     owned: Owned
     until: float
@@ -92,7 +92,7 @@ def state_of(found: Live | Ending | TxnState) -> TxnState:
 
 
 GONE_MAX = 100_000
-"""Most ids whose abort is remembered: why it was, and whose they were."""
+"""Most aborted ids whose reason and owner are remembered."""
 
 
 class Gone(NamedTuple):
@@ -103,8 +103,7 @@ class Gone(NamedTuple):
 
 
 class Table:
-    """The table of ids. `state` is what the ledger says, and from here on the coordinator alone applies records to it.
-    """
+    """The table of ids. `state` is that of the ledger; from now on only the coordinator applies records to it."""
 
     def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
         assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
@@ -160,8 +159,8 @@ class Table:
         return TxnId(self.number, txn)
 
     def _check_owner(self, txn: int, owner: str | None) -> None:
-        """Raises InvalidRequest, as of an id that was never given, if another role began it. `owner` None: a caller
-        that may know of each."""
+        """Raises InvalidRequest, the same as for an id that was never given, if another role began the transaction.
+        `owner` is None: the caller may see those of every role."""
         if owner is None:
             return
         began = self._owner_of(txn)
@@ -169,11 +168,11 @@ class Table:
             raise self._never_given(txn)
 
     def _is_of_another(self, txn: int, owner: str) -> bool:
-        """Whether it is in no table, and known to be of another role."""
+        """Whether another role is known to have begun the transaction, which must be in no table."""
         return self.state.kept.is_of_another(txn, owner)
 
     def _owner_of(self, txn: int) -> str | None:
-        """Returns the owner of an id that is in a table; None: it is in none, or was begun by no role and has ended."""
+        """Returns the role that began the transaction; None: it is not known, as the id is in no table."""
         found = self._unused.get(txn) or self._live.get(txn) or self._ending.get(txn)
         if found is not None and found.owned is not None:
             return found.owned.owner
@@ -221,24 +220,25 @@ class Table:
 
     @property
     def done_below(self) -> int:
-        """Returns the id below which all have ended, and every participant has stored how."""
+        """The id below which all transactions have ended and every participant has stored the outcome."""
         return self._lowest()
 
     def _lowest(self) -> int:
-        """The lowest id that has no outcome, or whose outcome is not stored everywhere."""
+        """Returns the lowest id that has no outcome, or whose outcome some participant has not stored."""
         return min((self._next, *self._unused, *self._live, *self._ending, *self.state.unsettled))
 
     def oldest_s(self, now: float) -> float:
-        """Returns how long the oldest transaction without an outcome is open; 0: there is none."""
+        """Returns for how many seconds the oldest transaction without an outcome has been open; 0: there is none."""
         began = (live.began for live in self._live.values())
         return now - min(began, default=now)
 
     def sink(self, sink_id: str, owner: str = "") -> SinkBatch | None:
-        """Returns the last batch of a sink of that role."""
+        """Returns the last committed batch of a sink of that role, or None."""
         return self.state.sinks.find(owner, sink_id)
 
     def rows(self, now: float, txn: int | None, limit: int) -> list[Row]:
-        """Returns up to `limit` transactions, the oldest first; `txn`: this one alone."""
+        """Returns up to `limit` transactions that are not settled, the oldest first; if `txn` is given, only that
+        one."""
         found = sorted({*self._live, *self._ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self._row(each, now)) is not None]
 

@@ -1,11 +1,11 @@
-"""Questions to coordinators that came in one request: one wait for all of their answers, and no task for any.
+"""Several requests to coordinators that came in one RPC: one wait for all of their answers, without a task for each.
 
     together = Together()
-    running.ask_end(together.one(), txn, Verb.COMMIT, …)      each is asked in this turn
-    results = await together.answered(timeout_s)               in the order in which they were asked
+    running.ask_end(together.one(), txn, Verb.COMMIT, …)      each is sent to the core in this turn
+    results = await together.wait_answers(timeout_s)           in the order in which they were made
 
-A question is what the core calls a request. Its first answer counts; one without an answer in time is TimedOut:
-unknown.
+A Question is the `request` of an intent. Its first answer counts; one without an answer in time gets TimedOut: its
+outcome is unknown.
 Guard: tests/broker/transaction/test_together.py.
 """
 
@@ -19,7 +19,7 @@ from .intents_core import Result
 
 
 class Question:
-    """A question, and its answer when there is one."""
+    """One request to a coordinator, and its answer when there is one."""
 
     __slots__ = ("_together", "is_answered", "result")
 
@@ -35,7 +35,7 @@ class Question:
 
 
 class Together:
-    """The questions of one request."""
+    """The requests to coordinators that came in one RPC."""
 
     def __init__(self) -> None:
         self._questions: list[Question] = []
@@ -54,7 +54,8 @@ class Together:
             self._all.set_result(None)
 
     async def wait_answers(self, timeout_s: float) -> list[Result]:
-        """Waits for all answers; returns each one's result, an error among them."""
+        """Waits for all answers; returns the results in the order of the requests, errors as values. A request without
+        an answer after `timeout_s` gets TimedOut."""
         if self._left:
             self._all = asyncio.get_running_loop().create_future()
             with contextlib.suppress(TimeoutError):
