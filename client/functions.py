@@ -17,11 +17,11 @@ from typing import Any
 
 
 class Function:
-    """Takes each message of its input topics, and may give one for its output topic."""
+    """Processes each message of its input topics, and may return one for its output topic."""
 
     @abstractmethod
     def process(self, input: Any, context: Any) -> Any:
-        """Returns what the message `input` becomes; None: nothing. `context`: a `Context`."""
+        """Returns the message to publish for `input`; None: none. `context`: a `Context`."""
 
 
 # --------------------------------------------------------------------------------------------------------- serde
@@ -51,8 +51,8 @@ class PickleSerDe(SerDe):
 
 
 class IdentitySerDe(SerDe):
-    """Numbers and text as text, bytes as they are. Bytes come back as the first of int, float, complex and text that
-    they are. TypeError: a value of another type."""
+    """Serializes numbers and text as text, and bytes unchanged. Bytes are read as the first of int, float, complex and
+    text that fits. Raises TypeError for a value of another type."""
 
     _types = (int, float, complex, str)
 
@@ -77,7 +77,7 @@ class IdentitySerDe(SerDe):
 
 
 class Context:
-    """Base of the contexts that a runtime, or a test, gives to functions."""
+    """Base of the contexts that a runtime or a test passes to functions."""
 
     @abstractmethod
     def get_message_id(self) -> Any:
@@ -89,27 +89,27 @@ class Context:
 
     @abstractmethod
     def get_message_eventtime(self) -> Any:
-        """The event time of the message, in ms."""
+        """Returns the event time of the message, in ms."""
 
     @abstractmethod
     def get_message_properties(self) -> Any:
-        """The properties of the message."""
+        """Returns the properties of the message."""
 
     @abstractmethod
     def get_current_message_topic_name(self) -> Any:
-        """The topic of the message."""
+        """Returns the topic of the message."""
 
     @abstractmethod
     def get_function_tenant(self) -> Any:
-        """The tenant of the function."""
+        """Returns the tenant of the function."""
 
     @abstractmethod
     def get_function_namespace(self) -> Any:
-        """The namespace of the function."""
+        """Returns the namespace of the function."""
 
     @abstractmethod
     def get_function_name(self) -> Any:
-        """The name of the function."""
+        """Returns the name of the function."""
 
     @abstractmethod
     def get_function_id(self) -> Any:
@@ -117,11 +117,11 @@ class Context:
 
     @abstractmethod
     def get_instance_id(self) -> Any:
-        """The id of the instance that runs it."""
+        """Returns the id of the instance that runs the function."""
 
     @abstractmethod
     def get_function_version(self) -> Any:
-        """The version of the function."""
+        """Returns the version of the function."""
 
     @abstractmethod
     def get_logger(self) -> Any:
@@ -129,15 +129,15 @@ class Context:
 
     @abstractmethod
     def get_user_config_value(self, key: str) -> Any:
-        """A value of the program's configuration; None: there is none."""
+        """Returns a value of the program's configuration; None: there is none."""
 
     @abstractmethod
     def get_user_config_map(self) -> Any:
-        """The program's configuration."""
+        """Returns the program's configuration."""
 
     @abstractmethod
     def get_secret(self, secret_name: str) -> Any:
-        """A secret; None: there is none."""
+        """Returns a secret; None: there is none."""
 
     @abstractmethod
     def get_partition_key(self) -> Any:
@@ -145,11 +145,11 @@ class Context:
 
     @abstractmethod
     def get_ordering_key(self) -> Any:
-        """The ordering key of the message."""
+        """Returns the ordering key of the message."""
 
     @abstractmethod
     def record_metric(self, metric_name: str, metric_value: float) -> Any:
-        """Counts a number under a name."""
+        """Records a value of a metric."""
 
     @abstractmethod
     def publish(
@@ -157,19 +157,19 @@ class Context:
         properties: Mapping[str, str] | None = None, compression_type: Any = None,
         callback: Callable[..., Any] | None = None, message_conf: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Sends a message to a topic. `message_conf`: parameters of `Producer.send`."""
+        """Publishes a message to a topic. `message_conf`: parameters of `Producer.send`."""
 
     @abstractmethod
     def get_input_topics(self) -> Any:
-        """The topics that the function takes messages from."""
+        """Returns the topics from which the function gets messages."""
 
     @abstractmethod
     def get_output_topic(self) -> Any:
-        """The topic that gets what the function gives."""
+        """Returns the topic for what the function returns."""
 
     @abstractmethod
     def get_output_serde_class_name(self) -> Any:
-        """The name of the class that makes bytes of the output."""
+        """Returns the name of the class that serializes the output."""
 
     @abstractmethod
     def ack(self, msgid: Any, topic: str) -> Any:
@@ -181,7 +181,7 @@ class Context:
 
     @abstractmethod
     def get_counter(self, key: str) -> Any:
-        """A counter of the function's state."""
+        """Returns a counter of the function's state."""
 
     @abstractmethod
     def del_counter(self, key: str) -> Any:
@@ -193,7 +193,7 @@ class Context:
 
     @abstractmethod
     def get_state(self, key: str) -> Any:
-        """A value of the function's state."""
+        """Returns a value of the function's state."""
 
 
 context = function = serde = sys.modules[__name__]

@@ -46,7 +46,7 @@ class DeadLetterPolicyBuilder:
         self._subscription: str | None = None
 
     def maxRedeliverCount(self, count: int) -> DeadLetterPolicyBuilder:
-        """Sets how often a message may come back."""
+        """Sets how often a message may be redelivered."""
         self._count = count
         return self
 
@@ -56,18 +56,18 @@ class DeadLetterPolicyBuilder:
         return self
 
     def initialSubscriptionName(self, name: str) -> DeadLetterPolicyBuilder:
-        """Sets the subscription that is made with that topic."""
+        """Sets the subscription that is created together with that topic."""
         self._subscription = name
         return self
 
     def build(self) -> ConsumerDeadLetterPolicy:
-        """Returns the policy. InvalidConfiguration: a parameter is wrong. Without `maxRedeliverCount` a message comes
-        back for ever."""
+        """Returns the policy. Raises InvalidConfiguration if a parameter is wrong. Without `maxRedeliverCount` a
+        message is redelivered for ever."""
         return ConsumerDeadLetterPolicy(self._count, self._topic, self._subscription)
 
 
 class KeySharedPolicy:
-    """A `ConsumerKeySharedPolicy` that is set step by step; `policy` gives it."""
+    """A `ConsumerKeySharedPolicy` that is set step by step; `policy` returns it."""
 
     def __init__(self) -> None:
         self._mode = KeySharedMode.AutoSplit
@@ -84,12 +84,12 @@ class KeySharedPolicy:
         return self._mode
 
     def set_allow_out_of_order_delivery(self, allowed: bool) -> KeySharedPolicy:
-        """Whether a key may move before what is outstanding is acknowledged."""
+        """Sets whether a key may move to another consumer before its delivered messages are acknowledged."""
         self._out_of_order = allowed
         return self
 
     def is_allow_out_of_order_delivery(self) -> bool:
-        """Whether a key may move before what is outstanding is acknowledged."""
+        """Whether a key may move to another consumer before its delivered messages are acknowledged."""
         return self._out_of_order
 
     def set_sticky_ranges(self, ranges: list[tuple[int, int]]) -> KeySharedPolicy:
@@ -102,7 +102,7 @@ class KeySharedPolicy:
         return self._ranges
 
     def policy(self) -> ConsumerKeySharedPolicy:
-        """Returns the policy. InvalidConfiguration: a parameter is wrong."""
+        """Returns the policy. Raises InvalidConfiguration if a parameter is wrong."""
         return ConsumerKeySharedPolicy(self._mode, self._out_of_order, self._ranges or None)
 
 
@@ -123,7 +123,7 @@ _BYTES = SchemaDescription(SchemaTypeOfClient.BYTES, "BYTES", "")
 
 
 class Option(NamedTuple):
-    """An option of a configuration. `parameter`: its name as a parameter of the client, "": it is none; `chains`: its
+    """An option of a configuration. `parameter`: its name as a parameter of the client, "" if it is none; `chains`: its
     setter returns the configuration, as in Pulsar's, else None; `reads`: it has a getter."""
 
     check: Check | None
@@ -168,7 +168,8 @@ class Configuration:
         return self if option.chains else None
 
     def parameters(self) -> dict[str, Any]:
-        """Returns what was set, as parameters of `magnetar.Client` or of its method that opens what is configured."""
+        """Returns the options that were set, as parameters of `magnetar.Client` or of its method that opens the
+        configured object."""
         found = {
             option.parameter: self._values[name]
             for name, option in self._options.items() if name in self._values and option.parameter
@@ -188,7 +189,7 @@ class _WithProperties(Configuration):
 
 
 def _rows(table: Table, **named: Option) -> dict[str, Option]:
-    """Returns the options by name; each without a check has that of its parameter."""
+    """Returns the options by name; one without a check gets that of its parameter."""
     return {
         name: each if each.check is not None else each._replace(check=table[each.parameter])
         for name, each in named.items()

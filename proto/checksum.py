@@ -27,14 +27,14 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Checksum(Protocol):
-    """The signature of the checksum function: the CRC32C of a buffer, continued from another one's."""
+    """The signature of the checksum function: the CRC32C of a buffer, continued from that of the bytes before it."""
 
     def __call__(self, data: Buffer, crc: int = 0, /) -> int: ...
 
 
 def _function() -> Checksum:
-    """Returns the function of the C module alone: the package around it reads its own version, which takes 20 ms of
-    each start."""
+    """Returns the function of the C module without importing the package around it, which reads its own version: that
+    takes 20 ms of each start."""
     package = importlib.util.find_spec("crc32c")
     if package is None:
         raise ImportError("the package crc32c is missing", name="crc32c")
@@ -58,7 +58,7 @@ _TEXT = int.from_bytes(b"0" * 63)
 
 
 def _times(a: int, b: int) -> int:
-    """Returns a·b, bit by bit."""
+    """Returns the product a·b of two polynomials modulo CRC32C's, bit by bit."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
@@ -68,7 +68,7 @@ def _times(a: int, b: int) -> int:
 
 
 def _power(exponent: int) -> int:
-    """Returns x^exponent."""
+    """Returns the polynomial x^exponent modulo CRC32C's."""
     found, square = _ONE, _ONE >> 1
     while exponent:
         if exponent & 1:
@@ -101,7 +101,8 @@ JOINED_BYTES_MAX = 1 << 2 * _DIGIT
 
 
 def combine(first: int, second: int, size: int) -> int:
-    """The checksum of bytes with the checksum `first`, followed by `size` bytes with the checksum `second`."""
+    """Returns the checksum of two parts in a row: the first has the checksum `first`, the second has `size` bytes and
+    the checksum `second`."""
     assert 0 <= size < JOINED_BYTES_MAX, f"a part of {size} bytes"
     for digit, shifts in ((size & (1 << _DIGIT) - 1, _LOW), (size >> _DIGIT, _HIGH)):
         if digit:

@@ -32,8 +32,8 @@ class Compression(IntEnum):
 
 
 def _unzip_into(payload: bytes, output: bytearray | mmap) -> int:
-    """Decompresses into `output`; returns the bytes found. Takes a stream without an end too: Java's client flushes its
-    streams and does not end them."""
+    """Decompresses into `output`; returns the number of bytes. Accepts a stream without an end, because Java's client
+    flushes its streams and does not end them."""
     stream = zlib.decompressobj()
     found = stream.decompress(payload, len(output) + 1)  # one byte more shows that there is more
     size = min(len(found), len(output))
@@ -48,7 +48,7 @@ class _Codecs(NamedTuple):
 
 @cache
 def _codecs() -> _Codecs:
-    """Loads the library, at the first payload that is compressed: it takes 2 MB, and most processes need none."""
+    """Loads the library at the first compressed payload: it takes 2 MB, and most processes do not need it."""
     import cramjam
 
     return _Codecs(
@@ -68,12 +68,12 @@ def _codecs() -> _Codecs:
 
 
 def compress(kind: int, payload: bytes) -> bytes:
-    """Compresses a payload. An empty one stays empty only under NONE; `decompress` reverses every codec."""
+    """Compresses a payload. An empty one stays empty only with NONE; `decompress` reverses every codec."""
     return payload if kind == Compression.NONE else bytes(_codecs().compress[kind](payload))  # type: ignore[call-overload]
 
 
 def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPRESSED_BYTES_MAX) -> bytes:
-    """The `declared` bytes that `payload` decompresses to; CorruptEntry when it has more or fewer."""
+    """Returns the decompressed payload, `declared` bytes. Raises CorruptEntry if it has more or fewer."""
     if kind == Compression.NONE:
         return payload
     _check(kind, declared, limit)
@@ -85,8 +85,9 @@ def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPR
 
 
 def decompress_mapped(kind: int, payload: bytes, declared: int) -> mmap:
-    """Decompresses into memory of its own, for threads beside an event loop. The memory is neither zeroed nor copied,
-    which takes 60 ms for 64 MiB with the interpreter's lock; the codecs work without the lock. `declared` is not 0."""
+    """Decompresses into a new anonymous mapping, for threads beside an event loop: the memory is neither zeroed nor
+    copied under the interpreter's lock, which would take 60 ms for 64 MiB. The codecs work without the lock.
+    `declared`, the uncompressed size, must not be 0."""
     _check(kind, declared, UNCOMPRESSED_BYTES_MAX)
     output = mmap(-1, declared)
     try:
@@ -115,7 +116,8 @@ def _into(kind: int, payload: bytes, output: bytearray | mmap) -> None:
 
 
 def _nothing(kind: int, payload: bytes) -> bytes:
-    """Codecs refuse an empty output buffer. Only what compressing an empty payload gives decompresses to it."""
+    """Returns the empty payload; raises CorruptEntry if `payload` is not what compressing an empty one gives. Codecs
+    refuse an empty output buffer."""
     if payload not in (b"", compress(kind, b"")):
         raise CorruptEntry(f"{Compression(kind).name} payload of {len(payload)} bytes declares to be empty")
     return b""

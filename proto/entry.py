@@ -26,7 +26,7 @@ everywhere, also of what a broker cannot see into (a compressed or encrypted bat
 by which something is found again (the producer, the uuid of chunks, the keys of an encryption) are UTF-8: an entry with
 others is refused.
 
-**Numbers.** A property may take six bytes of metadata, and some hundred compressed bytes unfold to a million of them:
+**Numbers.** A property may take six bytes of metadata, and some hundred compressed bytes decompress to a million:
 none is looked at until a program asks for them. An entry is encrypted for KEYS_MAX keys at most.
 
 A producer encodes (`encode_entry`, `encode_batch`), a broker reads only the header (`parse_header`) and adds its part
@@ -82,8 +82,8 @@ _BROKER_METADATA_BYTES_MAX = 1 << 16
 
 class EntryHeader:
     """The head of a client-part: `metadata` is all of it; `payload_offset` counts from the start of the entry.
-    `checksum` is the one in the entry, of all from CHECKED_FROM on; `unfolded`: the bytes that a compressed payload
-    declares to have, 0 of another."""
+    `checksum` is the one in the entry, of all from CHECKED_FROM on; `unfolded`: the number of bytes that the payload
+    declares to have when decompressed, 0 if it is not compressed."""
 
     __slots__ = ("batched", "checksum", "metadata", "num_messages", "payload_offset", "unfolded")
 
@@ -130,13 +130,14 @@ PLAIN_PREFIXES = _PlainPrefixes()
 
 
 def item_prefix(metadata: SingleMessageMetadata) -> bytes:
-    """The bytes before the payload of a message with a key, properties, an event time, …; `payload_size` is set."""
+    """Returns the bytes before the payload of a message with a key, properties, an event time, …; `payload_size` must
+    be set."""
     encoded = metadata.SerializeToString()
     return _U32.pack(len(encoded)) + encoded
 
 
 def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
-    """Prefixes and payloads of plain messages, alternating, as `encode_batch` takes them."""
+    """Returns prefixes and payloads of plain messages, alternating, as `encode_batch` expects them."""
     prefixes = PLAIN_PREFIXES
     parts: list[bytes] = []
     append = parts.append
@@ -149,7 +150,8 @@ def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
 def encode_batch(
     metadata: MessageMetadata, items: Sequence[bytes], count: int, encrypt: Encrypt | None = None
 ) -> bytes:
-    """Encodes the client-part of `count` messages whose prefixes and payloads `items` are; one copy of each payload.
+    """Encodes the client-part of `count` messages; `items` are their prefixes and payloads. Each payload is copied
+    once.
 
     The caller sets producer_name, sequence_id, publish_time and `compression` in `metadata`; this function sets what
     describes the batch (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set).
@@ -166,8 +168,9 @@ def encode_batch(
 
 
 def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | None = None) -> bytes:
-    """The client-part with this payload (one message, or joined items), compressed by `metadata.compression`, and
-    encrypted after that. Go's client takes what was decrypted only where a size is told, even without compression."""
+    """Encodes the client-part with this payload (one message, or joined items): compressed by `metadata.compression`,
+    then encrypted. An encrypted one always gets `uncompressed_size`, because Go's client needs it even without
+    compression."""
     if metadata.compression or encrypt is not None:
         metadata.uncompressed_size = len(payload)
     if metadata.compression:
@@ -178,27 +181,27 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | N
 
 
 def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """Encodes a client-part with a payload that is compressed and encrypted already, as `metadata` declares, or a part
-    of one (chunks)."""
+    """Encodes a client-part with a payload that is already compressed and encrypted, as `metadata` declares, or with a
+    chunk of one."""
     return client_part_of_bytes(metadata.SerializeToString(), payload)
 
 
 def client_part_of_bytes(metadata: bytes, payload: bytes) -> bytes:
-    """Encodes a client-part like `client_part`, of metadata that is encoded already."""
+    """Encodes a client-part like `client_part`, with metadata that is already encoded."""
     size = _U32.pack(len(metadata))
     checksum = crc32c(payload, crc32c(size + metadata))
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
 
 
 def with_schema_version(entry: bytes, version: bytes) -> bytes:
-    """A client-part that names another version of its topic's schema."""
+    """Returns a copy of the client-part that names another version of its topic's schema."""
     header = parse_header(entry, verify=False)
     header.metadata.schema_version = version
     return client_part(header.metadata, entry[header.payload_offset :])
 
 
 def broker_part(index: int, timestamp_ms: int) -> bytes:
-    """The broker's part, which precedes the client-part; `index` is that of the entry's last message."""
+    """Returns the broker-part, which precedes the client-part. `index`: that of the entry's last message."""
     encoded = BrokerEntryMetadata(broker_timestamp=timestamp_ms, index=index).SerializeToString()
     return MAGIC_BROKER + _U32.pack(len(encoded)) + encoded
 
@@ -212,8 +215,7 @@ def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
 
 
 def client_part_of(entry: Buffer) -> memoryview:
-    """Returns the client-part of an entry that a broker stored, with its part or without one; nothing is checked or
-    parsed."""
+    """Returns the client-part of a stored entry, whether it has a broker-part or not. Nothing is checked or parsed."""
     start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
     return memoryview(entry)[start:]
 
@@ -235,7 +237,7 @@ def broker_part_of(entry: Buffer) -> tuple[int, int, int]:
 
 
 class StoredHead(NamedTuple):
-    """The fields that a broker reads of an entry that it stored itself."""
+    """The fields that a broker reads from an entry that it stored."""
 
     last_index: int  # -1: unknown
     timestamp_ms: int  # of the broker
@@ -244,7 +246,8 @@ class StoredHead(NamedTuple):
 
 
 def parse_stored(entry: Buffer) -> StoredHead:
-    """The head of a stored entry. It was checked when it was published, and the ledger checks the bytes since."""
+    """Parses the head of a stored entry without checking its checksum: that was done when it was published, and the
+    ledger checks the bytes since."""
     index, timestamp_ms, start = -1, 0, 0
     try:
         magic, size = _BROKER_HEAD.unpack_from(entry)
@@ -263,10 +266,9 @@ def parse_stored(entry: Buffer) -> StoredHead:
 
 
 def declared_messages(entry: Buffer) -> int:
-    """The number of messages that the head of a stored entry declares, right or wrong; 1 without a declaration.
-
-    The broker charges this number and the consumer returns it (client/core/redelivery.py), from the same bytes.
-    """
+    """Returns the number of messages that the head of a stored entry declares, right or wrong; 1 without a declaration.
+    The broker charges this number of permits and the consumer returns it (client/core/redelivery.py), from the same
+    bytes."""
     try:
         metadata = parse_stored(entry).metadata
     except CorruptEntry:
@@ -275,7 +277,8 @@ def declared_messages(entry: Buffer) -> int:
 
 
 def is_intact(entry: Buffer) -> bool:
-    """Whether the bytes are those that were published: an entry that cannot be read all the same is malformed."""
+    """Whether the checksum is right, so that the bytes are those that were published. An entry that is intact and
+    cannot be read is malformed."""
     try:
         start = broker_part_of(entry)[2]
         magic, checksum, _ = _HEAD.unpack_from(entry, start)
@@ -286,8 +289,7 @@ def is_intact(entry: Buffer) -> bool:
 
 
 def sequence_id_of(entry: Buffer) -> int | None:
-    """Returns the sequence id of a client-part that is refused, whatever else is wrong with it; None if it names none.
-    """
+    """Returns the sequence id of a client-part that is refused, whatever else is wrong with it; None: it has none."""
     try:
         metadata = parse_stored(entry).metadata
     except CorruptEntry:
@@ -296,22 +298,24 @@ def sequence_id_of(entry: Buffer) -> int | None:
 
 
 def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
-    """Returns the index of the last message (-1: no broker added it) and the header of an entry whose checksum is
-    right."""
+    """Parses an entry and checks its checksum. Returns the index of its last message (-1: it has no broker-part), and
+    its header."""
     index, _, start = broker_part_of(entry)
     return index, EntryHeader(*checked_head(entry, start))
 
 
 def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
-    """The header of an entry, with or without a broker-part; `start`: where its client-part begins, where that is
-    known. `verify`: check the CRC32C, which reads all of it."""
+    """Parses the header of an entry with or without a broker-part. `start`: where its client-part begins; -1: not
+    known. `verify`: check the CRC32C, which reads the whole entry."""
     return EntryHeader(*checked_head(entry, start, verify=verify))
 
 
 def checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
-    """Parses what an `EntryHeader` is made of, like `parse_header`. Refuses contradictions as well: names that are no
-    text, more messages than the payload can contain. Strings that are not UTF-8 come out of protobuf as bytes: Any,
-    because compiled code insists on the declared type."""
+    """Parses the fields of an `EntryHeader`, like `parse_header`. Raises CorruptEntry also for contradictions: names
+    that are not text, more messages than the payload can contain.
+
+    Strings that are not UTF-8 come out of protobuf as bytes: Any, because compiled code insists on the declared type.
+    """
     metadata: Any
     if start < 0:
         start = broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0
@@ -371,7 +375,7 @@ def _read_key(fields: Any) -> None:
 
 
 def properties_of(fields: Any) -> dict[str, str]:
-    """Returns the properties of one message (MessageFields) as text; of a name that appears twice, the last value."""
+    """Returns the properties of one message (MessageFields) as text; if a name appears twice, its last value."""
     return {text_of(pair.key): text_of(pair.value) for pair in fields.properties}
 
 
@@ -382,25 +386,26 @@ def text_of(value: Any) -> str:
 
 
 def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
-    """The payload, decompressed: of the single message, or all items one after the other."""
+    """Returns the decompressed payload: of the single message, or all items one after the other."""
     payload, kind = bytes(entry[header.payload_offset :]), header.metadata.compression
     return decompress(kind, payload, header.metadata.uncompressed_size) if kind else payload
 
 
 def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
-    """The messages of an entry, batched or not. The metadata is shared between equal messages: do not change it."""
+    """Returns the messages of an entry, batched or not. Equal messages share one metadata object, which must not be
+    changed."""
     return list(zip(*decode_columns(header, entry), strict=True))
 
 
 def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
-    """Decodes an entry into two lists, metadata and payloads: without an object per message for the garbage collector.
-    """
+    """Decodes an entry into two lists, of metadata and of payloads, which saves the garbage collector an object per
+    message."""
     fields, payloads = decode_lazily(header, entry)
     return fields, payloads if isinstance(payloads, list) else payloads.all()
 
 
 def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes] | AlikePayloads]:
-    """Decodes like `decode_columns`; payloads of one length are copied out of the entry when they are asked for."""
+    """Decodes like `decode_columns`; payloads of equal length are copied out of the entry only when they are read."""
     if not header.batched:
         return [header.metadata], [decode_payload(header, entry)]
     if header.metadata.compression:
@@ -437,7 +442,7 @@ def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageField
 
 
 class AlikePayloads:
-    """The payloads of a batch whose items have one head, and so one length."""
+    """The payloads of a batch whose items have equal heads, and so equal lengths."""
 
     __slots__ = ("_first", "_items", "_size", "_step")
 
@@ -457,9 +462,9 @@ class AlikePayloads:
 
 
 def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata, AlikePayloads | None]:
-    """Returns the one metadata of `count` items that all have one head, and so one length, and their payloads (None:
-    they do not): records of a fixed size cost a quarter then. Raises errors that `decode_columns` makes a CorruptEntry
-    of."""
+    """Returns the metadata that all `count` items share, and their payloads, if the items have equal heads; else None
+    for the payloads. Records of a fixed size cost a quarter this way. Raises errors that `decode_columns` turns into
+    CorruptEntry."""
     head = items[offset : offset + 4 + _U32.unpack_from(items, offset)[0]]
     single, size, length = _HEADS[head]
     step = length + size
@@ -472,11 +477,12 @@ def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata
 
 
 def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> list[bytes]:
-    """The keys of the entry's messages, each once, in the order of the messages; a message without one adds none.
+    """Returns the distinct keys of the entry's messages, in the order of the messages; a message without a key adds
+    none.
 
-    The ordering key precedes the key. In a batch the metadata of each message is read; the batch's own metadata
-    describes only its first message. Payloads are copied only to decompress them. Chunks of a message without a key
-    have its uuid as the key.
+    The ordering key takes precedence over the key. In a batch the metadata of each message is read; the batch's own
+    metadata describes only its first message. Payloads are copied only to decompress them. Chunks of a message without
+    a key have its uuid as the key.
     """
     if not metadata.HasField("num_messages_in_batch"):
         key = key_of_one(metadata)
@@ -508,7 +514,7 @@ def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[by
 
 
 def key_of_one(metadata: MessageMetadata) -> bytes | None:
-    """The key of an entry that is not a batch."""
+    """Returns the key of an entry that is not a batch, or None."""
     key = key_of(metadata)
     if key is None and metadata.num_chunks_from_msg > 1:
         key = uuid_of(metadata).encode()  # the chunks of a message belong together
@@ -516,13 +522,13 @@ def key_of_one(metadata: MessageMetadata) -> bytes | None:
 
 
 def uuid_of(metadata: Any) -> str:
-    """Returns the uuid of a chunk. In a stored entry it may be no UTF-8, as brokers once did not check it."""
+    """Returns the uuid of a chunk. In an old entry it may not be UTF-8, because brokers once did not check it."""
     return text_of(metadata.uuid)
 
 
 def key_of(fields: Any) -> bytes | None:
-    """The key by which Key_Shared orders the message; None: it has none. Of fields whose text was not looked at
-    (`parse_stored`) too."""
+    """Returns the key by which Key_Shared orders the message; None: it has none. Also for fields whose text was not
+    checked (`parse_stored`)."""
     if fields.HasField("ordering_key"):
         ordering_key: bytes = fields.ordering_key
         return ordering_key

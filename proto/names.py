@@ -77,7 +77,7 @@ def check_tenant_name(text: str) -> str:
 
 
 def check_namespace_name(text: str) -> str:
-    """Checks the namespace's own part, without its tenant."""
+    """Checks the name of a namespace without its tenant."""
     return _check_strict("namespace", text)
 
 
@@ -86,8 +86,8 @@ def check_subscription_name(text: str) -> str:
 
 
 def check_producer_name(text: str) -> str:
-    """Returns the name if it is printable text: Pulsar's Java client names its producers of dead letters after topics.
-    """
+    """Returns the name; raises InvalidName if it is not printable text. Most characters are allowed, because Pulsar's
+    Java client names its producers of dead letters after topics."""
     _check_size("producer", text)
     if not text or not text.isprintable() or text != text.strip():
         raise InvalidName(f"producer name {text!r} must be printable text, and not empty", name=repr(text))
@@ -99,7 +99,7 @@ def is_role(text: str) -> bool:
 
 
 def check_role(text: str) -> str:
-    """Returns the role. Raises InvalidName."""
+    """Returns the role. Raises InvalidName if it is not printable text of a permitted length."""
     if not is_role(text):
         raise InvalidName(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
     return text
@@ -129,7 +129,8 @@ class TopicName:
     """A topic or a partition. `local` is without the partition suffix; `partition` is -1 for a whole topic.
 
     `full` is with the scheme. `stored_local` is the last part as stored and listed, with the partition suffix. Both are
-    made once: a topic that is opened is looked up, stored and told by them a dozen times."""
+    computed once, because opening a topic uses them a dozen times.
+    """
 
     tenant: str
     namespace: str
@@ -162,7 +163,7 @@ class TopicName:
 
     @property
     def base(self) -> TopicName:
-        """The topic of which this is a partition; itself when it is none."""
+        """Returns the topic of which this is a partition; itself if it is not a partition."""
         return self if self.partition < 0 else replace(self, partition=-1)
 
     @property
@@ -198,7 +199,7 @@ def _topic_parts(text: str) -> tuple[bool, tuple[str, str, str]]:
 
 
 class Position(NamedTuple):
-    """An entry of a topic. Ordered as a tuple: by ledger, then entry."""
+    """The position of an entry in a topic. Ordered as a tuple: by ledger, then entry."""
 
     ledger_id: int
     entry_id: int
@@ -208,7 +209,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Parses the text that `str` made."""
+        """Parses the text that `str` returns."""
         ledger_id, _, entry_id = text.partition(":")
         return cls(int(ledger_id), int(entry_id))
 
@@ -219,7 +220,7 @@ LATEST = Position(LONG_MAX, LONG_MAX)
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """The place of a message: an entry, its partition, and its index in a batch."""
+    """The position of a message: its entry, its partition, and its index in a batch."""
 
     ledger_id: int
     entry_id: int
@@ -281,5 +282,5 @@ DIGITS_MAX = 19
 
 
 def whole(text: str) -> int | None:
-    """The number that is written in so many ASCII digits at most; None: the text is none."""
+    """Parses a number of ASCII digits; returns None if the text is not one, or has more than DIGITS_MAX digits."""
     return int(text) if len(text) <= DIGITS_MAX and text.isascii() and text.isdigit() else None

@@ -43,7 +43,7 @@ class _Earlier(Policies, frozen=True, kw_only=True, omit_defaults=True, forbid_u
 
 
 def decode(text: str) -> Policies:
-    """Raises InvalidRequest when the text is no Policies."""
+    """Decodes policies. Raises InvalidRequest if the text is not valid."""
     try:
         if '"backlog_quota_mib"' not in text:
             return msgspec.json.decode(text or "{}", type=Policies)
@@ -57,14 +57,14 @@ def decode(text: str) -> Policies:
 
 
 def merged(below: Policies, above: Policies) -> Policies:
-    """Returns policies with each field of `above` where it is set, else that of `below`."""
+    """Returns the policies with each field of `above` that is set, and the field of `below` otherwise."""
     given = {name: value for name in NAMES if (value := getattr(above, name)) is not None}
     return msgspec.structs.replace(below, **given)
 
 
 def completed(policies: Policies) -> Policies:
-    """Returns the policies with both parts of retention: by time alone it has no limit of size, and the other way
-    round."""
+    """Returns the policies with both parts of retention set: if only the time is given, the size is unlimited, and vice
+    versa."""
     found = policies
     for pair in RETENTIONS:
         minutes, mib = (getattr(policies, name) for name in pair)
@@ -76,12 +76,12 @@ def completed(policies: Policies) -> Policies:
 
 
 def without(policies: Policies, *names: str) -> Policies:
-    """Returns the policies with these fields inherited again."""
+    """Returns the policies without these fields, which are then inherited."""
     return msgspec.structs.replace(policies, **dict.fromkeys(names))
 
 
 def check_properties(properties: dict[str, str]) -> dict[str, str]:
-    """The properties themselves. InvalidRequest: one has no key, or they are more than a place may have."""
+    """Returns the properties. Raises InvalidRequest if one has no key, or if they are more than an object may have."""
     size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
     if "" in properties:
         raise InvalidRequest("a property has a key: KEY=VALUE")
@@ -92,7 +92,7 @@ def check_properties(properties: dict[str, str]) -> dict[str, str]:
 
 
 def check(policies: Policies) -> Policies:
-    """The policies themselves. InvalidRequest: a field has an invalid value, or fields contradict each other."""
+    """Returns the policies. Raises InvalidRequest if a field has an invalid value, or fields contradict each other."""
     for name in NAMES:
         value = getattr(policies, name)
         if isinstance(value, int) and not (-1 if name in _SIGNED else 0) <= value < _INT_MAX:

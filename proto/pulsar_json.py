@@ -24,7 +24,7 @@ def _table(names: Mapping[str, str | Callable[[Any], Any]]) -> Table:
 
 
 def pick(table: Table, found: object, names: str) -> dict[str, Any]:
-    """Returns these names of the statistics, in their order."""
+    """Returns the fields with these names of a statistics object, as `table` converts them, in the order of `names`."""
     return {name: table[name](found) for name in names.split()}
 
 
@@ -97,7 +97,8 @@ def transaction_form(found: TransactionStats) -> dict[str, Any]:
 
 
 def here_form(found: TransactionHere, none: str | None = None) -> dict[str, Any]:
-    """Returns the JSON of what a topic has of a transaction, and what waits for it. `none`: for a missing place."""
+    """Returns the JSON of what a topic has of a transaction, and what waits for it. `none`: the text for a missing
+    position."""
     subscriptions = found.subscriptions
     pending = {each.name: {"entries": each.entries, "upTo": optional(each.up_to, none)} for each in subscriptions}
     return {
@@ -124,7 +125,7 @@ def coordinator_form(number: int, found: CoordinatorTransactions) -> dict[str, A
 
 
 def in_seconds(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a form as a row of a table: times in seconds, lists as text, names as the command line's."""
+    """Returns a form as a row of a table: times in seconds, lists as text, names as on the command line."""
     return {
         re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name).replace("_ms", "_s"): round(value / 1000, 1)
         if name.endswith("Ms") else ", ".join(value) if isinstance(value, list) else value

@@ -18,7 +18,8 @@ STICKY_SLOTS = 65535
 
 
 def key_hash(key: str | bytes) -> int:
-    """Returns the hash of a key. UnicodeEncodeError: half a character, on which mmh3 itself ends the process."""
+    """Returns the hash of a key. Raises UnicodeEncodeError for a lone surrogate, with which mmh3 would end the process.
+    """
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & 0x7FFFFFFF
 
 
@@ -28,5 +29,5 @@ def partition_of(key: str | bytes, partitions: int) -> int:
 
 
 def sticky_slot(key: str | bytes) -> int:
-    """The key's slot, 1 … 65535. UnicodeEncodeError, as `key_hash`."""
+    """Returns the key's slot, 1 … 65535. Raises UnicodeEncodeError as `key_hash`."""
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & STICKY_SLOTS or 1

@@ -86,7 +86,7 @@ class SchemaInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaVersion:
-    """A schema of a topic, as the registry has it."""
+    """A version of a topic's schema, as the registry stores it."""
 
     version: int
     info: SchemaInfo
@@ -96,14 +96,14 @@ class SchemaVersion:
 
 
 class Pair(NamedTuple):
-    """The halves of KEY_VALUE."""
+    """The schemas of key and value of KEY_VALUE."""
 
     key: SchemaInfo
     value: SchemaInfo
 
 
 def type_of(text: str) -> SchemaType:
-    """Returns the type by its name, in any case; BYTES is NONE. Raises InvalidSchema."""
+    """Returns the type with this name, in any case; BYTES is NONE. Raises InvalidSchema if there is none."""
     name = text.upper()
     if name == "BYTES":
         return SchemaType.NONE
@@ -120,18 +120,18 @@ when it reads."""
 
 
 def version_bytes(version: int | None) -> bytes:
-    """Returns the bytes of a version. None: no version, which is empty."""
+    """Encodes a version; None, no version, becomes empty bytes."""
     return b"" if version is None else _VERSION.pack(version)
 
 
 def version_of(data: bytes) -> int | None:
-    """Returns the version in the first 8 bytes; None if there are fewer. Pulsar before 2.4 wrote 64."""
+    """Returns the version in the first 8 bytes; None if there are fewer. Pulsar before 2.4 wrote 64 bytes."""
     return _VERSION.unpack_from(data)[0] if len(data) >= _VERSION.size else None
 
 
 # ------------------------------------------------------------------ KEY_VALUE
 def pair_of(info: SchemaInfo) -> Pair:
-    """The halves of a KEY_VALUE. InvalidSchema."""
+    """Returns the schemas of key and value of a KEY_VALUE. Raises InvalidSchema."""
     key, at = _half(info.data, 0)
     value, end = _half(info.data, at)
     if end != len(info.data):
@@ -166,7 +166,8 @@ def _properties(info: SchemaInfo, half: str) -> dict[str, str]:
 
 
 def key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) -> SchemaInfo:
-    """The KEY_VALUE of two schemas. `separated`: the key of a message is its key, and not in its payload."""
+    """Makes the KEY_VALUE of two schemas. `separated`: the key is the key of the message, and not part of the payload.
+    """
     properties = {"kv.encoding.type": "SEPARATED" if separated else "INLINE"}
     for half, info in (("key", key), ("value", value)):
         properties[f"{half}.schema.name"] = info.name
@@ -178,7 +179,7 @@ def key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) ->
 
 # ------------------------------------------------------------------ as operators write it
 def text_of(info: SchemaInfo) -> str:
-    """The definition as text; of KEY_VALUE as JSON with `key` and `value`, as pulsar-admin shows it."""
+    """Returns the definition as text; that of KEY_VALUE as JSON with `key` and `value`, as in pulsar-admin."""
     if info.type is not SchemaType.KEY_VALUE:
         return info.data.decode(errors="replace")
     halves = {half: _told(each.data) for half, each in zip(("key", "value"), pair_of(info), strict=True)}

@@ -57,7 +57,7 @@ class _Words(StrEnum):
 
     @classmethod
     def reasons(cls) -> Iterator[Self]:
-        """The members that a server says."""
+        """Yields the members that a server may report."""
         return (each for each in cls if each not in ("", "unknown"))
 
 
@@ -211,7 +211,7 @@ class KeySharedMode(enum.IntEnum):
 
 
 class AckedEntry(NamedTuple):
-    """An entry, or some of its messages, that are acknowledged."""
+    """An acknowledged entry, or some acknowledged messages of an entry."""
 
     position: Position
     bits: int = 0
@@ -241,7 +241,7 @@ E = TypeVar("E", bound=enum.IntEnum)
 
 
 def enum_of(kind: type[E], value: int, what: str) -> E:
-    """The member with this number. InvalidRequest: there is none."""
+    """Returns the member with this number. Raises InvalidRequest if there is none."""
     try:
         return kind(value)
     except ValueError:
@@ -292,19 +292,19 @@ class TxnId(NamedTuple):
 
     @classmethod
     def of(cls, coordinator: int, epoch: int, counter: int) -> TxnId:
-        """Checks nothing: the coordinator keeps within the bits."""
+        """Makes an id without checks: the coordinator keeps its numbers within the bits."""
         return cls(coordinator, epoch << COUNTER_BITS | counter)
 
     @classmethod
     def checked(cls, most: int, least: int) -> TxnId:
-        """Returns the id. InvalidRequest: the numbers cannot be an id of this cluster."""
+        """Makes an id. Raises InvalidRequest if the numbers cannot be an id of this cluster."""
         if not (0 <= most < COORDINATORS_MAX and 0 <= least < 1 << (COUNTER_BITS + EPOCH_BITS)):
             raise InvalidRequest(f"({most},{least}) is no transaction id")
         return cls(most, least)
 
     @classmethod
     def parse(cls, text: str) -> TxnId:
-        """Parses an id. InvalidRequest: the text is no id."""
+        """Parses an id. Raises InvalidRequest if the text is not one."""
         found = _TEXT.match(text)
         if found is None:
             raise InvalidRequest(f"{text[:100]!r} is no transaction id; one looks like (3,1099511627781)")
@@ -312,7 +312,7 @@ class TxnId(NamedTuple):
 
     @property
     def coordinator(self) -> int:
-        """The number of its coordinator."""
+        """Returns the number of its coordinator."""
         return self.most
 
     @property
@@ -330,7 +330,7 @@ class TxnId(NamedTuple):
 
 
 def coordinator_of(name: str, coordinators: int) -> int:
-    """Returns the coordinator that has the transactions of a name: of a holder, or of a sink."""
+    """Returns the number of the coordinator for the transactions of a name, which is that of a holder or a sink."""
     return partition_of(name, coordinators)
 
 

@@ -31,7 +31,8 @@ M = TypeVar("M", bound=Message)
 
 # ------------------------------------------------------------------------------------ to messages
 def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
-    """InvalidRequest, with the `name` of the operation: a value does not fit its field."""
+    """Makes the request message of these arguments. Raises InvalidRequest, with the `name` of the operation, if a value
+    does not fit its field."""
     known = kind.DESCRIPTOR.fields_by_name
     given: dict[str, object] = {}
     for argument, value in arguments.items():
@@ -45,7 +46,7 @@ def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -
 
 
 def reply_of(kind: type[Message], value: object, field: str = "") -> Message:
-    """What a handler answers, as its message. `field`: that it is, of a reply that has more."""
+    """Makes the reply message of a handler's result. `field`: the field for the result, in a reply with several."""
     if isinstance(value, Message):
         return value
     if value is None:
@@ -58,7 +59,7 @@ def reply_of(kind: type[Message], value: object, field: str = "") -> Message:
 
 
 def _plain(value: Any) -> Any:
-    """As the constructor of a message takes it."""
+    """Converts a value to what the constructor of a message accepts."""
     if isinstance(value, SchemaInfo):
         return wire.SchemaInfo(type=value.type, data=value.data, name=value.name, properties=value.properties)
     if hasattr(value, "to_wire"):
@@ -80,14 +81,14 @@ def _plain(value: Any) -> Any:
 
 # ------------------------------------------------------------------------------------ from messages
 def value_of(kind: Any, reply: Message, field: str = "", made: Mapping[Any, Callable[[Any], Any]] | None = None) -> Any:
-    """What a reply is as a `kind`. `made`: how the caller's own types are made of their messages."""
+    """Converts a reply to a value of type `kind`. `made`: how the caller's own types are made from their messages."""
     if not (is_dataclass(kind) or kind in (None, NoneType) or kind in (made or {})):
         return _value(kind, getattr(reply, field or reply.DESCRIPTOR.fields[0].name))
     return (made or {}).get(kind, lambda found: _value(kind, found))(reply)
 
 
 def _value(kind: Any, found: Any) -> Any:
-    """Returns `found` (a message, or a field of one) as a `kind`."""
+    """Converts `found`, a message or a field of one, to type `kind`."""
     if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]
     if kind in (None, NoneType):
@@ -118,7 +119,7 @@ def _value(kind: Any, found: Any) -> Any:
 
 
 def _field(hint: Any, found: Any, name: str) -> Any:
-    """A field of a message; a message that is absent is None, where the type says so."""
+    """Returns a field of a message, converted; None for an absent message if the type allows it."""
     kind = get_args(hint)[0] if get_origin(hint) is UnionType else None
     optional = kind is not None and (is_dataclass(kind) or kind in (TxnId, Position))
     if optional and not found.HasField(name):

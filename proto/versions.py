@@ -53,7 +53,7 @@ STORAGE = (
 
 
 def sentence(form: Format, found: int, where: str) -> str:
-    """The message about data of a later Magnetar."""
+    """Returns the error text for data that a later Magnetar wrote."""
     return (
         f"{where}: {form.name} of format version {found}; Magnetar {PRODUCT} reads up to {form.version}. "
         "A later Magnetar wrote it: upgrade this one to that version or a later one"
@@ -69,7 +69,7 @@ def check_format(form: Format, found: int, where: str) -> None:
 
 
 def is_compiled() -> bool:
-    """Whether the modules of the data path run as C (setup.py has their list)."""
+    """Whether the modules of the data path are compiled to C (list in setup.py)."""
     found = find_spec("magnetar.proto.checksum")
     return found is not None and not str(found.origin).endswith(".py")
 
@@ -79,7 +79,7 @@ def build() -> str:
 
 
 def version_text() -> str:
-    """The output of `magnetar --version`."""
+    """Returns the output of `magnetar --version`."""
 
     def listed(forms: tuple[Format, ...]) -> str:
         return ", ".join(f"{form.name} {form.version}" for form in forms)

@@ -10,8 +10,8 @@
 | `auth.plugin`, `auth.params` | | | any of the SDK's credentials, as Pulsar names them: basic, oauth2, … |
 | `profile` | MAGNETAR_PROFILE | | the name of a profile (cli/common/session.py) |
 
-An option beats the environment, and both beat the profile; who says by one of them who they are is not whom a lower one
-says. Environment and profile are read at the driver, when a query is planned.
+An option overrides the environment, and both override the profile; credentials given by one of them replace all
+credentials of a lower one. Environment and profile are read at the driver, when a query is planned.
 
 **Where a credential is.** A file or variable is named in what Spark ships, shows and stores, and never what it holds:
 each Python process reads it when it needs it, again for each call, so that a token that is renewed in its place is used
@@ -57,7 +57,7 @@ FILE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The access of one query. Its repr has no credential."""
+    """The service URL and the credentials of one query. Its repr contains no credential."""
 
     url: str
     token: str = field(default="", repr=False)  # where it is (`_PLACES`), or a token
@@ -68,7 +68,8 @@ class Access:
     params: str = field(default="", repr=False)  # of the plugin, or where they are
 
     def authentication(self) -> Authentication | None:
-        """Returns the credentials. InvalidConfiguration, OperationNotSupported: they cannot be made of this."""
+        """Returns the credentials. Raises InvalidConfiguration or OperationNotSupported if they cannot be made of the
+        options."""
         if self.token:
             return AuthenticationToken(lambda: _secret(self.token))
         if self.plugin:
@@ -90,7 +91,7 @@ class Access:
         )
 
     def check(self) -> None:
-        """Raises InvalidConfiguration if options contradict each other, as the SDK says, before anything is sent."""
+        """Raises InvalidConfiguration, as the SDK would, if options contradict each other. Nothing is sent."""
         if self.token and (self.certificate or self.plugin):
             other = "tls.certificate.file" if self.certificate else "auth.plugin"
             raise InvalidConfiguration(f"options 'token' and {other!r} are two ways to say who you are: give one")
@@ -108,13 +109,14 @@ class Access:
             raise InvalidConfiguration(f"option 'service.url' and its credentials: {error.message}") from None
 
     def files(self) -> Iterator[str]:
-        """The places whose content decides what this access may do."""
+        """Yields the files and variables whose content decides what this access may do."""
         yield from (each for each in (self.token, self.params) if each.startswith(_PLACES))
         yield from (f"file:{each}" for each in (self.trust, self.certificate, self.key) if each)
 
 
 def parse(found: dict[str, str]) -> Access:
-    """Parses options by their canonical names. What is not said is filled in. Raises InvalidConfiguration."""
+    """Parses options by their canonical names; missing ones come from the environment and the profile. Raises
+    InvalidConfiguration."""
     profile = _profile(found)
     said = {name: value for name in OPTIONS if (value := found.get(name, "").strip())}
     _token_of_plugin(said)
@@ -153,12 +155,12 @@ def _profile(found: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _placed(source: str) -> str:
-    """Returns the place of a credential. `source`: FILE or env:NAME, as in a command."""
+    """Returns the place of a credential. `source`: a file or env:NAME, as in a command."""
     return source if source.startswith(_PLACES) else f"file:{source}"
 
 
 def _token_of_plugin(said: dict[str, str]) -> None:
-    """Takes Pulsar's parameters of a token as those of our option."""
+    """Replaces Pulsar's parameters of a token by our option `token`."""
     if said.get("auth.plugin", "").rpartition(".")[2].lower().removeprefix("authentication") != "token":
         return
     params = said.get("auth.params", "")
@@ -171,7 +173,8 @@ def _token_of_plugin(said: dict[str, str]) -> None:
 
 
 def _secret(text: str) -> str:
-    """Returns the text, or what its place holds now. InvalidConfiguration: nothing that can be read."""
+    """Returns the text itself, or the current content of the place that it names. Raises InvalidConfiguration if that
+    cannot be read."""
     if not text.startswith(_PLACES):
         return text
     found = _held(text)
@@ -198,7 +201,7 @@ def _held(place: str) -> bytes | None:
 
 
 def digest(places: Iterable[str]) -> str:
-    """Returns the digest of what the places hold now: the same path with another key in it is another key."""
+    """Returns a digest of the current content of the places: a file with a new key in it has another digest."""
     found = hashlib.sha256()
     for place in places:
         content = _held(place) or b""

@@ -30,8 +30,8 @@ class MagnetarDataSource(DataSource):
         return parse_source(dict(self.options), streaming=streaming)
 
     def schema(self) -> StructType:
-        """Returns the columns. Spark does not say whether it wants a stream or a batch: an option that is wrong for
-        both is refused here."""
+        """Returns the columns. Spark does not say whether it needs a stream or a batch, so only an option that is wrong
+        for both is refused here."""
         from ..proto.errors import InvalidConfiguration
 
         try:
@@ -81,7 +81,7 @@ def _columns(options: SourceOptions) -> StructType:
 
 
 def _check_columns(schema: StructType, options: SourceOptions) -> None:
-    """Checks the columns that a query has before it is planned."""
+    """Checks the columns of a query before it is planned."""
     from . import rows
 
     if not options.by_registry:

@@ -4,10 +4,10 @@ JSON is decoded by field names, whichever version wrote it, by a Struct that msg
 the definition of its writer, resolved to that of the reader. A message that names no version is taken for one of the
 reader's. Fields that a payload lacks have their default, or null.
 
-**A payload that is not of its schema**, or holds a value that its column cannot (a decimal with more digits, a time
-that no microsecond reaches): with schemaErrors=fail InvalidMessage, which names the message; with schemaErrors=null
-all its typed columns are null, and it counts in `RowBuilder.unfit`. Work is linear in the rows of a batch: only where a
-batch holds such a value, each value is tried alone.
+**A payload that does not fit its schema**, or holds a value that its column cannot (a decimal with more digits, a time
+that no microsecond reaches): with schemaErrors=fail raises InvalidMessage, which names the message; with
+schemaErrors=null all its typed columns are null, and it counts in `RowBuilder.unfit`. Work is linear in the rows of a
+batch: only where a batch holds such a value, each value is tried alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 
 def column(cells: Sequence[Any], shape: Shape) -> pa.Array:
-    """Cells of the shape, or None, as its `raw` type. What Arrow raises: a value that the type cannot hold."""
+    """Returns the cells, values of the shape or None, as an Arrow column of its `raw` type. Raises Arrow's error if the
+    type cannot hold a value."""
     if shape.is_plain or not cells:
         return pa.array(cells, shape.raw)
     if not shape.parts:
@@ -59,7 +60,7 @@ def column(cells: Sequence[Any], shape: Shape) -> pa.Array:
 
 
 def _texts(cells: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """Returns a column of text, also of an enum: a number is its digits."""
+    """Returns a column of text; a number, such as one of an enum, becomes its digits."""
     try:
         return pa.array(cells, type_)
     except (pa.ArrowException, TypeError):
@@ -74,7 +75,7 @@ def _records(cells: Sequence[Any], shape: Shape) -> pa.Array:
 
 
 def _begins(cells: Sequence[Any]) -> pa.Array:
-    """Returns where the items of each cell begin, null where it is null; and the end."""
+    """Returns the offsets of a list column: where the items of each cell begin, null for a null cell, and the end."""
     begins = accumulate((len(each) if each else 0 for each in cells), initial=0)
     nulls = chain((each is None for each in cells), (False,))
     return pa.array([None if null else at for at, null in zip(begins, nulls, strict=True)], pa.int32())
@@ -93,7 +94,7 @@ WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 class Versions(Protocol):
-    """The schemas that messages name."""
+    """Returns the schema of a version that a message names."""
 
     def __call__(self, version: int) -> SchemaInfo: ...
 
@@ -102,15 +103,15 @@ Build = Callable[["RowBuilder", pa.DataType], pa.Array]
 
 
 class Decoding:
-    """The decoding of one topic, for one task. `columns_of` gives what builds the columns that a query names, and no
-    others."""
+    """The decoding of one topic, for one task. `columns_of` returns functions that build only the columns that a query
+    names."""
 
     def __init__(self, reader: Typed, versions: Versions, *, is_strict: bool) -> None:
         self._reader, self._versions, self._is_strict = reader, versions, is_strict
         self._cells: dict[str, pa.Array] = {}
 
     def columns_of(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
-        """Returns a function for each of these columns that builds it; all are decoded when the first is asked for."""
+        """Returns, for each of these columns, the function that builds it. All are decoded when the first is built."""
         wanted = dict(zip(names, types, strict=True))
         if self._reader.info.type is SchemaType.JSON:
             self._reader = self._reader._replace(record=narrowed(self._reader.record, wanted))
@@ -145,7 +146,8 @@ class Decoding:
 
     # ------------------------------------------------------------------------------ payloads to rows
     def _decoded(self, builder: RowBuilder) -> Iterator[tuple[int, list[Any]]]:
-        """The rows of whole runs, PIECE_ROWS at a time or some more, and the number of the first of them."""
+        """Yields the decoded rows of whole runs, in pieces of PIECE_ROWS or some more, each with the number of its
+        first row."""
         first, blank = 0, self._blank
         rows: list[Any] = []
         for run in builder.runs:
@@ -172,7 +174,8 @@ class Decoding:
             return self._unfit(builder, row, error)
 
     def _unfit(self, builder: RowBuilder, row: int, error: Exception) -> Any:
-        """Returns a row of nulls for a payload that is not of its schema; InvalidMessage with schemaErrors=fail."""
+        """Returns a row of nulls for a payload that does not fit its schema. Raises InvalidMessage with
+        schemaErrors=fail."""
         if self._is_strict:
             raise InvalidMessage(
                 f"message {builder.offset_of(row)} of {builder.topic} partition {builder.partition} is not of its "
@@ -218,7 +221,7 @@ class Decoding:
         return {name: self._array(cells[name], name, type_) for name, type_ in wanted.items()}
 
     def _cells_of(self, rows: list[Any]) -> Mapping[str, Sequence[Any]]:
-        """The values of each field."""
+        """Returns the values of each field."""
         if self._reader.record.is_single:
             return dict.fromkeys(self._fields, rows)
         if self._reader.info.type is SchemaType.JSON:
@@ -230,7 +233,7 @@ class Decoding:
         return _converted(column(cells, field.shape), field, type_)
 
     def _without_unfit(self, builder: RowBuilder, first: int, rows: list[Any], wanted: dict[str, pa.DataType]) -> None:
-        """Puts the blank row in the place of each row with a value that its column cannot hold."""
+        """Replaces each row that has a value which its column cannot hold by the blank row."""
         cells = self._cells_of(rows)
         for name, type_ in wanted.items():
             try:
@@ -252,14 +255,14 @@ def _converted(found: pa.Array, field: Field, type_: pa.DataType) -> pa.Array:
 
 
 def _has_nanos(type_: pa.DataType) -> bool:
-    """Whether the type has nanoseconds: Spark's times end at the microsecond, and what is below is left out."""
+    """Whether the type has nanoseconds, which are truncated: Spark's times have microseconds."""
     if pa.types.is_timestamp(type_):
         return bool(type_.unit == "ns")
     return any(_has_nanos(type_.field(at).type) for at in range(type_.num_fields))
 
 
 def _blank(reader: Typed) -> Any:
-    """A row whose fields are all null."""
+    """Returns a row whose fields are all null."""
     record, fields = reader.record, reader.record.fields
     if record.is_single:
         return None
@@ -269,7 +272,8 @@ def _blank(reader: Typed) -> Any:
 
 
 def _plain(schema: Any) -> Any:
-    """Returns the schema without logical types but decimal: the reader has times as numbers, and so must the writer."""
+    """Returns the schema without logical types other than decimal: the reader has times as numbers, so the writer must,
+    too."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, dict):
@@ -297,8 +301,8 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Switches the collector off: Python looks for circles among all objects each time that thousands are made; rows
-    have none, and the search costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
+    """Switches the garbage collector off in its block. Rows have no reference cycles, and searching for these costs
+    more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -326,7 +330,7 @@ SOURCE_ONLY = {f"{META}{name}" for name in ("topic", "offset", "messageId", "pub
 
 
 def check_columns(schema: StructType, topic: str, known: Typed) -> None:
-    """Raises InvalidConfiguration, which names the column."""
+    """Raises InvalidConfiguration, which names the column, if a column does not fit the topic's schema."""
     fields = {each.name: each for each in known.record.fields}
     for column in schema:
         if column.name in METADATA | SOURCE_ONLY:
@@ -350,7 +354,7 @@ def check_columns(schema: StructType, topic: str, known: Typed) -> None:
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    """Whether the types are equal but for what may be null: each row is looked at."""
+    """Whether the types are equal apart from nullability, which is checked in each row."""
     return found.simpleString() == wanted.simpleString()
 
 
@@ -371,7 +375,7 @@ class Encoding:
             self._encode = msgspec.json.Encoder(decimal_format="number").encode
 
     def payloads(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        """Encodes each row. Raises InvalidRequest."""
+        """Encodes each row; None for a message without a value. Raises InvalidRequest."""
         cells = {name: self._cells(batch, name) for name in batch.schema.names if name in self._fields}
         try:
             if self._known.record.is_single:
@@ -386,7 +390,7 @@ class Encoding:
             raise InvalidRequest(f"a row does not fit the schema of its topic: {said}") from error
 
     def _absent(self, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what JSON says of fields that have no column; Avro's library knows it itself."""
+        """Returns the defaults of fields without a column, for JSON; Avro's library adds them itself."""
         if self._known.info.type is not SchemaType.JSON:
             return {}
         return {name: field.default for name, field in self._fields.items() if name not in cells}
@@ -418,7 +422,8 @@ class Encoding:
         return next(each["type"] for each in record.avro["fields"] if each["name"] == field.name)
 
     def _check(self, column: pa.Array, definition: Any, path: str) -> None:
-        """Refuses what Arrow has and the definition has not. By columns, also of what is inside."""
+        """Raises InvalidRequest if an Arrow column has values that its field does not allow. It checks whole columns,
+        also nested ones."""
         if isinstance(definition, list):
             column = column.drop_null()
             definition = next(each for each in definition if each != "null")
@@ -448,7 +453,7 @@ class Encoding:
 
 
 def _is_coarse(type_: pa.DataType) -> bool:
-    """Whether it has times of milliseconds, and none of nanoseconds: what is below a millisecond is left out."""
+    """Whether the type has times in milliseconds and none in nanoseconds; what is below a millisecond is truncated."""
     units = _units(type_)
     return "ms" in units and "ns" not in units
 
@@ -460,8 +465,8 @@ def _units(type_: pa.DataType) -> set[str]:
 
 
 def _with_maps(type_: pa.DataType) -> Callable[[Any], Any] | None:
-    """Returns a function that turns Arrow's maps, lists of pairs, into the encoders' dicts. None: there is none in it.
-    """
+    """Returns a function that converts Arrow's maps, lists of pairs, to the dicts that encoders expect; None: the type
+    has no map."""
     if pa.types.is_map(type_):
         value = _with_maps(type_.item_type) or _same_value
         return lambda pairs: {key: None if each is None else value(each) for key, each in pairs}

@@ -1,4 +1,4 @@
-"""Exactly once: a transaction for each try of a task, and one commit for the batch.
+"""Exactly once: a transaction for each attempt of a task, and one commit for the batch.
 
     task     batch_transaction(batch)        the sink has the batch already: the rows are taken, and nothing is written
              sends its rows, awaits receipts, prepare(until batchTimeout)        its message: `Written`
@@ -6,9 +6,9 @@
              abort(messages)                 aborts those, unless the sink has the batch
 
 **Why once.** Rows are visible only by a commit of their transaction. A sink has one commit for each number of a batch,
-of one complete set of tasks: Spark calls `commit` with the message of one try of each partition. What other tries
-wrote (retries, speculation, tasks of a driver that is dead) is in no commit, and is aborted by the commit of their
-batch, or by its deadline. Spark goes on to the next batch when `commit` returned, which means that the commit is
+of one complete set of tasks: Spark calls `commit` with the message of one attempt of each partition. What other
+attempts wrote (retries, speculation, tasks of a driver that is dead) is in no commit, and is aborted by the commit of
+their batch, or by its deadline. Spark goes on to the next batch when `commit` returned, which means that the commit is
 durable; a batch that runs again finds it. It does not matter whether its rows come again in the same order, or in as
 many tasks: the batch counts as it was first committed.
 
@@ -55,7 +55,7 @@ _QUERY, _NUMBER = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 class Written(WriterCommitMessage):
-    """The report of a task to the driver: how many of its rows are stored, and in which transaction of which batch."""
+    """What a task reports to the driver: how many rows it stored, and in which transaction of which batch."""
 
     def __init__(
         self, rows: int, batch: Batch | None = None, txn: str | None = None, *, is_already: bool = False
@@ -67,7 +67,7 @@ class Written(WriterCommitMessage):
 
 
 def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) -> Batch | None:
-    """Returns the batch of the task that runs here; None: it writes at least once."""
+    """Returns the batch of the running task; None: it writes at least once."""
     once, context = options.once, TaskContext.get()
     if once is None:
         return None
@@ -85,15 +85,16 @@ def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) ->
 
 
 class Delivery:
-    """The end of a batch, at the driver: commits or aborts what tasks have written. At least once, it does nothing."""
+    """Ends a batch at the driver: commits or aborts what the tasks have written. Does nothing if they write at least
+    once."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self.run = uuid4().hex
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], number: int | None = None) -> None:
-        """Commits a batch. `number`: of the batch of a stream, as Spark says it. TransactionAborted, SinkFenced,
-        OutcomeUnknown: Spark ends the query, and runs the batch again when it is restarted."""
+        """Commits a batch. `number`: that of the batch of a stream, from Spark. Raises TransactionAborted, SinkFenced
+        or OutcomeUnknown; then Spark ends the query, and runs the batch again after a restart."""
         written = [each for each in messages if isinstance(each, Written) and each.batch is not None]
         if self._options.once is None or not written:
             return
@@ -146,7 +147,7 @@ async def _committed(client: Client, batch: Batch, txns: Sequence[str]) -> Batch
 
 
 async def _has(client: Client, batch: Batch) -> bool:
-    """Whether the sink has the batch. False too when no coordinator says so."""
+    """Whether the sink has the batch. Also False if no coordinator answers."""
     if not batch.sink_id:
         return False
     try:

@@ -38,7 +38,7 @@ _PART = "-partition-"
 
 
 class Available(NamedTuple):
-    """The messages that a broker has of one partition."""
+    """What a broker stores of one partition."""
 
     earliest: int
     end: int
@@ -60,7 +60,7 @@ class Range(NamedTuple):
 
 
 class LostMessages(NamedTuple):
-    """Messages that a range includes and the topic lacks: it lost them, or was made again without them."""
+    """Messages of a range that the topic does not have: it lost them, or was created again without them."""
 
     partition: Partition
     wanted: int
@@ -73,18 +73,18 @@ SHORTER = "the topic is shorter than the checkpoint: it was deleted and made ane
 
 
 def differ(one: int, other: int) -> bool:
-    """Whether two incarnations differ, both of which are known."""
+    """Whether two incarnations are known and differ."""
     return bool(one and other and one != other)
 
 
 def restarted(start: Index, available: Mapping[Partition, Available], made: Incarnations = UNKNOWN) -> Index:
-    """Returns `start`, with the earliest index of each partition that is not the one of the offset any more: it was
-    made at another time than `made` says, or ends before the offset."""
+    """Returns `start`, with the earliest index for each partition that is not the one of the offset any more: its
+    incarnation differs from that in `made`, or it ends before the offset."""
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
 def made_anew(start: Index, available: Mapping[Partition, Available], made: Incarnations) -> list[LostMessages]:
-    """The partitions that `restarted` moves."""
+    """Returns the partitions whose index `restarted` changes, as lost messages."""
     found = ((p, at, _why_anew(p, at, available, made)) for p, at in sorted(start.items()))
     return [LostMessages(p, at, available[p].end, reason) for p, at, reason in found if reason is not None]
 
@@ -110,8 +110,8 @@ def to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, i
 
 
 def report(index: Index, available: Mapping[Partition, Available]) -> dict[str, Any]:
-    """Returns what is there, and how far a query that is at `index` lags: `latestOffset` of a source in the progress of
-    its query. Spark takes no other metrics of a source in Python."""
+    """Returns what is available and how far a query at `index` lags, for `latestOffset` in the progress of the query.
+    Spark has no other metrics of a source in Python."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
     by_topic: dict[str, int] = {}
     for (topic, _), messages in sorted(waiting.items()):
@@ -127,7 +127,7 @@ def report(index: Index, available: Mapping[Partition, Available]) -> dict[str, 
 
 
 def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
-    """Parses an offset. InvalidRequest: the offset, which a checkpoint's file gave, is none of this source."""
+    """Parses an offset from a checkpoint. Raises InvalidRequest if it is not one of this source."""
     try:
         return {
             (topic, int(partition)): operator.index(value)
@@ -140,7 +140,7 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
 
 
 def incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
-    """Returns the incarnations of the partitions of an offset, as far as it names them. Raises InvalidRequest."""
+    """Returns the incarnations that an offset names, by partition. Raises InvalidRequest."""
     index = from_json(offset)
     try:
         named = {name: operator.index(at) for name, at in offset.get(INCARNATIONS, {}).items()}
@@ -152,11 +152,12 @@ def incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int
 def limit(
     start: Index, available: Mapping[Partition, Available], offsets_max: int | None, bytes_max: int | None
 ) -> Index:
-    """The end of the next batch: at most `offsets_max` messages and about `bytes_max` bytes, whichever is first.
+    """Returns the end of the next batch: at most `offsets_max` messages and about `bytes_max` bytes, whichever is
+    reached first.
 
     The batch is divided over the partitions in proportion to their unread messages (Kafka's rule), with at least one
-    message of each that has any while the limit lasts; a partition never goes back. Unread messages may be trimmed
-    already, even all of them: they count as messages, and have no bytes.
+    message of each that has any while the limit lasts; a partition never goes back. Unread messages may already be
+    trimmed, even all of them: they count as messages without bytes.
     """
     waiting = {p: max(0, a.end - start.get(p, a.earliest)) for p, a in available.items()}
     total = sum(waiting.values())
@@ -176,7 +177,7 @@ def limit(
 
 
 def _bytes_of(there: Available, waiting: int) -> float:
-    """Bytes of the newest `waiting` messages, of those that are still stored."""
+    """Returns the approximate number of bytes of the newest `waiting` messages, as far as they are still stored."""
     held = there.end - there.earliest
     return there.bytes * min(waiting, held) / held if held > 0 else 0.0
 
@@ -185,12 +186,13 @@ def ranges(
     start: Index, end: Index, available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN,
     planned: Incarnations = UNKNOWN,
 ) -> tuple[list[Range], list[LostMessages]]:  # fmt: skip
-    """Returns what can be read between two offsets, and what cannot be read any more. `begun`, `planned`: the
-    incarnations that start and end are of.
+    """Returns the ranges that can be read between two offsets, and the messages that cannot be read any more. `begun`,
+    `planned`: the incarnations to which start and end belong.
 
-    Two incarnations, or an end before its start, mean that the topic was made again since the checkpoint (`restarted`):
-    it is read from its earliest message, and the old topic's messages are lost. An end of another incarnation than what
-    is there is that of a batch which was planned before the topic was made again: nothing of it can be read.
+    Two incarnations, or an end before its start, mean that the topic was created again since the checkpoint
+    (`restarted`): it is read from its earliest message, and the old topic's messages are lost. If the end belongs to
+    another incarnation than the present one, the batch was planned before the topic was created again: nothing of it
+    can be read.
     """
     found: list[Range] = []
     lost: list[LostMessages] = []
@@ -219,10 +221,8 @@ def ranges(
 
 
 def split(whole: list[Range], partitions_min: int | None, records_max: int | None) -> list[Range]:
-    """Divides ranges into tasks: about `partitions_min` of them if there are enough messages, none above `records_max`.
-
-    The division is by size and pure arithmetic, so that a retried batch has the same tasks.
-    """
+    """Divides ranges into tasks: about `partitions_min` of them if there are enough messages, and none above
+    `records_max`. The result depends only on the arguments, so that a retried batch has the same tasks."""
     total = sum(r.messages for r in whole)
     result: list[Range] = []
     for r in whole:

@@ -218,7 +218,7 @@ def _spelled(name: str) -> str:
 
 
 def _meant(name: str, allowed: Iterable[str]) -> str:
-    """Returns a hint: the name of the same thing here, or the nearest of those that are allowed; or an empty text."""
+    """Returns a hint for an unknown option: its name here, or the nearest allowed one; empty: none."""
     if name in _ELSEWHERE:
         return f"; use {_ELSEWHERE[name]}"
     if name.startswith("kafka."):
@@ -285,7 +285,8 @@ def _topic(text: str, option: str) -> TopicName:
 
 
 def _per_partition(found: Mapping[str, str], name: str, what: str) -> dict[str, dict[int, int]] | None:
-    """The JSON form {"topic": {"0": number}}, with full topic names."""
+    """Parses the JSON form {"topic": {"0": number}}; returns it with full topic names, or None if the option is
+    missing."""
     text = found.get(name)
     if text is None:
         return None
@@ -339,7 +340,7 @@ def _time_ms(value: int) -> int:
 def _settings(
     found: Mapping[str, str], prefix: str, known: Mapping[str, Callable[[str], Any]], rows: Table
 ) -> dict[str, Any]:
-    """The options that start with `prefix`, within the bounds of the SDK's own table of parameters."""
+    """Returns the options that start with `prefix`, checked by the SDK's own table of parameters."""
     settings: dict[str, Any] = {}
     for name, value in found.items():
         if not name.startswith(prefix):
@@ -359,7 +360,7 @@ def _settings(
 
 
 def _identity(found: Mapping[str, str], access: Access, *more: object) -> str:
-    """Returns a digest of all that is said, whatever it is used for: a query never uses what another one was given."""
+    """Returns a digest of all options and credentials, so that a query never uses the connection of a different one."""
     said = json.dumps([sorted(found.items()), astuple(access), *more])
     return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
@@ -429,7 +430,8 @@ def _by_registry(found: Mapping[str, str]) -> bool:
 
 
 def _subscription(found: Mapping[str, str]) -> str | None:
-    """The durable subscription, if any: its name, or the prefix plus the topics (the same after a restart)."""
+    """Returns the name of the durable subscription: as given, or the prefix plus the topics, which is the same after a
+    restart; None: there is none."""
     name = found.get("subscription")
     if name is not None or not _boolean(found, "durablecursor", False):
         if "subscriptionprefix" in found:
@@ -440,8 +442,8 @@ def _subscription(found: Mapping[str, str]) -> str | None:
 
 
 def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
-    """Parses the options of a sink. `complete`: each batch of the stream has the whole result, outputMode("complete").
-    """
+    """Parses the options of a sink. `complete`: each batch of the stream contains the whole result,
+    outputMode("complete")."""
     found = _canonical(options)
     _refuse_unknown(found, _COMMON | _SINK | _ONCE, "sink")
     topic = found.get("topic")
@@ -464,7 +466,8 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete:
 
 
 def _exactly_once(found: Mapping[str, str], *, streaming: bool, complete: bool) -> ExactlyOnce | None:
-    """Returns the settings of exactly-once, a stream's default where it can be. None: at least once."""
+    """Returns the settings of exactly-once, which is the default of streams where it is possible; None: at least once.
+    """
     transient = found.get("topic", "").startswith("non-persistent:")
     least, once = "at-least-once", "exactly-once"
     default = (once, least) if streaming and not (complete or transient) else (least, once)

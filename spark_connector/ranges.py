@@ -44,7 +44,7 @@ _OF_PROCESS: dict[tuple[int, str], Topics] = {}
 
 
 def topics(options: SourceOptions) -> Topics:
-    """Returns this process' connection for a query."""
+    """Returns this process's connection for a query; makes it at first use."""
     key, held = (os.getpid(), options.identity), digest(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.held != held:  # a key or a credential of its files is another one now
@@ -69,17 +69,17 @@ def _places(options: SourceOptions) -> Iterator[str]:
 
 
 class Part(NamedTuple):
-    """A partition of a topic, or a topic without partitions, as a broker knows it."""
+    """A topic without partitions, or one partition, in one incarnation."""
 
     name: str  # full
     incarnation: int = 0  # 0: not known
 
 
 class Topics:
-    """The topics of a query: their partitions, the messages stored, and ranges of them."""
+    """The connection of a query: lists partitions, asks for available messages, and reads ranges of them."""
 
     def __init__(self, options: SourceOptions, clock: Clock, held: str = "") -> None:
-        """Makes a connection. `held`: a digest of what the files of its keys and credentials hold."""
+        """Makes a connection. `held`: a digest of the content of its key and credential files."""
         self.held = held
         self.reads = 0  # that are under way
         self._options = options
@@ -97,7 +97,8 @@ class Topics:
         return self._loop.run_until_complete(coroutine)
 
     def partitions(self, *, anew: bool = False) -> Mapping[Partition, TopicName]:
-        """Returns all partitions of the query's topics; listed `anew`, or after topicDiscoveryInterval."""
+        """Returns all partitions of the query's topics. They are listed again with `anew`, or after
+        topicDiscoveryInterval."""
         age_s = self._clock.monotonic() - self._discovered_at
         if anew or age_s >= self._options.discovery_interval_s or not self._partitions:
             self._partitions = self._run(self._discover())
@@ -106,7 +107,7 @@ class Topics:
 
     @property
     def listed(self) -> Mapping[Partition, TopicName]:
-        """Returns the partitions of the last answer of `available`."""
+        """Returns the partitions of the last call of `available`."""
         return self._partitions
 
     async def _discover(self) -> dict[Partition, TopicName]:
@@ -140,8 +141,8 @@ class Topics:
         return [TopicName.parse(part) for part in await self._admin.parts(topic.full)]
 
     def available(self, *, anew: bool = False) -> dict[Partition, Available]:
-        """Returns what each partition has now. First makes the durable subscription, if any, before data are trimmed.
-        `anew`: of partitions that are listed now; else so when one of those that were known is gone."""
+        """Returns the available messages of each partition; creates the durable subscription, if any, first, so that
+        nothing is trimmed meanwhile. The partitions are listed again with `anew`, or if a known one is gone."""
         try:
             replies = self._run(self._all_offsets(self.partitions(anew=anew)))
         except (TopicNotFound, NotAllowed):
@@ -156,19 +157,18 @@ class Topics:
         return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
 
     def index_by_time(self, partition: Partition, at_ms: int) -> int:
-        """Returns the index of the first message published at or after `at_ms`; the end of the partition when there is
-        none."""
+        """Returns the index of the first message published at or after `at_ms`, or the end of the partition."""
         name = self._partitions[partition].full
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
     def count_aborted(self, part: Part, first: int, end: int) -> int:
-        """Returns how many of the messages `first` … `end - 1` are of aborted transactions: no reader is shown them.
-        TopicNotFound."""
+        """Returns how many of the messages `first` … `end - 1` belong to aborted transactions, which readers do not
+        get. Raises TopicNotFound."""
         asked = self._admin.offsets(part.name, aborted_in=(first, end), incarnation=part.incarnation)
         return self._run(asked).aborted
 
     def advance(self, index: Index, made: Incarnations, subscription: str) -> None:
-        """Acknowledges everything before `index` in each partition that there is."""
+        """Acknowledges everything before `index` in each partition that exists."""
         known = self.partitions()
         moves = {Part(known[p].full, made.get(p, 0)): at for p, at in index.items() if p in known}
         self._run(self._advance(moves, subscription))
@@ -184,8 +184,8 @@ class Topics:
             _LOG.warning("%s: subscription %s is not advanced to %d: %s", part.name, subscription, index, error)
 
     def hold(self, part: Part, subscription: str, done: int) -> None:
-        """Acknowledges everything before `done` for a durable subscription, which is made when it does not exist.
-        TopicNotFound."""
+        """Acknowledges everything before `done` for a durable subscription, which is created if it does not exist.
+        Raises TopicNotFound."""
         self._run(self._hold(part, subscription, done))
 
     async def _hold(self, part: Part, subscription: str, done: int) -> None:
@@ -198,7 +198,7 @@ class Topics:
             await self._admin.advance_subscription(name, subscription, done, incarnation=made)
 
     def read(self, part: Part, first: int, end: int) -> Iterator[list[StoredEntry]]:
-        """Entries of a range, as they arrive. TopicNotFound."""
+        """Yields the entries of a range as they arrive. Raises TopicNotFound."""
         entries = self._client.read_range(
             part.name, first, end, crypto_key_reader=self._keys, incarnation=part.incarnation
         )
@@ -224,15 +224,15 @@ class Topics:
         return self._run(self._admin.schemas(topic))
 
     def reader(self, topic: str, wanted: StructType) -> Typed:
-        """The newest schema of a topic with these columns. InvalidConfiguration."""
+        """Returns the newest schema of a topic that has these columns. Raises InvalidConfiguration if none has."""
         return reader(topic, self.schemas(topic), wanted)
 
     def schema(self, topic: str, version: int) -> SchemaInfo:
-        """Returns that version of a topic's schema, deleted or not. Raises SchemaNotFound."""
+        """Returns one version of a topic's schema, even if it is deleted. Raises SchemaNotFound."""
         return self._run(self._admin.schema(topic, version)).schema
 
     def is_there(self, part: Part) -> None:
-        """Raises TopicNotFound if the partition was deleted, or made anew."""
+        """Raises TopicNotFound if the partition was deleted, or is of another incarnation."""
         self._run(self._admin.offsets(part.name, incarnation=part.incarnation))
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("v
 
 
 def columns(options: SourceOptions) -> StructType:
-    """The schema of a query that gives none."""
+    """Returns the default columns of a query."""
     names = ["key", "value", "topic", "partition", "offset"]
     if options.kafka_columns:
         names += ["timestamp", "timestampType", *(["headers"] if options.include_properties else [])]
@@ -104,14 +104,14 @@ def columns(options: SourceOptions) -> StructType:
 
 
 def beside_typed(options: SourceOptions) -> list[StructField]:
-    """The columns of a query by the registry that are not of the topic's schema."""
+    """Returns the columns of a query with schema=registry that are not those of the topic's schema."""
     names = ["key", "topic", "partition", "offset", "messageId", "publishTime", "eventTime", "producerName"]
     names += ["properties"] if options.include_properties else []
     return [StructField(META + name, _COLUMNS[name].type, _COLUMNS[name].nullable) for name in names]
 
 
 def check_columns(schema: StructType, options: SourceOptions) -> None:
-    """Checks a schema of the user's: known names with their types."""
+    """Checks a schema that the user gives. Raises InvalidConfiguration for an unknown name or another type."""
     for wanted in schema:
         if wanted.name not in _COLUMNS:
             raise InvalidConfiguration(f"column {wanted.name!r} does not exist; there are {', '.join(_COLUMNS)}")
@@ -149,8 +149,8 @@ class Entry:
 
 
 def _is_uniform(fields: list[MessageFields]) -> bool:
-    """Whether all rows are alike. Messages with equal metadata share one object (proto/entry.py), so few of them are
-    compared."""
+    """Whether all rows have equal metadata. Messages with equal metadata share one object (proto/entry.py), so only a
+    few are compared."""
     distinct = {id(each): each for each in fields}
     if len(distinct) == 1:
         return True
@@ -165,8 +165,8 @@ def _without_size(fields: MessageFields) -> bytes:
 
 
 def readable(stored: StoredEntry) -> Entry:
-    """The entry, if rows can be made of it. CorruptEntry: it is torn; NotAllowed: it is a chunk of a message;
-    CryptoError: it is encrypted."""
+    """Decodes an entry from which rows can be made. Raises CorruptEntry; NotAllowed for a chunk of a message;
+    CryptoError for an encrypted one."""
     entry = Entry(stored)
     if entry.chunk:
         raise NotAllowed("it is a chunk of a larger message, and this source does not assemble chunks")
@@ -192,7 +192,7 @@ class RowBuilder:
         self, schema: StructType, partition: Partition, message_partition: int, decoding: Decoding | None = None
     ) -> None:
         """Makes a builder. `message_partition`: the partition in message ids, -1 for a topic without partitions.
-        `decoding`: of the columns by the topic's schema; None: there are none."""
+        `decoding`: builds the columns of the topic's schema; None: there are none."""
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._types = [f.type for f in self._schema]
         if decoding is None:
@@ -219,7 +219,8 @@ class RowBuilder:
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, entry: Entry, at: int, end: int) -> int:
-        """Adds the messages `at` … `end - 1` that the entry has; returns the index after the last one added."""
+        """Adds the messages `at` … `end - 1` that the entry contains; returns the index after the last one that was
+        added."""
         skipped = max(0, at - entry.first_index)
         values: list[bytes | None] = [*entry.payloads[skipped : max(0, end - entry.first_index)]]
         if not values:
@@ -234,7 +235,7 @@ class RowBuilder:
         return entry.first_index + skipped + run.rows
 
     def offset_of(self, row: int) -> int:
-        """The index of the message in that row."""
+        """Returns the index of the message in that row."""
         for run in self.runs:
             if row < run.rows:
                 return run.entry.first_index + run.skipped + row
@@ -250,7 +251,7 @@ class RowBuilder:
 
 # ------------------------------------------------------------------------------------------ the columns
 def _spread(builder: RowBuilder, values: pa.Array) -> pa.Array:
-    """A value of each run, once for each of its rows."""
+    """Repeats the value of each run for each of its rows."""
     if len(values) == builder.rows:
         return values
     ends = pa.array(accumulate(run.rows for run in builder.runs), pa.int32())
@@ -262,7 +263,7 @@ def _per_entry(builder: RowBuilder, value: Callable[[Entry], Any], type_: pa.Dat
 
 
 def _key_of(m: MessageFields) -> bytes | None:
-    """Returns the key of a message. ValueError: it is marked as base64 and is none."""
+    """Returns the key of a message. Raises ValueError if it is marked as base64 and is not valid."""
     if m.null_partition_key or not m.HasField("partition_key"):
         return None
     return b64decode(m.partition_key, validate=True) if m.partition_key_b64_encoded else m.partition_key.encode()
@@ -295,8 +296,8 @@ def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) 
 
 
 def _signed(ms: int) -> int:
-    """Returns the time with its sign: times are unsigned in the entry; above 2**63 is a negative time of the Java and
-    C++ clients."""
+    """Returns the time with its sign: the entry stores unsigned times, and Java and C++ clients write negative ones
+    above 2**63."""
     return ms - (1 << 64) if ms >> 63 else ms
 
 
@@ -329,7 +330,7 @@ def _partition(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _offset(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    """Returns the offsets of the rows: the number of each, plus what the offsets of its entry are ahead of that."""
+    """Returns the column of offsets: the row number plus a constant of each run."""
     before = accumulate((run.rows for run in builder.runs), initial=0)
     ahead = [run.entry.first_index + run.skipped - at for run, at in zip(builder.runs, before, strict=False)]
     return pc.add(_spread(builder, pa.array(ahead, type_)), _counting(builder.rows))
@@ -347,7 +348,7 @@ def _counting(count: int) -> pa.Array:
 
 
 def _message_id(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    """Returns the column of message ids: what the messages of an entry share, and the number in its batch after it."""
+    """Returns the column of message ids: the part that all messages of an entry share, followed by the batch index."""
     partition = builder.message_partition
     shared = [
         MessageIdData(ledgerId=run.entry.ledger_id, entryId=run.entry.entry_id, partition=partition).SerializeToString()
@@ -363,7 +364,7 @@ _NUMBERS = pa.array([], pa.binary())
 
 
 def _batch_numbers(count: int, type_: pa.DataType) -> pa.Array:
-    """Returns the field `batch_index` of MessageIdData for 0 … count - 1 at least, encoded."""
+    """Returns the encoded field `batch_index` of MessageIdData for at least 0 … count - 1."""
     global _NUMBERS
     if len(_NUMBERS) < count:
         empty = len(MessageIdData(ledgerId=0, entryId=0).SerializeToString())
@@ -379,7 +380,7 @@ def _publish_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _publish_time_within(builder: RowBuilder) -> pa.Array:
-    """Returns the publish times in µs, within the years that a column has."""
+    """Returns the publish times in µs; those outside the years that a column can hold become the nearest end."""
     exact = [_signed(run.entry.publish_ms) for run in builder.runs]
     nearest = [min(max(ms, TIME_MS_MIN), TIME_MS_MAX) for ms in exact]
     pairs = zip(builder.runs, nearest, exact, strict=True)
@@ -398,7 +399,7 @@ def _event_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _event_us(m: MessageFields) -> int | None:
-    """Returns the event time in µs. OverflowError: it is outside 1970 to 9999."""
+    """Returns the event time in µs. Raises OverflowError if it is after the year 9999."""
     ms: int = m.event_time
     if ms > TIME_MS_MAX:
         raise OverflowError(ms)

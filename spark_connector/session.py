@@ -56,14 +56,15 @@ def spark_session(builder: SparkSession.Builder | None = None) -> SparkSession:
 
 
 def _has_format(session: Any) -> bool:
-    """Whether Spark found the format in the packages of its Python, or it is registered."""
+    """Whether Spark has found the format among its Python packages, or it is registered."""
     from .datasource import MagnetarDataSource
 
     return bool(session._jsparkSession.sessionState().dataSourceManager().dataSourceExists(MagnetarDataSource.name()))
 
 
 def _write_in_its_session() -> None:
-    """Makes all frames of this process that are not of Spark Connect write in their session; once."""
+    """Makes all frames of this process, except those of Spark Connect, write in their own session. Patches the class
+    once."""
     from pyspark.sql.classic.dataframe import DataFrame
 
     for name in ("write", "writeStream"):

@@ -65,7 +65,7 @@ MISSING_IS_NULL = None
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a type, everywhere: in Spark, Arrow and JSON."""
+    """A type in all of its forms: Spark's, Arrow's, JSON's and Avro's."""
 
     spark: DataType
     raw: pa.DataType
@@ -88,13 +88,13 @@ class Field:
 
     @property
     def fills(self) -> bool:
-        """Whether a payload of JSON that lacks it has another value than null."""
+        """Whether a JSON payload without the field gets a value other than null."""
         return self.has_default and self.default is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A definition at its top: its fields; or one value that is no record, which is the column `value`."""
+    """A definition at its top level: its fields; or a single value that is not a record, as the column `value`."""
 
     fields: tuple[Field, ...]
     avro: Any
@@ -131,7 +131,7 @@ _TIMES: dict[str, tuple[str, DataType, pa.DataType]] = {
 
 
 def record_of(info: SchemaInfo) -> Record:
-    """Returns the record of a schema of type AVRO or JSON. InvalidSchema: columns cannot be made of it."""
+    """Returns the record of an AVRO or JSON schema. Raises InvalidSchema if columns cannot be made of it."""
     parsed = avro_definition(info)
     try:
         return _Shapes(names_of(parsed), json_=info.type is SchemaType.JSON).top(parsed)
@@ -140,7 +140,7 @@ def record_of(info: SchemaInfo) -> Record:
 
 
 def narrowed(record: Record, names: Collection[str]) -> Record:
-    """Returns the record with these fields alone, for payloads of JSON."""
+    """Returns the record with only these fields, for payloads of JSON."""
     if record.is_single:
         return record
     fields = tuple(each for each in record.fields if each.name in names)
@@ -213,7 +213,8 @@ class _Shapes:
         return self._logical(schema, kind, path)
 
     def _named(self, schema: Any, what: dict[str, Any]) -> Any:
-        """Returns the definition of a named type; after the first time its name, as Avro defines a name once."""
+        """Returns the definition of a named type the first time, and then its name, because Avro defines each name
+        once."""
         name = schema["name"]
         if name in self._seen:
             return name
@@ -276,8 +277,8 @@ class _Shapes:
         return self.shape_of(kind, path, ())
 
     def _decimal(self, schema: Any, kind: str) -> Shape | None:
-        """Returns the shape of a decimal. None: it has more digits than Spark, and stays bytes. Avro: a reader that
-        does not know a logical type ignores it."""
+        """Returns the shape of a decimal. None: it stays bytes, because it has more digits than Spark allows, or is
+        invalid; Avro readers ignore a logical type that they do not know."""
         precision, scale = schema.get("precision"), schema.get("scale", 0)
         if not (isinstance(precision, int) and isinstance(scale, int)):
             return None
@@ -290,8 +291,8 @@ class _Shapes:
 
 
 def _struct(name: str, fields: tuple[Field, ...]) -> Any:
-    """Returns a class for the fields, with numbers for names: Python forbids some of Avro's. What a payload lacks is
-    its default, or null."""
+    """Makes a class for the fields, with numbers as names, because Python forbids some of Avro's names. A field that a
+    payload lacks gets its default, or null."""
     defined = []
     for number, each in enumerate(fields):
         default: Any = MISSING_IS_NULL
@@ -359,14 +360,15 @@ _SINGLE = {
 
 
 class Typed(NamedTuple):
-    """A schema that rows are read or written with."""
+    """A schema, and its record, with which rows are read or written."""
 
     info: SchemaInfo
     record: Record
 
 
 def typed(topic: str, info: SchemaInfo) -> Typed:
-    """Returns the typed schema. InvalidConfiguration: columns cannot be made of it; it says what to use instead."""
+    """Returns the schema with its record. Raises InvalidConfiguration, with an alternative, if columns cannot be made
+    of it."""
     shape = _SINGLE.get(info.type)
     if shape is not None:
         return Typed(info, Record((Field("value", shape),), None, None, is_single=True))
@@ -384,7 +386,7 @@ def typed(topic: str, info: SchemaInfo) -> Typed:
 
 
 def newest(topic: str, versions: Iterable[TopicSchema]) -> Typed:
-    """Returns the newest schema. InvalidConfiguration: there is none."""
+    """Returns the newest schema that is not deleted. Raises InvalidConfiguration if there is none."""
     living = [each for each in versions if not each.deleted]
     if not living:
         raise InvalidConfiguration(
@@ -395,7 +397,8 @@ def newest(topic: str, versions: Iterable[TopicSchema]) -> Typed:
 
 
 def reader(topic: str, versions: Iterable[TopicSchema], wanted: StructType) -> Typed:
-    """The newest schema with these columns. InvalidConfiguration: none has them; it names what the newest lacks."""
+    """Returns the newest schema that has these columns. Raises InvalidConfiguration, which names what the newest lacks,
+    if none has."""
     living = sorted((each for each in versions if not each.deleted), key=lambda each: -each.version)
     named = {each.name: each.dataType for each in wanted if not each.name.startswith(META)}
     last = newest(topic, living)
@@ -429,8 +432,8 @@ def _has(found: Typed, named: Mapping[str, DataType]) -> bool:
 
 
 def columns(schemas: Mapping[str, Typed], metadata: Iterable[StructField]) -> StructType:
-    """Returns the columns of a query over these topics. `metadata`: the other columns. InvalidConfiguration: two topics
-    differ, or a field is called as one of the others."""
+    """Returns the columns of a query over these topics. `metadata`: the other columns. Raises InvalidConfiguration if
+    two topics differ, or if a field is named like one of the others."""
     if not schemas:
         raise InvalidConfiguration("no topic matches, so there is no schema: create a topic, or give one by .schema(…)")
     first = next(iter(schemas))
@@ -448,7 +451,7 @@ def columns(schemas: Mapping[str, Typed], metadata: Iterable[StructField]) -> St
 
 
 def check_beside(wanted: StructType, metadata: Iterable[StructField]) -> None:
-    """Checks the other columns of a schema that a user gives. InvalidConfiguration."""
+    """Checks the columns of a user's schema that are not of the topic's schema. Raises InvalidConfiguration."""
     known = {each.name: each.dataType for each in metadata}
     for each in wanted:
         if not each.name.startswith(META):

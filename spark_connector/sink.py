@@ -106,15 +106,15 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    """Whether the types are equal but for the nullability of their elements."""
+    """Whether the types are equal apart from the nullability of their elements."""
     return found.simpleString() == wanted.simpleString()
 
 
 class _Task:
-    """A task's producers, on an event loop that runs while this task waits."""
+    """The producers of a task, on an event loop that runs only while the task waits."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
-        """Makes the producers of a task. `schema`: of the topic, by which the rows are encoded; None: they have a
+        """Makes the producers of a task. `schema`: that of the topic, with which rows are encoded; None: rows have a
         column `value`."""
         self._options = options
         self._encoding = None if schema is None else encoding.Encoding(typed(options.topic or "", schema))
@@ -141,14 +141,14 @@ class _Task:
         self._in_txn = Extras()
 
     def begin(self, batch: Batch) -> bool:
-        """Begins the batch: what is sent from here on belongs to it. False: the sink has that batch already."""
+        """Begins the batch: later rows belong to it. Returns False if the sink has that batch already."""
         self._txn = self._loop.run_until_complete(self._client.batch_transaction(batch, TASK_TIMEOUT_S))
         self._in_txn = Extras(txn=self._txn)
         return self._txn is not None
 
     def prepare(self, until_s: float) -> str | None:
         """Waits until all rows are stored, and prepares their transaction for the commit of the batch. Returns its id;
-        None: no rows."""
+        None: there were no rows."""
         if not self._sent:
             return None
         assert self._txn is not None, "rows of a batch are sent in a transaction"
@@ -163,7 +163,7 @@ class _Task:
         self._progress.set()
 
     def _producer(self, topic: str | None, partition: int | None = None) -> Producer:
-        """The producer of a topic, or of one of its partitions, where rows name it."""
+        """Returns the producer of a topic, or of one partition if rows name it; opens it at first use."""
         producer = self._producers.get((topic, partition))
         if producer is None:
             name = _topic_name(topic)
@@ -193,7 +193,7 @@ class _Task:
         self._loop.run_until_complete(self._room(PENDING_MAX))
 
     def _write_values(self, producer: Producer, values: list[bytes | None]) -> None:
-        """Writes rows in the common case, at the speed of the SDK: only values."""
+        """Writes rows in the common case, values only, at the speed of the SDK."""
         enqueue, done, extras = producer.enqueue, self._on_sent, self._in_txn
         for value in values:
             try:
@@ -225,7 +225,7 @@ class _Task:
                 self._send_when_there_is_room(producer, value, extras)
 
     def _send_when_there_is_room(self, producer: Producer, value: bytes | None, extras: Extras) -> None:
-        """Sends after the pending rows have their outcomes. The first failure of another row ends the task."""
+        """Flushes, then sends. Raises OutcomeUnknown if another row has failed."""
         while True:
             self._loop.run_until_complete(producer.flush())
             self._check()
@@ -236,7 +236,7 @@ class _Task:
             return
 
     async def _room(self, most: int) -> None:
-        """Waits until at most `most` rows are pending. The first failure ends the task."""
+        """Waits until at most `most` rows are pending. Raises OutcomeUnknown if a row has failed."""
         while not self._failures and self._sent - self._stored > most:
             self._progress.clear()
             await self._progress.wait()
@@ -255,7 +255,8 @@ class _Task:
         return Written(self._stored)
 
     def close(self) -> None:
-        """Closes the task. Never raises: the outcome was decided by `finish`, or by the error that ended the task."""
+        """Closes the client. Never raises, because the outcome was decided by `finish`, or by the error that ended the
+        task."""
         try:
             self._loop.run_until_complete(self._client.close())
         except Exception as error:
@@ -300,7 +301,7 @@ def _key(key: bytes | None) -> tuple[str | None, bytes | None]:
 
 
 def _bytes_of(batch: pa.RecordBatch, name: str) -> list[bytes | None]:
-    """A column of binaries or texts as bytes, without checking for UTF-8."""
+    """Returns a column of binaries or texts as bytes, without checking for UTF-8."""
     import pyarrow as pa
 
     found: list[bytes | None] = batch.column(name).cast(pa.binary()).to_pylist()
@@ -316,7 +317,8 @@ def _texts_of(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _ms_of(batch: pa.RecordBatch, name: str) -> list[int | None]:
-    """Timestamps in ms since the epoch; without Python's datetime, which ends with the year 9999."""
+    """Returns a column of timestamps in ms since the epoch, without Python's datetime, which ends with the year 9999.
+    Raises InvalidRequest for a time before 1970."""
     import pyarrow as pa
 
     micros: list[int | None] = batch.column(name).cast(pa.int64()).to_pylist()
@@ -352,7 +354,7 @@ def _write(
     options: SinkOptions, iterator: Iterator[pa.RecordBatch], schema: SchemaInfo | None = None,
     batch: Batch | None = None,
 ) -> Written:  # fmt: skip
-    """Writes the rows of a task. `batch`: that of a sink that writes exactly once."""
+    """Writes the rows of a task. `batch`: the batch, if the sink writes exactly once."""
     task = _Task(options, schema)
     try:
         if batch is not None:
@@ -387,8 +389,8 @@ def _write_once(task: _Task, options: SinkOptions, iterator: Iterator[pa.RecordB
 
 
 def _send(task: _Task, kept: list[pa.RecordBatch], batch: Batch, begun_at: float | None) -> bool:
-    """Sends what was kept. `begun_at`: nothing was sent before, and an id that is not used is void after a while.
-    False: the sink got the batch meanwhile."""
+    """Sends the rows that were kept back. `begun_at`: when the batch was begun if nothing was sent since; an id that is
+    not used becomes void after a while. Returns False if the sink got the batch meanwhile."""
     if begun_at is not None and _NOW() - begun_at > BEGUN_S and not task.begin(batch):
         return False
     for each in kept:
@@ -398,7 +400,7 @@ def _send(task: _Task, kept: list[pa.RecordBatch], batch: Batch, begun_at: float
 
 
 class MagnetarWriter(DataSourceArrowWriter):
-    """A batch query that writes: each task writes its rows."""
+    """A batch query that writes; each task writes its rows."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
@@ -416,7 +418,7 @@ class MagnetarWriter(DataSourceArrowWriter):
 
 
 class MagnetarStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming query that writes: each task of a batch writes its rows."""
+    """A streaming query that writes; each task of a batch writes its rows."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
@@ -436,7 +438,8 @@ class MagnetarStreamWriter(DataSourceStreamArrowWriter):
 def _planned(
     options: Mapping[str, str], schema: StructType, *, streaming: bool, complete: bool = False
 ) -> tuple[SinkOptions, SchemaInfo | None]:
-    """The options, and the schema by which rows are encoded, if any. InvalidConfiguration: the columns are wrong."""
+    """Returns the options, and the schema with which rows are encoded, or None. Raises InvalidConfiguration if the
+    columns are wrong."""
     parsed = parse_sink(options, streaming=streaming, complete=complete)
     if not parsed.by_registry:
         check_columns(schema, parsed)

@@ -59,9 +59,9 @@ QUERY_PREFIX = "spark-query-"
 
 
 class RangePartition(InputPartition):
-    """A task: messages `first` … `end - 1` of one partition of a topic, in the incarnation that was planned. `done`: of
-    the first task of a partition, the index before which all earlier batches are committed. `name`: of the partition,
-    as the driver knows it; empty: the topic has no partitions."""
+    """A task: messages `first` … `end - 1` of one partition, in the incarnation that was planned. `done`: in the first
+    task of a partition, the index before which all earlier batches are committed. `name`: the name of the partition;
+    empty: the topic has no partitions."""
 
     def __init__(self, range_: Range, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)
@@ -106,8 +106,8 @@ def _tasks(
     options: SourceOptions, names: Mapping[Partition, TopicName], start: Index, end: Index,
     available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN, planned: Incarnations = UNKNOWN,
 ) -> list[InputPartition]:  # fmt: skip
-    """Returns the tasks. `names`: of the partitions that are available. `begun`, `planned`: the incarnations of start
-    and end."""
+    """Returns the tasks. `names`: of the available partitions. `begun`, `planned`: the incarnations of start and end.
+    """
     whole, lost = decide.ranges(start, end, available, begun, planned)
     _report(lost, options)
     parts = decide.split(whole, options.min_partitions, options.max_records_per_partition)
@@ -123,7 +123,7 @@ def _tasks(
 
 
 def _report(lost: Sequence[decide.LostMessages], options: SourceOptions) -> None:
-    """Raises DataLost, or with failOnDataLoss=false logs a warning, for messages that a query cannot read."""
+    """For messages that a query cannot read: raises DataLost, or logs a warning with failOnDataLoss=false."""
     if not lost:
         return
     text = "; ".join(
@@ -148,8 +148,8 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
 
 
 def _rows(options: SourceOptions, schema: StructType, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-    """Yields Arrow batches. TopicNotFound, NoSuchTopic (the client's): the topic was deleted since the task was
-    planned, and perhaps made anew."""
+    """Yields Arrow batches. Raises TopicNotFound, or the client's (NoSuchTopic), if the topic was deleted since the
+    task was planned, and perhaps created again."""
     wanted, part = partition.range, partition.part
     asked, at = topics(options), wanted.first
     if options.by_query and partition.done is not None and (query := _query()) is not None:
@@ -181,7 +181,7 @@ def _rows(options: SourceOptions, schema: StructType, partition: RangePartition)
 
 
 def _query() -> str | None:
-    """The subscription of the query whose task this is; None: it is none of a stream."""
+    """Returns the subscription of the streaming query that runs this task; None: the task is of no stream."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -190,9 +190,9 @@ def _query() -> str | None:
 
 
 def _decoding(options: SourceOptions, asked: Topics, schema: StructType, topic: str, part: Part) -> Decoding:
-    """Returns the decoding by the schemas that the topic has now, before its entries are read: a read of another
-    incarnation than `part` fails, so entries and schemas are of one topic. One that is registered, or asked for, later
-    is looked at again."""
+    """Returns the decoding with the topic's current schemas. It must be made before entries are read: reading another
+    incarnation than `part` fails, so entries and schemas are of one topic. Schemas that are missing are fetched later.
+    """
     listed = asked.schemas(topic)
     known = {each.version: each.schema for each in listed}
 
@@ -206,7 +206,8 @@ def _decoding(options: SourceOptions, asked: Topics, schema: StructType, topic: 
 
 
 def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEntry, error: MagnetarError) -> int:
-    """The first index after an entry that cannot become rows; with failOnDataLoss it raises, with the entry's place."""
+    """Returns the index after an entry that cannot become rows. With failOnDataLoss raises the error, with the entry's
+    position."""
     end = max(at, min(stored.end_index, wanted.end))
     (topic, number), place = wanted.partition, f"entry ({stored.ledger_id}, {stored.entry_id})"
     text = f"messages {at} to {end - 1} of {topic} partition {number}, {place}, cannot be read: {error.message}"
@@ -217,8 +218,8 @@ def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEn
 
 
 def _look_at_gaps(options: SourceOptions, asked: Topics, task: RangePartition, gaps: list[tuple[int, int]]) -> None:
-    """Checks missing messages: those of an aborted transaction keep their indexes, and have no rows; all others are
-    lost. Raises DataLost, or warns."""
+    """Checks indexes without a row: those of aborted transactions are no loss, all others are. Raises DataLost, or
+    warns."""
     first, end = gaps[0][0], gaps[-1][1]
     missing = sum(after - at for at, after in gaps)
     lost = missing - asked.count_aborted(task.part, first, end)
@@ -239,15 +240,15 @@ def _made(available: Mapping[Partition, Available]) -> dict[Partition, int]:
 
 
 def _up_to(target: Available, there: Available) -> Available:
-    """Returns `there` up to the target; of a partition that was made anew since the target was set, nothing was there
-    then."""
+    """Returns `there` limited to the target; if the partition was created again since the target was set, nothing of
+    it."""
     if decide.differ(target.incarnation, there.incarnation):
         return there._replace(end=there.earliest, bytes=0)
     return there._replace(end=min(there.end, target.end))
 
 
 class MagnetarReader(DataSourceReader):
-    """A batch: what the topics hold between two offsets, fixed when it is planned."""
+    """A batch: the messages between two offsets, which are fixed when it is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
@@ -270,7 +271,8 @@ class MagnetarReader(DataSourceReader):
 
 
 class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream, with admission control, Trigger.AvailableNow and a durable subscription that follows the commit."""
+    """A stream, with admission control, Trigger.AvailableNow and a durable subscription that follows Spark's commits.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
@@ -297,7 +299,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch; `start` itself (the same text) when there is nothing to read."""
+        """Returns the end of the next batch; `start` itself, the same text, if there is nothing to read."""
         options = self.options
         begin, made = decide.from_json(start), decide.incarnations(start)
         available = topics(self.options).available()

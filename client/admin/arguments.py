@@ -86,7 +86,7 @@ def _checked(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 def argument_value(name: str, hint: Any, value: object) -> Any:
-    """Returns the value that the method gets for `value`. Raises TypeError or ValueError, as errors of the SDK."""
+    """Returns `value` as the method gets it. Raises the SDK's TypeError or ValueError if it does not fit `hint`."""
     try:
         return _fitted(hint, value)
     except _Unfit as unfit:
@@ -139,7 +139,7 @@ def _of_one(hint: Any, value: Any) -> Any:
 
 
 def _whole(value: Any) -> int:
-    """Returns the number by `operator.index`, as Python's own functions take one: also an integer of numpy."""
+    """Returns the number by `operator.index`, as Python's own functions do; so an integer of numpy fits, too."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise _Unfit(WrongArgumentType)
     return int.__index__(_foreign(operator.index, value))
@@ -166,7 +166,7 @@ def _in_64_bits(value: N) -> N:
 
 
 def _foreign(call: Callable[..., T], *values: Any) -> T:
-    """Calls code of the argument's own; an error in it means an argument of a wrong type."""
+    """Calls code of the argument itself; an error in it means that the argument has a wrong type."""
     try:
         return call(*values)
     except Exception:
@@ -211,7 +211,7 @@ Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
 def made(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
-    """The method of a row."""
+    """Makes the method of a row."""
     signature, checks = signature_of(row)
     is_list = ANSWERS[row.name].startswith("tuple[")
 
@@ -234,7 +234,8 @@ def made(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
 
 
 def signature_of(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
-    """Of the method; and of the parameters that are checked: what they are called as arguments, and the check."""
+    """Returns the signature of a row's method; and of each checked parameter the name of its argument, and the check.
+    """
     rule, checks = row.rule, dict[str, tuple[str, Callable[[str], str]]]()
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     if rule.subscription:

@@ -40,7 +40,7 @@ class Admin(ClosedAfterWith):
 
 
 def _blocking(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-    """The method with the same parameters, blocking."""
+    """Makes the blocking method with the same parameters."""
 
     @functools.wraps(method)
     def call(self: Admin, /, *arguments: Any, **options: Any) -> Any:

@@ -93,10 +93,12 @@ class AdminClient(ClosedAfterAsyncWith):
         """Returns the registered bookies."""
 
     async def brokers(self) -> list[values.BrokerInfo]:
-        """The registered brokers. Each reports its number of loaded topics; None: no answer within 5 s."""
+        """Returns the registered brokers, each with its number of loaded topics; None: it did not answer within 5 s."""
 
     async def clear_namespace_backlog(self, name: str, subscription: str = '') -> int:
-        """Acknowledges everything, for that subscription or for each; in how many topics and partitions."""
+        """Acknowledges everything for `subscription`, or for every subscription. Returns the number of topics and
+        partitions.
+        """
 
     async def create_namespace(
         self,
@@ -115,39 +117,41 @@ class AdminClient(ClosedAfterAsyncWith):
         admin_roles: Sequence[str] = (),
         allowed_clusters: Sequence[str] = (),
     ) -> None:
-        """Creates a tenant. `admin_roles` may administer it; with `allowed_clusters` it has namespaces in those alone.
-        InvalidName.
+        """Creates a tenant. `admin_roles` may administer it; with `allowed_clusters` it may have namespaces only in
+        those clusters. Raises InvalidName.
         """
 
     async def delete_tenant(self, name: str) -> None:
-        """Deletes a tenant. Busy: it has namespaces."""
+        """Deletes a tenant. Raises Busy if it has namespaces."""
 
     async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-        """Returns the orphans. `remove`: they are fenced and deleted now; brokers do it every hour. `unexplained`: also
-        those whose owner has no record, which no broker deletes by itself.
+        """Returns the orphaned ledgers. With `remove` they are fenced and deleted now, as brokers do every hour. With
+        `unexplained` also those whose owner has no record, which no broker deletes by itself.
         """
 
     async def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
-        """Grants the role these actions ("produce", "consume", …) in place of those that it had there. InvalidRequest.
-
+        """Grants `role` these actions ("produce", "consume", …) at the namespace; they replace its earlier ones. Raises
+        InvalidRequest.
         """
 
     async def grant_subscription_permission(self, name: str, subscription: str, roles: Sequence[str]) -> None:
-        """Lets only these roles use subscriptions of that name in the namespace; they need `consume` too."""
+        """Restricts subscriptions of that name in the namespace to `roles`, which also need `consume`."""
 
     async def grant_topic_permission(self, topic: str, role: str, actions: Sequence[str]) -> None:
-        """Grants a role its actions, like grant_namespace_permission, for one topic and its partitions."""
+        """Grants `role` its actions like grant_namespace_permission, for one topic and its partitions."""
 
     async def namespace_permissions(self, name: str) -> values.Permissions:
-        """Returns the permissions of roles in the namespace, and the lists of its subscriptions; not those granted for
-        its topics.
+        """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions; not what is
+        granted for single topics.
         """
 
     async def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
-        """The fields that are set for the namespace; `applied`: every field, inherited from the broker where unset."""
+        """Returns the policies that are set for the namespace; with `applied` every policy, with what is inherited from
+        the broker.
+        """
 
     async def namespace_properties(self, name: str) -> dict[str, str]:
-        """Returns the properties that its users noted of a namespace; nothing is inherited."""
+        """Returns the properties of a namespace; none are inherited."""
 
     async def namespaces(self, tenant: str) -> list[str]:
         """Returns the namespaces of a tenant as tenant/namespace, sorted."""
@@ -156,7 +160,7 @@ class AdminClient(ClosedAfterAsyncWith):
         """Removes these fields from the policies of a namespace: they are inherited again."""
 
     async def remove_namespace_properties(self, name: str, *keys: str) -> None:
-        """Removes properties of a namespace. No key: all of them. A missing key does nothing."""
+        """Removes properties of a namespace; without `keys` all of them. A missing key is ignored."""
 
     async def remove_topic_policies(self, topic: str, *fields: str) -> None:
         """Removes fields from the policies of a topic, like remove_namespace_policies."""
@@ -165,29 +169,29 @@ class AdminClient(ClosedAfterAsyncWith):
         """Removes properties of a topic, like remove_namespace_properties."""
 
     async def revoke_namespace_permission(self, name: str, role: str) -> None:
-        """Revokes all that the role had at the namespace. Clients that are connected with it are disconnected within a
-        second.
+        """Revokes all permissions of `role` at the namespace. Its connected clients are disconnected within a second.
+
         """
 
     async def revoke_subscription_permission(self, name: str, subscription: str, role: str) -> None:
-        """Removes the role from the list; with the last one every role with `consume` may use the subscription again.
-
+        """Removes `role` from the roles of a restricted subscription. Without any, every role with `consume` may use it
+        again.
         """
 
     async def revoke_topic_permission(self, topic: str, role: str) -> None:
-        """Revokes all that the role had at the topic itself."""
+        """Revokes all permissions of `role` at the topic itself."""
 
     async def set_namespace_policies(self, name: str, policies: Policies) -> None:
         """Sets policies of a namespace: the fields that are not None get these values; the others stay."""
 
     async def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
-        """Sets properties of a namespace; others that it has stay. InvalidRequest: they are too many, or too long
+        """Sets properties of a namespace and keeps its others. Raises InvalidRequest if they are too many or too long
         (proto/policies.py).
         """
 
     async def set_subscription_prefix_mode(self, name: str, on: bool) -> None:
-        """Sets the prefix mode. On: the names of subscriptions in the namespace are the role's name, or begin with it
-        and `-`.
+        """Sets the prefix mode. If it is on, a subscription of the namespace must be named like its role, or begin with
+        the role and `-`.
         """
 
     async def set_topic_policies(self, topic: str, policies: Policies) -> None:
@@ -208,10 +212,12 @@ class AdminClient(ClosedAfterAsyncWith):
         """Returns the properties of a topic, like namespace_properties; partitions have those of their topic."""
 
     async def unload_namespace(self, name: str, bundle: str = '') -> values.Unloaded:
-        """Makes every broker give the bundles of a namespace up (or that one); the next lookups find new owners."""
+        """Unloads all bundles of a namespace, or the one named, from their brokers; the next lookups find new owners.
+
+        """
 
     async def unsubscribe_namespace(self, name: str, subscription: str, *, force: bool = False) -> int:
-        """Deletes the subscription of every topic that has it; of how many topics and partitions."""
+        """Deletes `subscription` from every topic that has it. Returns the number of topics and partitions."""
 
     async def update_namespace(
         self,
@@ -222,7 +228,7 @@ class AdminClient(ClosedAfterAsyncWith):
         default_partitions: int | None = None,
         is_creation_set: bool | None = None,
     ) -> None:
-        """Updates the settings of a namespace; None keeps a setting. The number of bundles is fixed at creation:
+        """Updates the settings of a namespace; None keeps a setting. The number of bundles is fixed at creation: raises
         InvalidRequest for another one.
         """
 
@@ -233,26 +239,30 @@ class AdminClient(ClosedAfterAsyncWith):
         admin_roles: Sequence[str] = (),
         allowed_clusters: Sequence[str] = (),
     ) -> None:
-        """Replaces both settings; a parameter that is left out becomes empty."""
+        """Replaces both settings of a tenant; a parameter that is left out becomes empty."""
 
     async def abort_transaction(self, txn: TxnId | str) -> TxnState:
-        """Aborts one that is open or prepared, of any role; returns the state, also of one that has ended."""
+        """Aborts an open or prepared transaction of any role. Returns its state; a transaction that has ended keeps its
+        own.
+        """
 
     async def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
-        """Acknowledges every message of the partition before `index`, durably. `incarnation`: of `offsets`."""
+        """Acknowledges every message of the partition before `index`, durably. `incarnation`: from an answer of
+        `offsets`.
+        """
 
     async def all_halves(self, *, group: str = '', limit: int = 1000) -> list[values.CoordinatorHalves]:
-        """Returns the half messages of every coordinator, by its number; `limit` for each."""
+        """Returns the half messages of every coordinator, ordered by its number; at most `limit` of each."""
 
     async def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
-        """Returns the transactions of every coordinator, by its number; `limit` for each."""
+        """Returns the transactions of every coordinator, ordered by its number; at most `limit` of each."""
 
     async def backlog_size(self, topic: str, position: MessageId) -> int:
-        """Returns about how many bytes are stored after the message."""
+        """Returns the approximate number of bytes stored after the message."""
 
     async def commit_half(self, half: TxnId | str) -> None:
-        """Publishes a half message, whatever its group says; also a parked one. NotFound; TransactionEnded: it is
-        rolled back; and what keeps it from being published.
+        """Publishes a half message, also a parked one, without asking its group. Raises NotFound; TransactionEnded if
+        it was rolled back already; or the error with which publishing failed.
         """
 
     async def create_subscription(
@@ -262,54 +272,56 @@ class AdminClient(ClosedAfterAsyncWith):
         position: MessageId | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Creates a subscription at `position` (default: latest), whose message is delivered first."""
+        """Creates a subscription; `position` (default: latest) is the first message that it delivers."""
 
     async def delete_schemas(self, topic: str, *, force: bool = False) -> int | None:
-        """The newest version that is deleted with this; None: there were none. Messages that were written with them
-        can be decoded until `force` deletes the definitions.
+        """Deletes the schemas of a topic. Returns the newest version that was deleted; None: there were none. Their
+        messages can still be decoded, unless `force` deletes the definitions, too.
         """
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """Deletes a topic with all its partitions. Busy: it has producers or subscriptions, which `force` overrides.
-        The topic that is there now is meant: one of its name that another program makes meanwhile stays.
+        """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`. A
+        topic of the same name that another program creates meanwhile is not deleted.
         """
 
     async def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
-        """Detaches a topic that can store the outcome no more: the transaction does not wait for it any longer.
-        NotFound.
+        """Removes a topic from a transaction, which then no longer waits until that topic stores its outcome; for a
+        topic that cannot store it any more. Raises NotFound.
         """
 
     async def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
-        """Acknowledges what is older than so many seconds, or everything up to a message, for all subscriptions when
-        `name` is empty; how many entries.
+        """Acknowledges messages older than `older_than` seconds, or everything up to a message, for the subscription,
+        or for all if `name` is empty. Returns the number of entries.
         """
 
     async def half(self, half: TxnId | str) -> values.HalfStats:
-        """Returns a half message. NotFound: it is decided, or never was."""
+        """Returns a half message. Raises NotFound if it is decided, or never existed."""
 
     async def halves(self, coordinator: int, *, group: str = '', limit: int = 1000) -> values.CoordinatorHalves:
-        """Returns the half messages of one coordinator that are not decided, the oldest first; `group`: of this one
-        alone. NotFound: there is no such coordinator.
+        """Returns the undecided half messages of one coordinator, the oldest first; `group`: only those of that group.
+        Raises NotFound if there is no such coordinator.
         """
 
     async def last_message_id(self, topic: str) -> MessageId:
         """Returns the id of the last message; -1:-1 when there is none."""
 
     async def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
-        """The id of the first message that arrived then or later; the position of the next one when there is none."""
+        """Returns the id of the first message published at or after that time; if there is none, the position of the
+        next one.
+        """
 
     async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
         """Returns the messages of an entry. Raises NotFound if there is no such entry."""
 
     async def namespace_stats(self, namespace: str) -> list[values.TopicStats]:
-        """Returns the statistics of each partition, and each topic without partitions, sorted by name; without
-        `oldest_ms`. One request to each broker, or more where many topics are, and one for each topic that no broker
-        serves now.
+        """Returns the statistics of each partition and each topic without partitions, sorted by name; without
+        `oldest_ms`. It sends one request to each broker, more if there are many topics, and one for each topic that no
+        broker serves now.
         """
 
     async def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
-        """Returns the n-th message, counted from 1, from the oldest message that is kept or from the newest. NotFound:
-        there are fewer.
+        """Returns the n-th message, counted from 1, from the oldest stored message or from the newest. Raises NotFound
+        if there are fewer.
         """
 
     async def offsets(
@@ -321,92 +333,97 @@ class AdminClient(ClosedAfterAsyncWith):
         aborted_in: tuple[int, int] = (0, 0),
         incarnation: int = 0,
     ) -> values.TopicOffsets:
-        """Returns the indexes and size of one partition. `subscription` is created at the earliest message when it does
-        not exist. `aborted_in`: a range of indexes (first, end), of which `aborted` is counted. `incarnation`: that an
-        earlier answer named; TopicNotFound: the topic was deleted and made anew since, so that its indexes mean other
-        messages.
+        """Returns the indexes and the size of one partition. `subscription` is created at the earliest message if it
+        does not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are
+        counted. `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again
+        since, so that its indexes mean other messages.
         """
 
     async def owner(self, topic: str) -> str:
         """Returns HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
 
     async def park_half(self, half: TxnId | str) -> None:
-        """Parks a half message: its group is not asked about it any more; an operator decides. NotFound,
+        """Parks a half message: its group is not asked about it any more, and an operator must decide. Raises NotFound,
         TransactionEnded.
         """
 
     async def partitions(self, topic: str) -> int:
-        """Returns the number of partitions; 0: not partitioned, or a partition. Raises TopicNotFound; creates nothing.
-
+        """Returns the number of partitions; 0: not partitioned, or itself a partition. Raises TopicNotFound; creates
+        nothing.
         """
 
     async def parts(self, topic: str) -> list[str]:
-        """Returns the full names of the partitions; of a topic without partitions, or a partition, its own."""
+        """Returns the full names of the partitions; for a topic without partitions, or a partition, its own name."""
 
     async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
         """Returns at most `messages` next messages of a subscription, without moving it."""
 
     async def put_schema(self, topic: str, schema: SchemaInfo) -> int:
-        """Registers a schema; returns its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
+        """Registers a schema; returns its version, or the version of an equal one. Raises IncompatibleSchema,
+        InvalidSchema.
+        """
 
     async def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
-        """Resets a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: the message
-        itself is left out.
+        """Moves a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: delivery
+        begins after the message.
         """
 
     async def revive_half(self, half: TxnId | str) -> None:
-        """Revives a half message: its group is asked about it again, at once; what was counted is forgotten. NotFound,
-        TransactionEnded.
+        """Revives a parked half message: its group is asked about it again at once, and its counted answers are reset.
+        Raises NotFound, TransactionEnded.
         """
 
     async def rollback_half(self, half: TxnId | str) -> None:
-        """Drops a half message, also a parked one. NotFound; TransactionEnded: it is committed."""
+        """Drops a half message, also a parked one. Raises NotFound; TransactionEnded if it was committed already."""
 
     async def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
-        """The newest schema of a topic, or that version, which may be deleted. SchemaNotFound."""
+        """Returns the newest schema of a topic, or that version, even if it is deleted. Raises SchemaNotFound."""
 
     async def schema_version(self, topic: str, schema: SchemaInfo) -> int:
         """Returns the version of the topic's schema that equals `schema`. Raises SchemaNotFound."""
 
     async def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
-        """Replaces all properties."""
+        """Replaces all properties of a subscription."""
 
     async def skip_lost(self, topic: str, *, ledger_id: int | None = None, force: bool = False) -> values.SkippedLost:
-        """Passes over entries of one partition that every replica certainly lost, for all who read it: of all its
-        ledgers, or of one. The topic is unloaded. NotAllowed: a replica that does not answer may have them; `force`
-        gives those up too. What is passed over does not come back, also when such a replica does.
+        """Skips entries of one partition that every replica certainly lost, for all its readers: in all ledgers, or in
+        `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not answer may have them, unless
+        `force`. What is skipped stays skipped, even if such a replica comes back.
         """
 
     async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
-        """Acknowledges the next ones unseen. -1: all; an empty name: of every subscription."""
+        """Acknowledges the next `messages` messages without delivering them; -1: all. With an empty `name` for every
+        subscription.
+        """
 
     async def terminate_topic(self, topic: str) -> MessageId:
         """Terminates a topic: it can be read and not written. Returns the id of its last message."""
 
     async def test_schema(self, topic: str, schema: SchemaInfo) -> values.SchemaTest:
-        """Whether it could be registered, and by which rule. InvalidSchema."""
+        """Returns whether the schema could be registered, and by which rule. Raises InvalidSchema."""
 
     async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
-        """Returns the statistics of one partition. `precise`: backlogs count batches message by message."""
+        """Returns the statistics of one partition. With `precise` backlogs are counted by message, not by entry."""
 
     async def topics(self, namespace: str = 'public/default', *, partitions: bool = False) -> list[str]:
-        """Returns the full names of the topics, sorted; `partitions`: single partitions instead of partitioned topics.
+        """Returns the full names of the topics, sorted; with `partitions` single partitions instead of partitioned
+        topics.
 
-        With the non-persistent ones that have partitions or are in use.
+        Non-persistent topics are included if they have partitions or are in use.
         """
 
     async def transaction(self, txn: TxnId | str) -> values.TransactionStats:
-        """Returns a transaction. NotFound: the coordinator has not given this id."""
+        """Returns a transaction. Raises NotFound if the coordinator never issued this id."""
 
     async def transaction_at(self, txn: TxnId | str, topic: str) -> values.TransactionHere:
-        """Returns what a topic (without partitions, or a partition) has of the transaction, and what waits there for
-        its end.
+        """Returns what a topic without partitions, or a partition, has of the transaction, and what waits there for its
+        end.
         """
 
     async def transactions(self, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
-        """Returns the transactions of one coordinator that are not done, the oldest first. NotFound: there is no such
-        coordinator.
+        """Returns the transactions of one coordinator that are not done, the oldest first. Raises NotFound if there is
+        no such coordinator.
         """
 
     async def update_topic(self, topic: str, *, partitions: int) -> None:
-        """Gives a topic more partitions, never fewer."""
+        """Increases the number of partitions of a topic."""

@@ -48,9 +48,9 @@ class StoredMessage:
 
 
 def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
-    """Decodes entries as a broker sends them into messages, without those that are acknowledged. An encrypted one is
-    one message, of its ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole.
-    CorruptEntry: one is torn."""
+    """Decodes entries, as a broker sends them, into messages without the acknowledged ones. An encrypted entry becomes
+    one message with its ciphertext. A chunk becomes one with its part of the payload, which stays compressed, because
+    the payload is compressed as a whole. Raises CorruptEntry."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:
@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 class GrpcTransport:
-    """The transport over gRPC. `timeout_s` bounds an operation with all its attempts. `world`: of tests."""
+    """The transport over gRPC. `timeout_s` bounds an operation with all its attempts. `world` is for tests."""
 
     def __init__(
         self, service_url: str, timeout_s: float, world: World | None = None, authentication: object = None,
@@ -118,7 +118,7 @@ class GrpcTransport:
     async def _retried(
         self, ask: Callable[[Channel], Awaitable[Message]], topic: TopicName | None, end_s: float
     ) -> Message:
-        """Asks until `end_s`, in the time of the world's clock."""
+        """Calls `ask` until it succeeds, or until `end_s` on the world's clock."""
         now, backoff, first = self._connections.world.clock.monotonic, self._connections.backoff(), True
         while True:
             try:
@@ -133,7 +133,8 @@ class GrpcTransport:
             await asyncio.sleep(delay_s)
 
     async def _round(self, ask: Callable[[Channel], Awaitable[Message]]) -> Message:
-        """Asks the brokers of the service URL in turn until one answers, and the owner that one names."""
+        """Asks the brokers of the service URL in turn until one answers; if one names the topic's owner, asks that one.
+        """
         failure: MagnetarError | None = None
         for _ in self._url.endpoints:
             try:
@@ -168,7 +169,7 @@ def target_of(operation: Operation[Any]) -> Rpc[Any, Any]:
 
 
 def encode(operation: Operation[Any], arguments: Mapping[str, object]) -> tuple[Rpc[Any, Any], Message]:
-    """The rpc and its request. InvalidRequest: a value does not fit its field."""
+    """Returns the rpc and its request. Raises InvalidRequest if a value does not fit its field."""
     target = target_of(operation)
     return target, request_of(target.request, arguments, operation.name)
 
@@ -196,11 +197,10 @@ class Transport(Protocol):
     """
 
     async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
-        """Calls an operation, and returns the answer. `at`: HOST:PORT of the broker that is asked; empty: one that can
-        answer.
+        """Calls an operation and returns its answer. `at`: HOST:PORT of the broker to ask; empty: any that can answer.
 
-        Raises the MagnetarError that the server answered with; Unavailable, ConnectionLost or TimedOut when none did
-        within the time of the transport.
+        Raises the MagnetarError with which the server answered; Unavailable, ConnectionLost or TimedOut if none
+        answered within the transport's time-out.
         """
         ...
 
@@ -210,7 +210,7 @@ class Transport(Protocol):
 
 
 class Caller:
-    """Asks operations of a transport. `_timeout_s` bounds each of them with all its attempts."""
+    """Sends operations through a transport. `_timeout_s` bounds each of them with all its attempts."""
 
     _transport: Transport
     _timeout_s: float

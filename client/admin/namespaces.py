@@ -25,20 +25,20 @@ BROKER_ASK_S = 5.0
 async def create_tenant(
     self: Caller, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
 ) -> None:
-    """Creates a tenant. `admin_roles` may administer it; with `allowed_clusters` it has namespaces in those alone.
-    InvalidName."""
+    """Creates a tenant. `admin_roles` may administer it; with `allowed_clusters` it may have namespaces only in
+    those clusters. Raises InvalidName."""
     await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
 
 async def update_tenant(
     self: Caller, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
 ) -> None:
-    """Replaces both settings; a parameter that is left out becomes empty."""
+    """Replaces both settings of a tenant; a parameter that is left out becomes empty."""
     await self._call(op.UPDATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
 
 async def delete_tenant(self: Caller, name: str) -> None:
-    """Deletes a tenant. Busy: it has namespaces."""
+    """Deletes a tenant. Raises Busy if it has namespaces."""
     await self._call(op.DELETE_TENANT, tenant=check_tenant_name(name))
 
 
@@ -62,7 +62,7 @@ async def update_namespace(
     self: Caller, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
     default_partitions: int | None = None, is_creation_set: bool | None = None,
 ) -> None:  # fmt: skip
-    """Updates the settings of a namespace; None keeps a setting. The number of bundles is fixed at creation:
+    """Updates the settings of a namespace; None keeps a setting. The number of bundles is fixed at creation: raises
     InvalidRequest for another one."""
     old = await self._call(op.GET_NAMESPACE, namespace=full_namespace(name))
     if is_creation_set is None:
@@ -76,17 +76,19 @@ async def update_namespace(
 
 
 async def unload_namespace(self: Caller, name: str, bundle: str = "") -> values.Unloaded:
-    """Makes every broker give the bundles of a namespace up (or that one); the next lookups find new owners."""
+    """Unloads all bundles of a namespace, or the one named, from their brokers; the next lookups find new owners.
+    """
     return await self._call(op.UNLOAD_NAMESPACE, namespace=full_namespace(name), bundle=bundle)
 
 
 async def clear_namespace_backlog(self: Caller, name: str, subscription: str = "") -> int:
-    """Acknowledges everything, for that subscription or for each; in how many topics and partitions."""
+    """Acknowledges everything for `subscription`, or for every subscription. Returns the number of topics and
+    partitions."""
     return await _each_part(self, name, lambda topic: skip_messages(self, topic, subscription), persistent_only=True)
 
 
 async def unsubscribe_namespace(self: Caller, name: str, subscription: str, *, force: bool = False) -> int:
-    """Deletes the subscription of every topic that has it; of how many topics and partitions."""
+    """Deletes `subscription` from every topic that has it. Returns the number of topics and partitions."""
     asked = {"subscription": check_subscription_name(subscription), "force": force}
     return await _each_part(self, name, lambda topic: self._call(op.DELETE_SUBSCRIPTION, topic=topic, **asked))
 
@@ -94,8 +96,8 @@ async def unsubscribe_namespace(self: Caller, name: str, subscription: str, *, f
 async def _each_part(
     self: Caller, namespace: str, act: Callable[[str], Coroutine[Any, Any, None]], *, persistent_only: bool = False
 ) -> int:
-    """Acts on all topics, also when some fail; then raises the first failure. Returns how many; one where there is
-    nothing to act on does not count."""
+    """Calls `act` for all topics, also after a failure; then raises the first failure. Returns for how many it
+    succeeded; a topic for which it raises NotFound is not counted."""
     found = await topics(self, namespace, partitions=True)
     if persistent_only:
         found = [topic for topic in found if TopicName.parse(topic).persistent]
@@ -122,7 +124,8 @@ async def _each_part(
 
 # ------------------------------------------------------------------------------------ policies and properties
 async def namespace_policies(self: Caller, name: str, *, applied: bool = False) -> Policies:
-    """The fields that are set for the namespace; `applied`: every field, inherited from the broker where unset."""
+    """Returns the policies that are set for the namespace; with `applied` every policy, with what is inherited from
+    the broker."""
     return decode(await self._call(op.GET_POLICIES, namespace=full_namespace(name), applied=applied))
 
 
@@ -153,18 +156,18 @@ async def remove_topic_policies(self: Caller, topic: str, *fields: str) -> None:
 
 
 async def namespace_properties(self: Caller, name: str) -> dict[str, str]:
-    """Returns the properties that its users noted of a namespace; nothing is inherited."""
+    """Returns the properties of a namespace; none are inherited."""
     return await self._call(op.GET_PROPERTIES, namespace=full_namespace(name))
 
 
 async def set_namespace_properties(self: Caller, name: str, properties: Mapping[str, str]) -> None:
-    """Sets properties of a namespace; others that it has stay. InvalidRequest: they are too many, or too long
+    """Sets properties of a namespace and keeps its others. Raises InvalidRequest if they are too many or too long
     (proto/policies.py)."""
     await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), set=properties)
 
 
 async def remove_namespace_properties(self: Caller, name: str, *keys: str) -> None:
-    """Removes properties of a namespace. No key: all of them. A missing key does nothing."""
+    """Removes properties of a namespace; without `keys` all of them. A missing key is ignored."""
     await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), remove=keys, clear=not keys)
 
 
@@ -185,7 +188,7 @@ async def remove_topic_properties(self: Caller, topic: str, *keys: str) -> None:
 
 # ------------------------------------------------------------------------------------ the cluster
 async def brokers(self: Caller) -> list[values.BrokerInfo]:
-    """The registered brokers. Each reports its number of loaded topics; None: no answer within 5 s."""
+    """Returns the registered brokers, each with its number of loaded topics; None: it did not answer within 5 s."""
     return await asyncio.gather(*map(partial(_broker, self), await self._all(op.LIST_BROKERS)))
 
 
@@ -200,8 +203,8 @@ async def _broker(self: Caller, listed: values.BrokerInfo) -> values.BrokerInfo:
 
 
 async def find_orphans(self: Caller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-    """Returns the orphans. `remove`: they are fenced and deleted now; brokers do it every hour. `unexplained`: also
-    those whose owner has no record, which no broker deletes by itself."""
+    """Returns the orphaned ledgers. With `remove` they are fenced and deleted now, as brokers do every hour. With
+    `unexplained` also those whose owner has no record, which no broker deletes by itself."""
     return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
 
@@ -217,8 +220,8 @@ def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[st
 
 
 async def namespace_permissions(self: Caller, name: str) -> values.Permissions:
-    """Returns the permissions of roles in the namespace, and the lists of its subscriptions; not those granted for
-    its topics."""
+    """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions; not what is
+    granted for single topics."""
     return await self._call(op.GET_PERMISSIONS, namespace=full_namespace(name))
 
 
@@ -228,43 +231,43 @@ async def topic_permissions(self: Caller, topic: str) -> values.Permissions:
 
 
 async def grant_namespace_permission(self: Caller, name: str, role: str, actions: Sequence[str]) -> None:
-    """Grants the role these actions ("produce", "consume", …) in place of those that it had there. InvalidRequest.
-    """
+    """Grants `role` these actions ("produce", "consume", …) at the namespace; they replace its earlier ones. Raises
+    InvalidRequest."""
     await _change(self, namespace=full_namespace(name), grant={"role": role, "actions": actions})
 
 
 async def revoke_namespace_permission(self: Caller, name: str, role: str) -> None:
-    """Revokes all that the role had at the namespace. Clients that are connected with it are disconnected within a
-    second."""
+    """Revokes all permissions of `role` at the namespace. Its connected clients are disconnected within a second.
+    """
     await _change(self, namespace=full_namespace(name), revoke=role)
 
 
 async def grant_topic_permission(self: Caller, topic: str, role: str, actions: Sequence[str]) -> None:
-    """Grants a role its actions, like grant_namespace_permission, for one topic and its partitions."""
+    """Grants `role` its actions like grant_namespace_permission, for one topic and its partitions."""
     await _change(self, topic=full_topic(topic), grant={"role": role, "actions": actions})
 
 
 async def revoke_topic_permission(self: Caller, topic: str, role: str) -> None:
-    """Revokes all that the role had at the topic itself."""
+    """Revokes all permissions of `role` at the topic itself."""
     await _change(self, topic=full_topic(topic), revoke=role)
 
 
 async def grant_subscription_permission(self: Caller, name: str, subscription: str, roles: Sequence[str]) -> None:
-    """Lets only these roles use subscriptions of that name in the namespace; they need `consume` too."""
+    """Restricts subscriptions of that name in the namespace to `roles`, which also need `consume`."""
     change = {"subscription": check_subscription_name(subscription), "roles": roles}
     await _change(self, namespace=full_namespace(name), grant_subscription=change)
 
 
 async def revoke_subscription_permission(self: Caller, name: str, subscription: str, role: str) -> None:
-    """Removes the role from the list; with the last one every role with `consume` may use the subscription again.
-    """
+    """Removes `role` from the roles of a restricted subscription. Without any, every role with `consume` may use it
+    again."""
     change = {"subscription": check_subscription_name(subscription), "roles": [role]}
     await _change(self, namespace=full_namespace(name), revoke_subscription=change)
 
 
 async def set_subscription_prefix_mode(self: Caller, name: str, on: bool) -> None:
-    """Sets the prefix mode. On: the names of subscriptions in the namespace are the role's name, or begin with it
-    and `-`."""
+    """Sets the prefix mode. If it is on, a subscription of the namespace must be named like its role, or begin with
+    the role and `-`."""
     await _change(self, namespace=full_namespace(name), prefix_mode=on)
 
 

@@ -17,35 +17,36 @@ from .grpc_transport import Caller, StoredMessage, full_namespace, full_topic, o
 
 
 async def topics(self: Caller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-    """Returns the full names of the topics, sorted; `partitions`: single partitions instead of partitioned topics.
+    """Returns the full names of the topics, sorted; with `partitions` single partitions instead of partitioned
+    topics.
 
-    With the non-persistent ones that have partitions or are in use.
+    Non-persistent topics are included if they have partitions or are in use.
     """
     return await self._all(op.LIST_TOPICS, namespace=full_namespace(namespace), partitions=partitions)
 
 
 async def update_topic(self: Caller, topic: str, *, partitions: int) -> None:
-    """Gives a topic more partitions, never fewer."""
+    """Increases the number of partitions of a topic."""
     await self._call(op.UPDATE_TOPIC, topic=full_topic(topic), partitions=partitions)
 
 
 async def delete_topic(self: Caller, topic: str, *, force: bool = False) -> None:
-    """Deletes a topic with all its partitions. Busy: it has producers or subscriptions, which `force` overrides.
-    The topic that is there now is meant: one of its name that another program makes meanwhile stays."""
+    """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`. A
+    topic of the same name that another program creates meanwhile is not deleted."""
     name = full_topic(topic)
     meant = await self._call(op.CHECK_DELETE, topic=name, force=force)
     await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
 
 
 async def partitions(self: Caller, topic: str) -> int:
-    """Returns the number of partitions; 0: not partitioned, or a partition. Raises TopicNotFound; creates nothing.
-    """
+    """Returns the number of partitions; 0: not partitioned, or itself a partition. Raises TopicNotFound; creates
+    nothing."""
     name = TopicName.parse(topic)
     return 0 if name.is_partition else await self._call(op.PARTITIONS, topic=name.full)
 
 
 async def parts(self: Caller, topic: str) -> list[str]:
-    """Returns the full names of the partitions; of a topic without partitions, or a partition, its own."""
+    """Returns the full names of the partitions; for a topic without partitions, or a partition, its own name."""
     name = TopicName.parse(topic)
     return [name.with_partition(i).full for i in range(await partitions(self, topic))] or [name.full]
 
@@ -59,10 +60,10 @@ async def offsets(
     self: Caller, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
     aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
 ) -> values.TopicOffsets:  # fmt: skip
-    """Returns the indexes and size of one partition. `subscription` is created at the earliest message when it does
-    not exist. `aborted_in`: a range of indexes (first, end), of which `aborted` is counted. `incarnation`: that an
-    earlier answer named; TopicNotFound: the topic was deleted and made anew since, so that its indexes mean other
-    messages."""
+    """Returns the indexes and the size of one partition. `subscription` is created at the earliest message if it
+    does not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are
+    counted. `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again
+    since, so that its indexes mean other messages."""
     return await self._call(
         op.OFFSETS, topic=full_topic(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription,
         aborted_first=aborted_in[0], aborted_end=aborted_in[1], incarnation=incarnation,
@@ -70,14 +71,14 @@ async def offsets(
 
 
 async def topic_stats(self: Caller, topic: str, *, precise: bool = False) -> values.TopicStats:
-    """Returns the statistics of one partition. `precise`: backlogs count batches message by message."""
+    """Returns the statistics of one partition. With `precise` backlogs are counted by message, not by entry."""
     return await self._call(op.TOPIC_STATS, topic=full_topic(topic), precise_backlog=precise)
 
 
 async def namespace_stats(self: Caller, namespace: str) -> list[values.TopicStats]:
-    """Returns the statistics of each partition, and each topic without partitions, sorted by name; without
-    `oldest_ms`. One request to each broker, or more where many topics are, and one for each topic that no broker
-    serves now."""
+    """Returns the statistics of each partition and each topic without partitions, sorted by name; without
+    `oldest_ms`. It sends one request to each broker, more if there are many topics, and one for each topic that no
+    broker serves now."""
     name, found = full_namespace(namespace), dict[str, values.TopicStats]()
     page = await self._call(op.NAMESPACE_STATS, namespace=name, after="")
     others = [each for each in page.brokers if each != page.here]
@@ -95,7 +96,8 @@ async def namespace_stats(self: Caller, namespace: str) -> list[values.TopicStat
 async def _pages(
     self: Caller, namespace: str, broker: str, page: values.NamespaceStats | None, found: dict[str, values.TopicStats]
 ) -> None:
-    """Adds to `found` what a broker has; `page`: the first page. What it leaves out is asked for topic by topic."""
+    """Adds the topics that `broker` serves to `found`. `page`: the first page, if it is there already. Topics that
+    fail are left to single requests."""
     after = ""
     while True:
         if page is None:
@@ -114,9 +116,9 @@ async def _pages(
 async def skip_lost(
     self: Caller, topic: str, *, ledger_id: int | None = None, force: bool = False
 ) -> values.SkippedLost:
-    """Passes over entries of one partition that every replica certainly lost, for all who read it: of all its
-    ledgers, or of one. The topic is unloaded. NotAllowed: a replica that does not answer may have them; `force`
-    gives those up too. What is passed over does not come back, also when such a replica does."""
+    """Skips entries of one partition that every replica certainly lost, for all its readers: in all ledgers, or in
+    `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not answer may have them, unless
+    `force`. What is skipped stays skipped, even if such a replica comes back."""
     ledger = {} if ledger_id is None else {"ledger_id": ledger_id}
     return await self._call(op.SKIP_LOST, topic=full_topic(topic), force=force, **ledger)
 
@@ -135,14 +137,15 @@ async def last_message_id(self: Caller, topic: str) -> MessageId:
 
 
 async def message_id_by_time(self: Caller, topic: str, publish_time_ms: int) -> MessageId:
-    """The id of the first message that arrived then or later; the position of the next one when there is none."""
+    """Returns the id of the first message published at or after that time; if there is none, the position of the
+    next one."""
     place = {"topic": full_topic(topic), "publish_time_ms": publish_time_ms}
     found: MessageId = await self._call(op.MESSAGE_ID_BY_TIME, **place)
     return found
 
 
 async def backlog_size(self: Caller, topic: str, position: MessageId) -> int:
-    """Returns about how many bytes are stored after the message."""
+    """Returns the approximate number of bytes stored after the message."""
     return await self._call(op.BACKLOG_SIZE, topic=full_topic(topic), position=position)
 
 
@@ -152,8 +155,8 @@ async def messages(self: Caller, topic: str, ledger_id: int, entry_id: int) -> l
 
 
 async def nth_message(self: Caller, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
-    """Returns the n-th message, counted from 1, from the oldest message that is kept or from the newest. NotFound:
-    there are fewer."""
+    """Returns the n-th message, counted from 1, from the oldest stored message or from the newest. Raises NotFound
+    if there are fewer."""
     if number < 1:
         raise InvalidRequest(f"messages are counted from 1, not from {number}")
     place = {"topic": full_topic(topic), "from_latest": from_latest, "number": number}
@@ -163,14 +166,15 @@ async def nth_message(self: Caller, topic: str, number: int, *, from_latest: boo
 
 # ------------------------------------------------------------------------------------ schemas
 async def schema(self: Caller, topic: str, version: int | None = None) -> values.TopicSchema:
-    """The newest schema of a topic, or that version, which may be deleted. SchemaNotFound."""
+    """Returns the newest schema of a topic, or that version, even if it is deleted. Raises SchemaNotFound."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
     return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=version_bytes(version))
 
 
 async def put_schema(self: Caller, topic: str, schema: SchemaInfo) -> int:
-    """Registers a schema; returns its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
+    """Registers a schema; returns its version, or the version of an equal one. Raises IncompatibleSchema,
+    InvalidSchema."""
     return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
 
 
@@ -180,13 +184,13 @@ async def schema_version(self: Caller, topic: str, schema: SchemaInfo) -> int:
 
 
 async def test_schema(self: Caller, topic: str, schema: SchemaInfo) -> values.SchemaTest:
-    """Whether it could be registered, and by which rule. InvalidSchema."""
+    """Returns whether the schema could be registered, and by which rule. Raises InvalidSchema."""
     return await self._call(op.TEST_SCHEMA, topic=full_topic(topic), schema=schema)
 
 
 async def delete_schemas(self: Caller, topic: str, *, force: bool = False) -> int | None:
-    """The newest version that is deleted with this; None: there were none. Messages that were written with them
-    can be decoded until `force` deletes the definitions."""
+    """Deletes the schemas of a topic. Returns the newest version that was deleted; None: there were none. Their
+    messages can still be decoded, unless `force` deletes the definitions, too."""
     return await self._call(op.DELETE_SCHEMA, topic=full_topic(topic), force=force)
 
 
@@ -195,13 +199,13 @@ async def delete_schemas(self: Caller, topic: str, *, force: bool = False) -> in
 
 
 async def transactions(self: Caller, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
-    """Returns the transactions of one coordinator that are not done, the oldest first. NotFound: there is no such
-    coordinator."""
+    """Returns the transactions of one coordinator that are not done, the oldest first. Raises NotFound if there is
+    no such coordinator."""
     return await self._call(op.LIST_TRANSACTIONS, coordinator=coordinator, limit=limit)
 
 
 async def all_transactions(self: Caller, limit: int = 1000) -> list[values.CoordinatorTransactions]:
-    """Returns the transactions of every coordinator, by its number; `limit` for each."""
+    """Returns the transactions of every coordinator, ordered by its number; at most `limit` of each."""
     found: list[values.CoordinatorTransactions] = []
     with contextlib.suppress(NotFound):
         while len(found) < COORDINATORS_MAX:
@@ -210,7 +214,7 @@ async def all_transactions(self: Caller, limit: int = 1000) -> list[values.Coord
 
 
 async def transaction(self: Caller, txn: TxnId | str) -> values.TransactionStats:
-    """Returns a transaction. NotFound: the coordinator has not given this id."""
+    """Returns a transaction. Raises NotFound if the coordinator never issued this id."""
     found = await self._call(op.LIST_TRANSACTIONS, txn=_fields(txn), limit=1)
     if not found.items:
         raise NotFound(f"no transaction {txn} has begun")
@@ -218,31 +222,32 @@ async def transaction(self: Caller, txn: TxnId | str) -> values.TransactionStats
 
 
 async def transaction_at(self: Caller, txn: TxnId | str, topic: str) -> values.TransactionHere:
-    """Returns what a topic (without partitions, or a partition) has of the transaction, and what waits there for
-    its end."""
+    """Returns what a topic without partitions, or a partition, has of the transaction, and what waits there for its
+    end."""
     return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
 
 
 async def abort_transaction(self: Caller, txn: TxnId | str) -> TxnState:
-    """Aborts one that is open or prepared, of any role; returns the state, also of one that has ended."""
+    """Aborts an open or prepared transaction of any role. Returns its state; a transaction that has ended keeps its
+    own."""
     return await self._call(op.ABORT_TRANSACTION, **_fields(txn))
 
 
 async def detach_transaction(self: Caller, txn: TxnId | str, topic: str) -> None:
-    """Detaches a topic that can store the outcome no more: the transaction does not wait for it any longer.
-    NotFound."""
+    """Removes a topic from a transaction, which then no longer waits until that topic stores its outcome; for a
+    topic that cannot store it any more. Raises NotFound."""
     await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
 
 # ------------------------------------------------------------------------------------ half messages
 async def halves(self: Caller, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
-    """Returns the half messages of one coordinator that are not decided, the oldest first; `group`: of this one
-    alone. NotFound: there is no such coordinator."""
+    """Returns the undecided half messages of one coordinator, the oldest first; `group`: only those of that group.
+    Raises NotFound if there is no such coordinator."""
     return await self._call(op.LIST_HALVES, coordinator=coordinator, group=group, limit=limit)
 
 
 async def all_halves(self: Caller, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
-    """Returns the half messages of every coordinator, by its number; `limit` for each."""
+    """Returns the half messages of every coordinator, ordered by its number; at most `limit` of each."""
     found: list[values.CoordinatorHalves] = []
     with contextlib.suppress(NotFound):
         while len(found) < COORDINATORS_MAX:
@@ -251,7 +256,7 @@ async def all_halves(self: Caller, *, group: str = "", limit: int = 1000) -> lis
 
 
 async def half(self: Caller, half: TxnId | str) -> values.HalfStats:
-    """Returns a half message. NotFound: it is decided, or never was."""
+    """Returns a half message. Raises NotFound if it is decided, or never existed."""
     found = await self._call(op.LIST_HALVES, half=_fields(half), limit=1)
     if not found.items:
         raise NotFound(f"no half {half} is open")
@@ -259,25 +264,25 @@ async def half(self: Caller, half: TxnId | str) -> values.HalfStats:
 
 
 async def commit_half(self: Caller, half: TxnId | str) -> None:
-    """Publishes a half message, whatever its group says; also a parked one. NotFound; TransactionEnded: it is
-    rolled back; and what keeps it from being published."""
+    """Publishes a half message, also a parked one, without asking its group. Raises NotFound; TransactionEnded if
+    it was rolled back already; or the error with which publishing failed."""
     await _change_half(self, half, values.HalfDecision.COMMIT)
 
 
 async def rollback_half(self: Caller, half: TxnId | str) -> None:
-    """Drops a half message, also a parked one. NotFound; TransactionEnded: it is committed."""
+    """Drops a half message, also a parked one. Raises NotFound; TransactionEnded if it was committed already."""
     await _change_half(self, half, values.HalfDecision.ROLLBACK)
 
 
 async def park_half(self: Caller, half: TxnId | str) -> None:
-    """Parks a half message: its group is not asked about it any more; an operator decides. NotFound,
+    """Parks a half message: its group is not asked about it any more, and an operator must decide. Raises NotFound,
     TransactionEnded."""
     await _change_half(self, half, values.HalfDecision.PARK)
 
 
 async def revive_half(self: Caller, half: TxnId | str) -> None:
-    """Revives a half message: its group is asked about it again, at once; what was counted is forgotten. NotFound,
-    TransactionEnded."""
+    """Revives a parked half message: its group is asked about it again at once, and its counted answers are reset.
+    Raises NotFound, TransactionEnded."""
     await _change_half(self, half, values.HalfDecision.REVIVE)
 
 
@@ -286,7 +291,7 @@ async def _change_half(self: Caller, half: TxnId | str, verb: values.HalfDecisio
 
 
 def _fields(txn: TxnId | str) -> dict[str, int]:
-    """Returns the fields of an id. Raises InvalidRequest."""
+    """Returns the fields of a transaction id. Raises InvalidRequest if the text is not one."""
     found = TxnId.parse(txn) if isinstance(txn, str) else txn
     return {"most": found.most, "least": found.least}
 
@@ -298,7 +303,7 @@ def _fields(txn: TxnId | str) -> dict[str, int]:
 async def create_subscription(
     self: Caller, topic: str, name: str, position: MessageId | None = None, properties: Mapping[str, str] | None = None
 ) -> None:
-    """Creates a subscription at `position` (default: latest), whose message is delivered first."""
+    """Creates a subscription; `position` (default: latest) is the first message that it delivers."""
     await self._call(
         op.CREATE_SUBSCRIPTION, **of_subscription(topic, name), position=position or MessageId.latest,
         properties=dict(properties or {}),
@@ -306,35 +311,37 @@ async def create_subscription(
 
 
 async def set_subscription_properties(self: Caller, topic: str, name: str, properties: Mapping[str, str]) -> None:
-    """Replaces all properties."""
+    """Replaces all properties of a subscription."""
     await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **of_subscription(topic, name), properties=dict(properties))
 
 
 async def reset_subscription(
     self: Caller, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False
 ) -> None:
-    """Resets a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: the message
-    itself is left out."""
+    """Moves a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: delivery
+    begins after the message."""
     place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
     await self._call(op.RESET_SUBSCRIPTION, **of_subscription(topic, name), **place)
 
 
 async def advance_subscription(self: Caller, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
-    """Acknowledges every message of the partition before `index`, durably. `incarnation`: of `offsets`."""
+    """Acknowledges every message of the partition before `index`, durably. `incarnation`: from an answer of
+    `offsets`."""
     await self._call(
         op.ADVANCE_SUBSCRIPTION, **of_subscription(topic, name), index=index, incarnation=incarnation
     )
 
 
 async def expire_messages(self: Caller, topic: str, name: str, older_than: float | MessageId) -> int:
-    """Acknowledges what is older than so many seconds, or everything up to a message, for all subscriptions when
-    `name` is empty; how many entries."""
+    """Acknowledges messages older than `older_than` seconds, or everything up to a message, for the subscription,
+    or for all if `name` is empty. Returns the number of entries."""
     limit = {"message_id" if isinstance(older_than, MessageId) else "older_than_s": older_than}
     return await self._call(op.EXPIRE_MESSAGES, topic=full_topic(topic), subscription=name, **limit)
 
 
 async def skip_messages(self: Caller, topic: str, name: str, messages: int = -1) -> None:
-    """Acknowledges the next ones unseen. -1: all; an empty name: of every subscription."""
+    """Acknowledges the next `messages` messages without delivering them; -1: all. With an empty `name` for every
+    subscription."""
     await self._call(
         op.SKIP_MESSAGES, topic=full_topic(topic), subscription=name and check_subscription_name(name),
         messages=messages,

@@ -85,7 +85,7 @@ Table = Mapping[str, Check]
 
 
 def check(table: Table, values: Mapping[str, Any]) -> None:
-    """Checks parameters. WrongType, WrongValue: of the first one that does not fit its row."""
+    """Raises WrongType or WrongValue for the first of `values` that does not fit its row of `table`."""
     for name, value in values.items():
         row = table.get(name)
         if row is not None and (problem := row.problem(value)) is not None:
@@ -97,7 +97,7 @@ def check_one(name: str, row: Check, value: object) -> None:
 
 
 def shown_value(value: object) -> str:
-    """Returns the text of a given value, as much as a message has room for."""
+    """Returns the text of a value for an error message, shortened to a reasonable length."""
     try:
         text = repr(value)
     except Exception:
@@ -128,8 +128,8 @@ def enum(kind: type[IntEnum]) -> Check:
 
 
 def exact(value: Any) -> Any:
-    """Returns text, and a dict of text, as `str` itself: what a subclass prints (an enum's member) is not what it is.
-    """
+    """Returns text, or a dict of text, with plain `str` in place of subclasses: an enum's member prints as something
+    else."""
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
     if type(value) is dict and not are_plain(value):
@@ -146,7 +146,7 @@ def instance(kind: type, *, optional: bool = True) -> Check:
 
 
 def has(*methods: str) -> Check:
-    """An object with these methods, or None."""
+    """Makes the check of an object that must have these methods, or be None."""
 
     def fits(value: object) -> bool:
         return not isinstance(value, type) and all(callable(getattr(value, each, None)) for each in methods)
@@ -213,7 +213,7 @@ def check_message(values: Mapping[str, Any]) -> None:
 
 
 def is_plain_key(key: object) -> bool:
-    """Whether the key is text as nearly all keys are: the table has nothing to say of it."""
+    """Whether the key is ASCII text, as nearly all keys are, so that it needs no further check."""
     return type(key) is str and key.isascii()
 
 
@@ -292,7 +292,7 @@ EXTRAS = {"sqlalchemy": "magnetar[outbox]", "django": "django"}
 
 
 def without_extra(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
-    """The error that says what `what` needs; of a module of another package, the same."""
+    """Returns the error that says which extra `what` needs; if the missing module is of no extra, `error` itself."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return error

@@ -38,7 +38,7 @@ class Closable(Protocol):
 
 
 async def close_all(parts: Iterable[Closable]) -> None:
-    """Returns when all are closed; then raises the first error other than AlreadyClosed."""
+    """Closes all parts at the same time; then raises the first error other than AlreadyClosed."""
     for outcome in await asyncio.gather(*(each.close() for each in parts), return_exceptions=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):
             raise outcome
@@ -48,8 +48,8 @@ async def close_all(parts: Iterable[Closable]) -> None:
 async def until_quiet(
     quiet_s: float, received_at: Callable[[], float], now: Callable[[], float], longest_s: float
 ) -> AsyncIterator[None]:
-    """Ends the block, like `asyncio.timeout`, when nothing came for `quiet_s`, or after `longest_s`. `received_at`,
-    `now`: of one monotonic clock, in seconds."""
+    """Ends the block with a time-out, like `asyncio.timeout`, when nothing was received for `quiet_s`, or after
+    `longest_s`. `received_at` and `now` return times of one monotonic clock, in seconds."""
     loop, begun = asyncio.get_running_loop(), now()
     async with asyncio.timeout(None) as limit:
         timer: asyncio.TimerHandle | None = None
@@ -112,8 +112,8 @@ _used_by_parent = [False]
 
 
 def connected(holder: object) -> None:
-    """Notes that `holder` of connections is about to make its first. Raises OperationNotSupported where it cannot work.
-    """
+    """Must be called before `holder` makes its first connection. Raises OperationNotSupported in a forked child process
+    where gRPC cannot work."""
     if _used_by_parent[0]:
         raise OperationNotSupported(
             "this process was forked from one that had connections, and gRPC does not survive that: "

@@ -29,12 +29,12 @@ from .loggers import Broke, ignored, report_failure, run
 
 
 class DueTimer:
-    """A timer of the event loop that calls at the time for which it is armed."""
+    """A timer of the event loop that calls `reached` at the time for which it is armed."""
 
     __slots__ = ("_broke", "_handle", "_loop", "_now", "_reached", "at")
 
     def __init__(self, now: Callable[[], float], reached: Callable[[float], None], broke: Broke) -> None:
-        """Made in the event loop. `now`: a monotonic clock, in seconds, whose times `arm` and `reached` get."""
+        """Must be called in the event loop. `now`: a monotonic clock, in seconds; `arm` and `reached` use its times."""
         self.at = inf  # when it fires; inf: never
         self._now = now
         self._reached = reached
@@ -43,7 +43,7 @@ class DueTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def arm(self, due: float | None) -> None:
-        """Sets the time at which the timer fires. None: no time matters."""
+        """Makes the timer fire at `due`, if that is earlier than it would otherwise. None: changes nothing."""
         if due is None or due >= self.at:
             return
         self.stop()
@@ -75,8 +75,8 @@ class Deadlines:
         self._timer = DueTimer(now, self._reached, self._broke)
 
     async def wait(self, future: asyncio.Future[T], at: float) -> T:
-        """Waits. The future belongs to this wait alone: it has the error when the time is over, and is cancelled with
-        it."""
+        """Waits for `future` until its deadline and returns its result; raises TimeoutError at the deadline. The future
+        must not be awaited elsewhere: if the wait is cancelled, so is the future."""
         if future.done():
             return future.result()
         waiting: asyncio.Future[object] = future  # type: ignore[assignment]
@@ -105,7 +105,7 @@ class Deadlines:
                 future.set_exception(error)
 
     def stop(self) -> None:
-        """Stops all deadlines: no wait ends by one any more."""
+        """Stops all deadlines: no wait ends by its deadline any more."""
         self._timer.stop()
 
 
@@ -125,7 +125,7 @@ class Wakes:
         self._woken = False
 
     def call(self, work: Callable[[], object], broke: Broke) -> None:
-        """Runs `work()` in the loop, in the order of the calls; `broke` is told when it fails."""
+        """Runs `work()` in the event loop, in the order of the calls; `broke` gets the error if it fails."""
         self._calls.append((work, broke))
         if not self._woken:
             self._woken = True

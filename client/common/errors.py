@@ -157,7 +157,7 @@ class PulsarException(MagnetarError):
         cls.result = Result.__members__.get(cls.__name__, cls.result)
 
     def __init__(self, message: str | Result = "", msg: str | None = None, **fields: object) -> None:
-        """Makes an error from a text; or from a Result, and its text, as pulsar.asyncio makes it."""
+        """Makes an error from a text, or, like pulsar.asyncio, from a Result and its text."""
         if isinstance(message, Result):
             self.result, message = message, msg or message.name
         super().__init__(message or self.result.name, **fields)
@@ -422,12 +422,12 @@ class DataLost(BrokerPersistenceError):
 
     @property
     def first(self) -> int:
-        """The first of the lost entries."""
+        """Returns the first of the lost entries."""
         return int(self.fields.get("first", -1))
 
     @property
     def last(self) -> int:
-        """Returns the last of them, as far as it is known."""
+        """Returns the last of the lost entries, as far as it is known."""
         return int(self.fields.get("last", -1))
 
 
@@ -436,7 +436,7 @@ class OutcomeUnknown(Timeout):
 
     @property
     def txn(self) -> str:
-        """The id of the transaction, for `transaction_status`."""
+        """Returns the id of the transaction, for `transaction_status`."""
         return self.fields.get("txn", "")
 
 
@@ -490,12 +490,13 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
 
 
 def exception_of(result: Result, message: str = "") -> PulsarException:
-    """The exception of a result."""
+    """Returns the exception for a result."""
     return _CLASSES.get(result, UnknownError)(message)
 
 
 def translate(error: BaseException, *, by_slots: bool = False) -> PulsarException:
-    """The SDK's exception for any error, with the error as its cause. `by_slots`: of a Key_Shared consumer."""
+    """Returns the SDK's exception for any error, with the error as its cause. `by_slots`: the error is that of a
+    Key_Shared consumer."""
     if isinstance(error, PulsarException):
         return error
     target: type[PulsarException] = UnknownError

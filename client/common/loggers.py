@@ -76,13 +76,14 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def check_logger(logger: object) -> None:
-    """Raises ValueError and InvalidConfiguration if it is no logger that a client takes."""
+    """Raises WrongValue if `logger` is not one that a client accepts."""
     if logger is not None and not isinstance(logger, logging.Logger | ConsoleLogger | FileLogger):
         raise WrongValue(f"logger is a logging.Logger, a ConsoleLogger or a FileLogger, not {shown_value(logger)}")
 
 
 def attach(logger: object) -> Callable[[], None] | None:
-    """Sends messages to the logger from now on; returns what ends that. OSError: the file cannot be opened."""
+    """Sends log messages to `logger` from now on; returns the function that ends this, or None if it gets them anyway.
+    Raises OSError if the file cannot be opened."""
     if isinstance(logger, logging.Logger):
         if f"{_OURS.name}.".startswith(f"{logger.name}.") or logger is logging.getLogger():
             return None  # it gets them anyhow
@@ -135,7 +136,7 @@ def run(work: Callable[[], object], broke: Broke) -> None:
 
 
 def report_failure(work: object, broke: Broke, error: BaseException) -> None:
-    """Logs the error that `work` raised and tells `broke`. Called while that error is handled."""
+    """Logs the error that `work` raised and gives it to `broke`. Must be called while that error is being handled."""
     _LOG.exception("%s failed", getattr(work, "__qualname__", work))
     broke(error if isinstance(error, Exception) else RuntimeError(repr(error)))
     if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -143,7 +144,7 @@ def report_failure(work: object, broke: Broke, error: BaseException) -> None:
 
 
 def survived(error: BaseException, what: str) -> None:
-    """Logs what foreign code raised, in the event loop or in a thread of the client's."""
+    """Logs an error that the application's code raised in the event loop or in a thread of the client."""
     _LOG.error("%s failed", what, exc_info=error)
     if isinstance(error, KeyboardInterrupt):
         try:
@@ -157,14 +158,15 @@ def _raise_error(error: KeyboardInterrupt) -> None:
 
 
 def own(error: BaseException) -> BaseException:
-    """Returns what foreign code raised that was called and not awaited. Raises KeyboardInterrupt: it was Ctrl-C."""
+    """Returns the error that the application's code raised when it was called, not awaited. Raises KeyboardInterrupt if
+    it was Ctrl-C."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     return error
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether an await of foreign code ended because the task that awaits it is cancelled, or by Ctrl-C."""
+    """Whether an await of the application's code ended because the awaiting task is cancelled, or by Ctrl-C."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0
@@ -172,7 +174,7 @@ def is_cancelled(error: BaseException) -> bool:
 
 
 def ignored(_error: Exception) -> None:
-    """Does nothing: the error has no waiter, and the log has it."""
+    """Does nothing with the error: no caller waits for it, and it is in the log."""
 
 
 # ------------------------------------------------------------------------------------------------------- reports
@@ -192,7 +194,7 @@ class Reports:
     """Logs the statistics of one client at an interval."""
 
     def __init__(self, client: Told, interval_s: float) -> None:
-        """Made in the client's event loop. 0: nothing is logged."""
+        """Must be called in the client's event loop. `interval_s` 0: nothing is logged."""
         self._client = ref(client)
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()

@@ -10,12 +10,12 @@ consumers that all read come to equal shares. A claim shrinks as its messages ar
 A window is never below one message, so each consumer gets at least one entry at a time and none waits for another:
 past the limit there is at most one entry each. Sizes are averages: a burst of larger messages than before, or first
 messages above FIRST_BYTES, exceed the bound until they are read. Messages in chunks that are not complete have a bound
-of their own (max_pending_chunked_message). Sizes are those that entries declare to have once they are unfolded.
+of their own (max_pending_chunked_message). Sizes are those that entries declare to have once they are decompressed.
 
-**Folded entries.** An entry of 2 KB may declare 64 MiB, and a window of them is here before its size is known. So what
-declares LARGE_BYTES or more is counted by itself (`unfolded_bytes`) until its application takes it: it is unfolded when
-there is room below the limit, or when nothing else of its partition's consumer that is so large waits. Until then it
-stays as it came, and so does what came after it (client/consume/deliveries.py).
+**Compressed entries.** An entry of 2 KB may declare 64 MiB, and a window of them is here before its size is known. So
+what declares LARGE_BYTES or more is counted by itself (`unfolded_bytes`) until its application takes it: it is
+decompressed ("unfolded") when there is room below the limit, or when nothing else so large of its partition's
+consumer waits. Until then it stays compressed, and so does what came after it (client/consume/deliveries.py).
 
 In the event loop only. Guard: tests/client/consume/test_receive_memory.py.
 """
@@ -51,11 +51,11 @@ class SendMemory:
 
     @property
     def limit_now(self) -> float:
-        """Returns the limit without what receiver queues use."""
+        """Returns the limit in bytes without what receiver queues use."""
         return self.limit_bytes - min(self.claimed(), self.limit_bytes / 2)
 
     def reserve(self, size: int) -> bool:
-        """Takes memory. False: there is too little."""
+        """Reserves memory for `size` bytes. Returns False if there is too little."""
         with self._lock:
             if self.held and self.held + size > self.limit_now:
                 return False
@@ -76,7 +76,8 @@ class SendMemory:
         return not self.held or self.held <= self.limit_now * 3 / 4
 
     def wait(self, call: Callable[[], object]) -> None:
-        """Calls `call` once, when there is room. Look again after this: there may be some now."""
+        """Calls `call` once when there is room. The caller must try `reserve` again after this: there may be room
+        already."""
         with self._lock:  # or it would be lost to a `free` that takes the others at this moment
             self._waiting.append(call)
 
@@ -109,13 +110,13 @@ class ReceiveMemory:
         self.unfolded_bytes = 0  # of large entries that wait for their application
 
     def window(self, claimed: float, message_bytes: float, wanted: int) -> int:
-        """Messages that one with this claim may have at once, of the `wanted`."""
+        """Returns how many messages, of the `wanted`, a consumer with the claim `claimed` may have at once."""
         sent = 0.0 if self.producers is None else min(self.producers.held, self.limit_bytes / 2)
         room = max(0.0, self.limit_bytes - sent - (self.claimed_bytes - claimed)) / 2
         return max(1, min(wanted, int(room / message_bytes)))
 
     def unfolds(self, size: int) -> bool:
-        """Whether so many bytes have room."""
+        """Whether there is room for the `size` bytes of a decompressed entry."""
         return not self.limit_bytes or self.unfolded_bytes + size <= self.limit_bytes
 
 
@@ -130,7 +131,7 @@ class Claim:
         self.want(queue_size)
 
     def want(self, queue_size: int) -> None:
-        """Claims the receiver queue's size."""
+        """Changes the claim to that of a receiver queue of this size."""
         self._wanted = max(1, queue_size)
         if not self._memory.limit_bytes:
             self.window = self._wanted
@@ -142,7 +143,8 @@ class Claim:
             self._claim(self.window * FIRST_BYTES)
 
     def count_received(self, entry_bytes: int, messages: int, circulating: int) -> bool:
-        """Counts what came, and how many messages are on their way or wait. True: the window is another one now."""
+        """Counts received messages; `circulating`: how many are on their way or wait. Returns whether the window has
+        changed."""
         if not self._memory.limit_bytes or messages <= 0:
             return False
         size = entry_bytes / messages + MESSAGE_OVERHEAD

@@ -5,8 +5,8 @@
     attachment.reopen(after_s)      later: one attempt after a pause; `on_lost` reports its failure
     attachment.send(permits=7)      a frame; nothing is sent without an id
     attachment.publish(entry)       the same of an entry
-    attachment.leave()              the id is given up, and the broker told
-    await attachment.close()        the same, and the broker has forgotten the owner when it returns
+    attachment.close_at_broker()    the id is given up, and the broker informed
+    await attachment.close()        the same, and the broker has closed the owner when it returns
 
 Each attempt looks the topic up, attaches to the stream of that broker and sends the owner's first frame. The owner
 calls `on_opened` or `on_closed_by_broker` when it reads the answer, and takes no frame that follows in the same read
@@ -50,16 +50,16 @@ class AttachedOwner(Protocol):
     waits: bool  # the answer to its first frame may take as long as others please
 
     def first_frame(self) -> dict[str, Any]:
-        """The kind of a ClientFrame that opens the producer or consumer."""
+        """Returns the ClientFrame that opens the producer or consumer, as {kind: value}."""
         ...
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def on_open(self, error: MagnetarError | None) -> None:
-        """Called when the first opening is over; `error`: it failed for good."""
+        """Called once when the first opening has succeeded, or failed for good with `error`."""
         ...
 
     def on_lost(self, error: MagnetarError) -> None:
-        """Called when the owner has no id (any more), or an attempt to get one failed."""
+        """Called when the owner lost its id, or an attempt to get one failed."""
         ...
 
     def on_failure(self, error: Exception) -> None: ...
@@ -104,8 +104,8 @@ class Attachment:
         self._owner.on_open(failure)
 
     async def _wait_for_turn(self) -> None:
-        """Returns when its turn came. A wait that breaks is begun anew. Raises what stays, and what kept it from
-        waiting for as long as an operation may take."""
+        """Waits until the owner's turn came, and starts the wait again if it breaks. Raises an error that will stay,
+        and the last error if no wait could be started for as long as an operation may take."""
         now, timeout_s = self._connections.world.clock.monotonic, self._connections.settings.operation_timeout_s
         backoff, since = self._connections.backoff(), now()
         while True:
@@ -123,8 +123,8 @@ class Attachment:
             await asyncio.sleep(delay)
 
     def reopen(self, after_s: float) -> None:
-        """Opens again after a pause. That is a timer, and no task until then, because many owners may wait, and a loop
-        may end meanwhile."""
+        """Opens again after a pause. The pause is a timer, not a task, because many owners may wait, and the loop may
+        end meanwhile."""
         assert not self.is_attached, "one connection at a time"
         if self._pause is not None:
             self._pause.cancel()
@@ -149,7 +149,7 @@ class Attachment:
         await self._answered(await self._attach())
 
     async def _attach(self) -> asyncio.Future[None]:
-        """Sends its first frame; returns the future of the answer."""
+        """Attaches to the broker's stream and sends the owner's first frame; returns the future of the answer."""
         stream = await self._connections.broker_stream(self._owner.topic)
         first = self._owner.first_frame()
         answer = self._answer = asyncio.get_running_loop().create_future()
@@ -172,7 +172,7 @@ class Attachment:
                 self._answer = None
 
     def on_opened(self) -> None:
-        """Called when the owner read that it is open."""
+        """Called by the owner when it has read that it is open."""
         if self._answer is None or self._answer.done():
             self.on_closed_by_broker(ConnectionLost("the broker opened it twice"))
         else:
@@ -195,7 +195,7 @@ class Attachment:
 
     # ------------------------------------------------------------------------------ without it
     def on_closed_by_broker(self, error: MagnetarError) -> None:
-        """Called when the owner read that the broker gave it up."""
+        """Called by the owner when it has read that the broker closed it."""
         self._detach()
         self.on_lost(error)
 
@@ -210,8 +210,8 @@ class Attachment:
         self._owner.on_lost(error)
 
     def out_of_turn(self, kind: str | None) -> None:
-        """Called when the owner read a frame that it does not take: the broker and it do not agree on what the id is.
-        """
+        """Called by the owner when it has read an unexpected frame: broker and client disagree about the id, so it is
+        given up."""
         self.close_at_broker()
         self.on_lost(ConnectionLost(f"the broker said {kind} out of turn"))
 
@@ -226,10 +226,8 @@ class Attachment:
             stream.detach(self._id)
 
     async def close(self) -> None:
-        """Waits until the broker has forgotten an owner that is open; an opening that is under way is given up.
-
-        Two that close at once wait for one answer, and both end when one is interrupted.
-        """
+        """Closes an open owner at its broker and waits for the answer; an opening in flight is given up. Two concurrent
+        calls wait for one answer, and both end when one is interrupted."""
         self.stop()
         if self._answer is not None:
             self.close_at_broker()
@@ -244,12 +242,12 @@ class Attachment:
                 self.on_closed()
 
     def on_closed(self) -> None:
-        """Called when the owner read that the broker has forgotten it."""
+        """Called by the owner when it has read that the broker has closed it."""
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 
     def stop(self) -> None:
-        """Stops attempts: no further one begins, and one that is under way ends."""
+        """Stops attempts to open: none begins any more, and one in flight is cancelled."""
         self._tasks.cancel()
         if self._pause is not None:
             self._pause.cancel()
@@ -266,8 +264,8 @@ ISOLATIONS = {
 
 
 def producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool) -> ProducerOptions:
-    """Returns the options of a producer's core. Chunks are for persistent topics, as in Pulsar's clients: another one
-    drops some of them, and the rest of the message is useless."""
+    """Returns the options of a producer's core. Chunking is used only for persistent topics, as in Pulsar's clients:
+    another topic drops single chunks, which makes the rest of the message useless."""
     return ProducerOptions(
         initial_sequence_id=settings.initial_sequence_id,
         batching=settings.batching_enabled,
@@ -303,7 +301,8 @@ def open_producer(
 def subscribe(
     topic: TopicName, subscription: str, name: str, instance: str, settings: ConsumerSettings, start: Start | None
 ) -> wire.Subscribe:
-    """Returns the frame. With a `start`: a reader's subscription, which does not last; None: a durable one."""
+    """Returns the frame that subscribes. With a `start` the subscription is a reader's and not durable; None: it is
+    durable."""
     request = wire.Subscribe(
         topic=topic.full,
         subscription=subscription,

@@ -56,7 +56,7 @@ class Authentication:
         self.certificate_path, self.private_key_path = named.certificate_path, named.private_key_path
 
     def authorization(self) -> str:
-        """The value of the header `authorization`, such as "Bearer …"; empty: none. It must not wait."""
+        """Returns the value of the header `authorization`, such as "Bearer …"; empty: none. It must not block."""
         return "" if self._named is None else self._named.authorization()
 
     def __repr__(self) -> str:
@@ -68,7 +68,8 @@ class WrongParameters(InvalidConfiguration, RuntimeError):
 
 
 class NotLoaded(Authentication):
-    """A library of Pulsar's C++ client. As there, what is opened with it fails, not the object."""
+    """A library of Pulsar's C++ client, which is not loaded here. As there, opening something with it fails, not making
+    it."""
 
     def __init__(self, name: str) -> None:
         self.auth_method_name = name
@@ -89,7 +90,7 @@ class AuthenticationTLS(Authentication):
 
 
 class AuthenticationToken(Authentication):
-    """A token (JWT), or a function that gives it, which is called for each connection and call and must not wait."""
+    """A token (JWT), or a function that returns it, which is called for each connection and call and must not block."""
 
     auth_method_name = "token"
 
@@ -172,7 +173,7 @@ class AuthenticationOauth2(Authentication):
 
 
 def by_name(name: object, parameters: object) -> Authentication:
-    """Returns the authentication of Pulsar's client with that name. Another name is that of a library, which is not
+    """Returns the authentication that Pulsar's client has under that name. Any other name means a library, which is not
     loaded."""
     if not isinstance(name, str) or not isinstance(parameters, str):
         raise InvalidConfiguration("Authentication takes the name of a way and its parameters, as text")
@@ -202,7 +203,8 @@ def _text_of(path: str) -> str:
 def caller_access(
     url: ServiceUrl, authentication: object, options: Mapping[str, Any] | None = None
 ) -> CallerAccess:
-    """Returns what the connections of a client bring. `options`: its parameters `use_tls` and `tls_…`."""
+    """Returns the credentials and TLS files of a client's connections. `options`: the client's parameters `use_tls` and
+    `tls_…`."""
     if authentication is not None and not isinstance(authentication, Authentication):
         kind = type(authentication).__name__  # never its value: it may be the token
         raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not a {kind}")
@@ -225,7 +227,7 @@ def caller_access(
 
 
 def _header_of(authentication: Authentication) -> Callable[[], str]:
-    """Returns a function that gives the header `authorization`, and whose faults are errors without the credential."""
+    """Returns a function that returns the header `authorization`, and whose errors never contain the credential."""
     name = authentication.auth_method_name or type(authentication).__name__
 
     def header() -> str:
@@ -245,7 +247,7 @@ def _header_of(authentication: Authentication) -> Callable[[], str]:
 
 
 def _without_tokens(error: BaseException) -> str:
-    """Returns the text of the error, without words as long as a token."""
+    """Returns the text of the error without words that are long enough to be a token."""
     return _TOKEN.sub("…", str(error))[:200]
 
 

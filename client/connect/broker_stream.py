@@ -56,13 +56,13 @@ Frame = wire.ClientFrame | Pieces
 
 
 class Owner(Protocol):
-    """A producer or a consumer. Nothing here may wait."""
+    """A producer or a consumer that is attached to a stream. None of its methods may block."""
 
     topic: TopicName
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def on_lost(self, error: MagnetarError) -> None:
-        """Called when the stream broke, or another broker owns the topic; the id is not attached any more."""
+        """Called when the stream broke, or another broker owns the topic; the owner is not attached any more."""
         ...
 
     def on_failure(self, error: Exception) -> None:
@@ -76,8 +76,8 @@ class BrokerStream:
     def __init__(
         self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: Silence
     ) -> None:
-        """Opened in the event loop. `now`: a monotonic clock, in seconds. `on_end` is called, once, when nothing can be
-        attached any more."""
+        """Must be called in the event loop. `now`: a monotonic clock, in seconds. `on_end` is called once, when nothing
+        can be attached any more."""
         self.is_over = False
         self._channel = channel
         self._silence = silence
@@ -120,7 +120,7 @@ class BrokerStream:
 
     # ------------------------------------------------------------------------------ out
     def send(self, id_: int, frame: Frame) -> None:
-        """Sends a frame. Nothing is sent over a stream that is over: its owners are told, and reconnect."""
+        """Sends a frame. If the stream is over the frame is dropped: the owners are notified and reconnect."""
         if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
             self._hold(id_, frame)
         elif not self.is_over:
@@ -213,7 +213,7 @@ class BrokerStream:
             self._tasks.spawn(self._ask(), f"silence of {self._channel.endpoint}")
 
     async def _ask(self) -> None:
-        """Asks others about the silent broker until it says something, or has no owner any more."""
+        """Asks other brokers about the silent one, until it sends something or has no owner any more."""
         endpoint, since = self._channel.endpoint, self.received_at
         try:
             while self._owners and not await self._channel.answers(UNANSWERED_S) and self.received_at == since:
@@ -227,7 +227,7 @@ class BrokerStream:
                 self._watch_from(self._now())
 
     def _topics(self) -> list[TopicName]:
-        """Returns the topics of the stream's owners; each round begins at another one."""
+        """Returns the topics of the stream's owners; each call begins at another one."""
         topics = list({owner.topic: None for owner in self._owners.values()})
         self._rounds += 1
         at = self._rounds * ASKED_AT_ONCE % len(topics) if topics else 0

@@ -71,8 +71,8 @@ class FirstContact:
         self._refused: set[str] = set()
 
     def record_failure(self, error: MagnetarError, next_s: float) -> MagnetarError | None:
-        """Notes that an attempt failed with `error`; the next one would begin `next_s` after the first. Returns what to
-        raise instead; None: try again."""
+        """Records an attempt that failed with `error`; the next one would begin `next_s` after the first. Returns the
+        error to raise instead; None: try again."""
         how, endpoint = how_unreached(error), error.fields.get("endpoint", "")
         if how == "refused":
             self._refused.add(endpoint)
@@ -84,13 +84,12 @@ class FirstContact:
 
 
 def how_unreached(error: MagnetarError) -> str | None:
-    """Returns "refused" or "silent" where there was no connection (runtime/grpc/errors.py); None: something answered.
-    """
+    """Returns "refused" or "silent" if no connection was made (runtime/grpc/errors.py); None: something answered."""
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
 
 
 def no_server(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
-    """Returns the error to raise for `error`, the last one: with what to do, and with the cause that it had."""
+    """Returns the error to raise for `error`, the last one: it adds what to do, and keeps the cause."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
     told = Unavailable(f"{error.message}{when}{others}. {_what_to_do(endpoints[0].port)}", **error.fields)
     told.__cause__ = error.__cause__
@@ -157,7 +156,7 @@ class Connections:
         return channel
 
     async def broker_stream(self, topic: TopicName) -> BrokerStream:
-        """The stream to the topic's owner, after a look-up."""
+        """Looks the topic's owner up, and returns the stream to it."""
         channel = await self.find_owner(topic)
         if self._closed:
             raise ConnectionLost("the client is closed")
@@ -170,12 +169,12 @@ class Connections:
 
     @property
     def received_at(self) -> float:
-        """Returns when a broker answered last, or sent something on a stream: in monotonic seconds."""
+        """Returns when a broker last answered or sent something on a stream, in seconds of the monotonic clock."""
         return max((self._answered, *(each.received_at for each in self._streams.values())))
 
     @property
     def wakes(self) -> Wakes:
-        """Returns the way for other threads to call into the event loop. To be called in that loop."""
+        """Returns the object through which other threads call into the event loop. Must be called in that loop."""
         if self._wakes is None:
             self._wakes = Wakes(asyncio.get_running_loop())
         return self._wakes
@@ -184,7 +183,7 @@ class Connections:
         return Backoff(self.world.rng, self.settings.backoff_first_s, self.settings.backoff_last_s)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Calls `attempt()` until it succeeds, fails for good, or the operation's deadline is over."""
+        """Calls `attempt()` until it succeeds, fails for good, or the operation's deadline has passed."""
         now = self.world.clock.monotonic
         begun = now()
         deadline = begun + self.settings.operation_timeout_s
@@ -214,8 +213,8 @@ class Connections:
             await asyncio.sleep(delay)
 
     async def any(self) -> Channel:
-        """Returns a channel to a broker of the service URL, the next one each time that is not silent, as long as there
-        is one. Raises what its discovery raises."""
+        """Returns a channel to a broker of the service URL, a different one each time; silent ones only if there is no
+        other. Raises what the discovery raises."""
         self._endpoints = await self._discovery.endpoints()
         for _ in self._endpoints:
             self._next = (self._next + 1) % len(self._endpoints)
@@ -239,8 +238,8 @@ class Connections:
         return await self.retry(attempt)
 
     async def ask_owner(self, topic: TopicName, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """Asks the owner of the topic; returns its answer. At first any broker is asked: it answers, or names the
-        owner, as a look-up does; if it does neither, the owner is looked up."""
+        """Asks the topic's owner; returns its answer. First it asks any broker, which answers or names the owner; if it
+        does neither, the owner is looked up."""
         guess = True
 
         async def call(channel: Channel) -> Any:
@@ -263,9 +262,9 @@ class Connections:
         return await self.retry(attempt)
 
     async def find_owner(self, topic: TopicName) -> Channel:
-        """Makes one look-up; returns the channel to the broker that serves the topic now. A broker that does not know,
-        or does not answer, costs no pause: the others are asked at once, because the one that fails may be the owner.
-        An owner that was named with the partitions is used once, instead."""
+        """Makes one look-up; returns the channel to the broker that serves the topic now. If a broker does not know or
+        does not answer, the others are asked at once, because the one that fails may be the owner. An owner that came
+        with the partitions is used once in place of a look-up."""
         told = self._told.pop(topic, None)
         if told is not None and not self._closed:
             return told
@@ -318,8 +317,8 @@ class Connections:
         return await self.retry(attempt)
 
     async def move(self, url: ServiceUrl, access: CallerAccess) -> None:
-        """Moves to the brokers of another service URL. What is open reconnects there; a request that is under way may
-        still be answered by a broker of the one before."""
+        """Switches to the brokers of another service URL. Open producers and consumers reconnect there; a request in
+        flight may still be answered by an earlier broker."""
         self._access = access
         self._discovery = Discovery(url, self.world.network, access, self.settings.connection_timeout_s)
         self._endpoints = url.endpoints
@@ -335,14 +334,15 @@ class Connections:
             await channel.close()
 
     def leave_with_the_loop(self) -> None:
-        """Closes the connections with the event loop, or when they are collected. To be called in that loop."""
+        """Makes the connections close together with the event loop, or when they are collected. Must be called in that
+        loop."""
         self._with_loop = self._until_the_loop_ends()
         with contextlib.suppress(StopIteration):  # to its first `yield`: the loop knows it from there on
             self._with_loop.__anext__().__await__().send(None)
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
-        """Closes the connections with the loop: `asyncio.run` ends generators before it closes its loop, and a client
-        that was not closed is cut off here."""
+        """Closes the connections at the end of the loop: `asyncio.run` ends generators before it closes its loop, so
+        this ends a client that was not closed."""
         try:
             yield
         finally:
@@ -384,7 +384,8 @@ class WriterSchemas:
     """The schemas of one topic, by their version."""
 
     def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:
-        """Makes an empty cache. `incarnation`: of `topic`, which may be a partition; 0: the present one."""
+        """Makes an empty cache. `incarnation`: the incarnation of `topic`, which may be a partition; 0: the present
+        one."""
         self._connections = connections
         self._topic = topic
         self._incarnation = incarnation
@@ -397,8 +398,8 @@ class WriterSchemas:
         return version in self._known or self._missing.get(version, 0.0) > self._now()
 
     async def fetch(self, version: bytes) -> None:
-        """Fetches a schema. Empty: the newest. Raises what the broker answers; that there is none is kept, and told by
-        `schema_of`."""
+        """Fetches and caches a schema; an empty `version` means the newest. Raises what the broker answers. That a
+        version is missing is cached, too, and raised by `schema_of`."""
         if self.knows(version):
             return
         if version == BYTES_VERSION:
@@ -418,11 +419,11 @@ class WriterSchemas:
         )
 
     def has(self, version: bytes) -> SchemaInfo | None:
-        """Returns a schema that was fetched. None: the topic has no such schema."""
+        """Returns a schema that was fetched. None: the topic does not have it."""
         return self._known.get(version)
 
     def schema_of(self, version: bytes) -> SchemaInfo:
-        """Returns the schema of a version. InvalidMessage: the topic has no such schema. Raises what the broker
+        """Returns the schema of a version. Raises InvalidMessage if the topic has no such schema, and what the broker
         answers."""
         if not self.knows(version):
             self._ask(version)

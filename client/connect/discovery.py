@@ -41,7 +41,7 @@ class NotSpoken(Exception):
 
 
 class Discovery:
-    """The discovery of a service URL. `timeout_s`: of one address."""
+    """Finds the gRPC addresses of a service URL. `timeout_s` bounds the question to one address."""
 
     def __init__(self, url: ServiceUrl, network: Network, access: CallerAccess, timeout_s: float) -> None:
         self._url = url
@@ -77,7 +77,7 @@ class Discovery:
         raise failure
 
     def clear(self) -> None:
-        """Forgets the answer: the addresses that it has do not answer any more."""
+        """Drops the answer, because its addresses do not answer any more."""
         if self._url.ask:
             self._found = ()
 
@@ -105,7 +105,8 @@ def _silent(address: Endpoint) -> Unavailable:
 
 # ------------------------------------------------------------------ Pulsar's protocol
 async def by_pulsar(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
-    """Asks a port of Pulsar's protocol. NotSpoken; WrongProtocol: it is Pulsar. Unauthenticated."""
+    """Asks a port of Pulsar's protocol for the gRPC address. Raises NotSpoken; WrongProtocol if it is Pulsar's own
+    broker; Unauthenticated."""
     from ...proto import pulsar_pb2 as pulsar
 
     method, data = credentials_of(access.authorization() if access.authorization is not None else "")
@@ -136,7 +137,7 @@ async def by_pulsar(stream: ByteStream, address: Endpoint, access: CallerAccess)
 
 
 def credentials_of(authorization: str) -> tuple[str, bytes]:
-    """The method and the data of CONNECT, for the value of the header `authorization`."""
+    """Returns the auth method and auth data of CONNECT, for the value of the header `authorization`."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "basic":
         return "basic", base64.b64decode(value)
@@ -144,7 +145,7 @@ def credentials_of(authorization: str) -> tuple[str, bytes]:
 
 
 async def _read(stream: ByteStream, size: int) -> bytes:
-    """Reads `size` bytes. NotSpoken: the stream ends before."""
+    """Reads `size` bytes. Raises NotSpoken if the stream ends before."""
     found, came = bytearray(size), 0
     view = memoryview(found)
     while came < size:
@@ -157,8 +158,8 @@ async def _read(stream: ByteStream, size: int) -> bytes:
 
 # ------------------------------------------------------------------ HTTP
 async def by_http(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
-    """Asks a port of HTTP. NotSpoken. Unavailable: a status of 500 or more. `access` is not sent: nothing is asked that
-    needs it."""
+    """Asks an HTTP port for the gRPC address. Raises NotSpoken; Unavailable for a status of 500 or more. `access` is
+    not sent, because the question needs no credentials."""
     request = f"GET {PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
     stream.write_nowait(request.encode())
     answer = bytearray()
@@ -217,14 +218,14 @@ ASKED_AT_ONCE = 32
 
 
 class Silence:
-    """Notes which brokers are silent, and asks the others for the owners of their topics."""
+    """Tracks which brokers are silent, and asks the others for the owners of their topics."""
 
     def __init__(
         self, now: Callable[[], float], known: Callable[[], Iterable[Endpoint]],
         owner: Callable[[Endpoint, TopicName], Awaitable[Endpoint]],
     ) -> None:  # fmt: skip
-        """Begins with no broker silent. `known`: the brokers' endpoints. `owner`: asks one of them who owns a topic,
-        for UNANSWERED_S at most."""
+        """No broker is silent at first. `known`: the brokers' endpoints. `owner`: asks one of them which broker owns a
+        topic, for at most UNANSWERED_S."""
         self._now = now
         self._known = known
         self._owner = owner
@@ -248,13 +249,13 @@ class Silence:
         self._until[self._name(endpoint)] = self._now() + SILENT_KEPT_S
 
     def others(self, endpoint: Endpoint) -> list[Endpoint]:
-        """Returns one address of each other broker; those that are not silent come first."""
+        """Returns one address of each other broker, silent ones last."""
         me = self._name(endpoint)
         found = {self._name(each): each for each in self._known() if self._name(each) != me}
         return sorted(found.values(), key=self.is_silent)
 
     async def moved(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
-        """Returns the topics that have another owner than the broker at `endpoint`, as far as others say."""
+        """Returns the topics that are not owned by the broker at `endpoint` any more, according to the others."""
         self.unanswered(endpoint)
         moved: set[TopicName] = set()
         for asked in self.others(endpoint):
@@ -271,8 +272,8 @@ class Silence:
         return moved
 
     async def _ask(self, asked: Endpoint, topics: Sequence[TopicName]) -> dict[TopicName, Endpoint]:
-        """Returns the owners that a broker names. A topic whose owner is not known now, or that it does not tell, is
-        not among them."""
+        """Returns the owners that a broker names. Topics whose owner it does not know or does not answer for are left
+        out."""
         answers: dict[TopicName, Endpoint] = {}
 
         async def ask(topic: TopicName) -> None:

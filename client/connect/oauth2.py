@@ -37,7 +37,8 @@ _REFUSALS = {"400", "401", "403"}
 
 
 class TokenSource:
-    """Access tokens of an issuer, which is not asked yet. Raises InvalidConfiguration if the parameters do not fit."""
+    """Access tokens of an issuer, which is first asked when a token is needed. Raises InvalidConfiguration if the
+    parameters do not fit."""
 
     def __init__(self, parameters: Mapping[str, Any], clock: Clock) -> None:
         said = {name: value for name, value in parameters.items() if isinstance(value, str)}
@@ -64,8 +65,8 @@ class TokenSource:
         self._last = ""
 
     def token(self) -> str:
-        """Returns the token; never waits. Unavailable: there is none yet. Unauthenticated: the issuer refuses the
-        credentials."""
+        """Returns the token; never blocks. Raises Unavailable if there is none yet; Unauthenticated if the issuer
+        refuses the credentials."""
         with self._lock:
             now = self._clock.monotonic()
             usable = self._token and now < self._ends_at
@@ -81,7 +82,7 @@ class TokenSource:
         raise Unavailable(f"the issuer {self._issuer} is asked for a token{self._last}", **{NO_TOKEN: self._issuer})
 
     def _fetch(self) -> None:
-        """Fetches a token, in a thread of its own; notes it, or why there is none."""
+        """Fetches a token, in a thread of its own, and stores it, or the reason why there is none."""
         began, failure, token, lifetime_s = self._clock.monotonic(), None, "", 0.0
         try:
             token, lifetime_s = self._asked()
@@ -100,7 +101,7 @@ class TokenSource:
             self._ends_at = began + lifetime_s - min(MARGIN_S, lifetime_s / 10)
 
     def _asked(self) -> tuple[str, float]:
-        """Returns a token, and the seconds that it lives."""
+        """Asks the issuer; returns a token, and its lifetime in seconds."""
         endpoint = self._client.ask(self._issuer.removesuffix("/") + DISCOVERY).get("token_endpoint")
         if not isinstance(endpoint, str) or not self._client.is_allowed(endpoint):
             raise Unavailable(f"the issuer {self._issuer} names no `token_endpoint` with https://")
@@ -120,7 +121,8 @@ class TokenSource:
 
 
 def _credentials(said: Mapping[str, str], by_certificate: bool) -> Callable[[], Mapping[str, str]]:
-    """Reads them at each fetch, so that a new file is used. InvalidConfiguration: they are missing now."""
+    """Returns a function that reads the credentials at each fetch, so that a new file is used. It raises
+    InvalidConfiguration if they are missing at that time."""
     wanted = ("client_id",) if by_certificate else ("client_id", "client_secret")
 
     def read() -> Mapping[str, str]:

@@ -30,7 +30,8 @@ _COUNT = whole(1)
 
 
 class ServiceInfo:
-    """A cluster: its service URL, who the client is there, and whom it trusts. InvalidConfiguration, InvalidUrl."""
+    """A cluster: its service URL, the client's identity there, and the authorities that it trusts. Raises
+    InvalidConfiguration, InvalidUrl."""
 
     def __init__(
         self, service_url: str, authentication: Authentication | None = None,
@@ -58,12 +59,12 @@ class ServiceInfo:
 
     @property
     def tls_trust_certs_file_path(self) -> str | None:
-        """The PEM file of authorities; None: the system's."""
+        """Returns the PEM file of trusted authorities; None: the system's."""
         return self._trusted
 
     @classmethod
     def wrap(cls, service_info: ServiceInfo) -> ServiceInfo:
-        """Returns its argument: in Pulsar's client there are two kinds."""
+        """Returns its argument; Pulsar's client has two such classes."""
         if not isinstance(service_info, ServiceInfo):
             raise InvalidConfiguration(f"wrap takes a ServiceInfo, not {shown_value(service_info)}")
         return service_info
@@ -76,22 +77,22 @@ class ServiceInfo:
 
 
 class ServiceInfoProvider:
-    """Base of a program's own providers: one says where the client connects first, and later where else.
+    """Base of a program's own providers: one returns the cluster to connect to first, and may report another one later.
 
-    `initialize` is called once, when the client is made; it keeps `on_service_info_update`, which any thread may call
-    with a ServiceInfo, until `close`, which is called when the client is closed.
+    `initialize` is called once, when the client is made. The provider may call `on_service_info_update` with a
+    ServiceInfo from any thread, until `close`, which is called when the client is closed.
     """
 
     def initial_service_info(self) -> ServiceInfo:
-        """Returns where the client connects first."""
+        """Returns the cluster to connect to first."""
         raise NotImplementedError
 
     def initialize(self, on_service_info_update: Callable[[ServiceInfo], None]) -> None:
-        """Keeps the function that moves the client."""
+        """Gets the function that makes the client connect to another cluster."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends what the provider has begun."""
+        """Stops what the provider has started."""
 
 
 class AutoClusterFailover:
@@ -134,8 +135,8 @@ def _is(found: object) -> bool:
 def first_service_info(
     service: object, authentication: object, options: dict[str, Any]
 ) -> ServiceInfo:
-    """Returns the first service of a client from its `service_url`. `options`: its parameters. InvalidConfiguration,
-    InvalidUrl."""
+    """Returns the first cluster of a client from its `service_url`. `options`: the client's parameters. Raises
+    InvalidConfiguration, InvalidUrl."""
     if isinstance(service, AutoClusterFailover | ServiceInfoProvider):
         for name, value in (
             ("authentication", authentication), ("tls_trust_certs_file_path", options["tls_trust_certs_file_path"])
@@ -151,7 +152,7 @@ def first_service_info(
 
 
 def checked(info: object) -> ServiceInfo:
-    """Returns `info`. InvalidConfiguration: a provider gave something else."""
+    """Returns `info`. Raises InvalidConfiguration if a provider returned something else."""
     if not isinstance(info, ServiceInfo):
         raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shown_value(info)}")
     return info
@@ -171,8 +172,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class Service:
-    """The service of a client. `given`: the client's `service_url`. `options`: its parameters. InvalidUrl,
-    InvalidConfiguration."""
+    """The cluster of a client, which may change. `given`: the client's `service_url`. `options`: its parameters. Raises
+    InvalidUrl, InvalidConfiguration."""
 
     def __init__(self, given: object, authentication: object, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -194,7 +195,7 @@ class Service:
         return caller_access(info.url, info.authentication, {**self._options, **trusted})
 
     def connect(self, world: World, settings: ClientSettings) -> Connections:
-        """Makes the connections, in the event loop that uses them."""
+        """Makes the connections. Must be called in the event loop that uses them."""
         self._loop = asyncio.get_running_loop()  # before the look at `info`: what is told later calls into it
         self._used = self.info
         self._connections = Connections(world, self._used.url, settings, self._access_of(self._used))
@@ -204,7 +205,8 @@ class Service:
         return self._connections
 
     def updated(self, info: ServiceInfo) -> None:
-        """Moves the client, from any thread. Raises InvalidConfiguration."""
+        """Makes the client connect to another cluster. May be called from any thread. Raises InvalidConfiguration if
+        `info` is wrong."""
         self._access_of(checked(info))
         self.info = info
         if self._loop is not None:
@@ -235,7 +237,7 @@ class Service:
             self._move()
 
     async def close(self) -> None:
-        """Closes the service, in the event loop. Idempotent."""
+        """Closes the service. Must be called in the event loop. Idempotent."""
         self._connections = None
         provider, self._provider = self._provider, None
         try:
@@ -249,7 +251,7 @@ class Service:
 
 
 async def answers(info: ServiceInfo, network: Network, timeout_s: float) -> bool:
-    """Whether one of its addresses takes a connection."""
+    """Whether one of the cluster's addresses accepts a connection."""
     for address in info.url.ask or info.url.endpoints:
         if await _takes(address, network, timeout_s):
             return True

@@ -21,7 +21,7 @@ PULSAR_PORTS = (6650, 6651)
 
 
 class Asked(Enum):
-    """The way in which the addresses of a URL are asked where the broker serves gRPC."""
+    """How the addresses of a URL are asked for the broker's gRPC address."""
 
     NOT = "not"  # they are the addresses
     PULSAR = "pulsar"

@@ -38,8 +38,8 @@ Changed = Callable[[list[TopicName], list[TopicName]], Awaitable[list[TopicName]
 
 
 class TopicPattern:
-    """A pattern `[DOMAIN://TENANT/NAMESPACE/]REGEX`: the topics of one namespace whose local name matches as a whole.
-    `mode` says of which domain; the one in the text says nothing, as in Pulsar."""
+    """A pattern `[DOMAIN://TENANT/NAMESPACE/]REGEX`: it matches the topics of one namespace whose whole local name
+    matches. `mode` chooses persistent or non-persistent topics; the domain in the text is ignored, as in Pulsar."""
 
     def __init__(
         self, pattern: re.Pattern[str], mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
@@ -79,7 +79,7 @@ class TopicWatch:
         self._tasks = Tasks()
 
     async def open(self) -> list[TopicName]:
-        """The matching topics. NamespaceNotFound and the like."""
+        """Begins the watch and returns the matching topics. Raises NamespaceNotFound and other errors of the broker."""
         first = await self._connections.retry(self._connect)
         self._revision = first.revision
         self._known = dict.fromkeys(self._wanted(first.topics.names))
@@ -92,7 +92,7 @@ class TopicWatch:
         return self._pattern.text
 
     def follow(self, changed: Changed) -> None:
-        """Tells changes from now on: the topics of `open` are taken up."""
+        """Reports changes from now on. The topics that `open` returned count as known."""
         self._changed = changed
         self._tasks.spawn(self._run(), f"topics {self._pattern.text}")
         if self._pattern.non_persistent:
@@ -102,7 +102,7 @@ class TopicWatch:
         return [topic for topic in map(TopicName.parse, names) if self._pattern.matches(topic)]
 
     async def _in_memory(self) -> list[TopicName]:
-        """The matching non-persistent topics of all brokers."""
+        """Returns the matching non-persistent topics of all brokers."""
         request = wire.ListTopicsRequest(namespace=str(self._pattern.namespace))
         reply = await self._connections.ask("ListTopics", request, service="Admin")
         return [topic for topic in self._wanted(reply.names) if not topic.persistent]
@@ -118,7 +118,8 @@ class TopicWatch:
                 _LOG.exception("%s: non-persistent topics were not followed", self._pattern.text)
 
     async def _connect(self) -> Any:
-        """The first reply; with a revision to go on after there may be none for long, and none is waited for."""
+        """Opens the stream and returns the first reply. When it resumes after a revision there may be no reply for
+        long; then it does not wait for one."""
         stream: Stream[Any, Any] = (await self._connections.any()).stream(rpc("Broker", "WatchTopics"))
         stream.send_nowait(
             wire.WatchTopicsRequest(namespace=str(self._pattern.namespace), after_revision=self._revision)
@@ -197,7 +198,7 @@ class TopicWatch:
             self._waiting = dict.fromkeys(await self._changed(offered, removed))
 
     def on_topic_gone(self, topic: TopicName) -> None:
-        """Forgets a topic whose consumer found that it is gone: when it is told again, it is a new one."""
+        """Removes a topic whose consumer found it deleted: if the broker reports that name again, it is a new topic."""
         self._known.pop(topic, None)
 
     def _disconnect(self) -> None:
@@ -242,7 +243,7 @@ class PartitionsWatcher:
             self._tasks.spawn(self._run(), "partitions")
 
     def watch(self, topic: TopicName, partitions: int) -> None:
-        """Watches the partitions of this topic too."""
+        """Watches the partitions of this topic, too."""
         if partitions:
             self._counts[topic] = partitions
             self._start()

@@ -66,5 +66,5 @@ class _NoFiles:
 
 
 def client_world() -> World:
-    """Returns a new world each time: connections belong to it, and to one event loop."""
+    """Makes a new world for each client: connections belong to it, and to one event loop."""
     return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())

@@ -1,8 +1,8 @@
-"""The acknowledgements of the application, and what it gives back: gathered from any thread, and how that is told to
-the broker.
+"""The acknowledgements and negative acknowledgements of the application: appended from any thread, and sent to the
+broker by the event loop.
 
-`acknowledge`, `negative_acknowledge` and `on_taken` append, from any thread; `gather` gives all of it to the consumer's
-core (client/core/consumer.py), in the event loop. Guards: tests/client/consume/test_partition_consumer.py.
+`acknowledge`, `negative_acknowledge` and `on_taken` append, from any thread; `gather` passes everything to the
+consumer's core (client/core/consumer.py), in the event loop. Guards: tests/client/consume/test_partition_consumer.py.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Pending = Message | MessageId
 
 
 class AckSender:
-    """Sends the acknowledgements of one consumer. `wake` is called, from the same thread, when the event loop is to
-    look after what was appended."""
+    """Sends the acknowledgements of one consumer. `wake` is called, in the caller's thread, when the event loop must
+    process what was appended."""
 
     def __init__(
         self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float]
@@ -60,7 +60,8 @@ class AckSender:
         self._wake()
 
     def with_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
-        """Returns the entry and the others of its message; it is acknowledged, or given back (`again`)."""
+        """Returns `which` and the other chunks of its message, which are acknowledged, or with `again` redelivered,
+        together."""
         if isinstance(which, Message):
             known, place = which.entry.chunks, which.entry.position
             if not known:
@@ -73,7 +74,7 @@ class AckSender:
 
     # ------------------------------------------------------------------------------ in the loop
     def gather(self) -> float:
-        """Gives all to the core; returns the time at which."""
+        """Passes everything that was appended to the core; returns the time at which it did so."""
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
@@ -91,7 +92,7 @@ class AckSender:
         return self._longer_ms(redelivery_count) / 1000
 
     def _gather_acks(self) -> None:
-        """Gathers acknowledgements; messages of one entry that follow each other are one step."""
+        """Passes the acknowledgements to the core; consecutive ones of the same entry in one step."""
         take, core = self._acked.popleft, self._core
         entry: ReceivedEntry | None = None
         bits = messages = 0
@@ -112,13 +113,13 @@ class AckSender:
             core.acknowledge_bits(entry.position, bits, messages, entry.size)
 
     def take_over(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
-        """Returns what acknowledges these, to be sent by a request of its own."""
+        """Returns the group that acknowledges these messages, to be sent in a separate request."""
         tracker = AckTracker()
         self.track(tracker, which, cumulative=cumulative)
         return tracker.take_group()
 
     def track(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
-        """Puts them into a tracker of a request of its own; messages of one entry after each other in one step."""
+        """Adds these messages to the tracker of a separate request; consecutive ones of the same entry in one step."""
         entry: ReceivedEntry | None = None
         bits = 0
         for each in which:
@@ -140,13 +141,14 @@ class AckSender:
             tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
 
     def clear(self) -> None:
-        """Forgets acknowledgements, because the cursor is moved: what was acknowledged before says nothing about what
-        comes now."""
+        """Drops waiting acknowledgements, because the cursor is moved: they must not be applied to what is delivered
+        from now on."""
         self._acked.clear()
 
 
 def delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
-    """Returns the delay. The application's back-off may raise, or give anything: then it is as if there were none."""
+    """Returns the redelivery delay. If there is no back-off, or the application's raises or returns a wrong value,
+    returns `otherwise`."""
     if backoff is None:
         return otherwise
     try:

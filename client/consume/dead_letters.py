@@ -74,8 +74,8 @@ RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 
 
 def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
-    """Returns the dead-letter policy that applies, None if none does. InvalidConfiguration where the subscription's
-    type has no counts."""
+    """Returns the dead-letter policy that applies, or None. Raises InvalidConfiguration if the broker does not count
+    redeliveries for the subscription's type."""
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
@@ -87,8 +87,8 @@ def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
 
 
 def times_of(told: str) -> int:
-    """Returns how often a message was reconsumed later, by its property. Another program may use that name for
-    anything else: what is no plain number counts as 0."""
+    """Returns how often a message was reconsumed later, according to its property. A value that is no plain number
+    counts as 0, because another program may use that name for anything else."""
     return (whole(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
@@ -99,12 +99,13 @@ def letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str |
 
 
 def is_dead_letter(message: Message) -> bool:
-    """Whether it was moved by a consumer, or by a broker's policy, of any subscription: it stays where it is."""
+    """Whether a consumer or a broker's policy, of any subscription, moved the message to this dead-letter topic; then
+    it stays here."""
     return _MOVED_BY.search(message.producer_name()) is not None and ORIGIN_MESSAGE_ID in message.properties()
 
 
 def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
-    """Whether the topic is the dead-letter topic of this very subscription: nothing leaves it."""
+    """Whether the topic is the dead-letter topic of this subscription, so that no message may be moved from it."""
     chosen = policy.dead_letter_topic
     return topic.base.local.endswith(f"-{subscription}-DLQ") or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base
@@ -112,7 +113,7 @@ def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDead
 
 
 def home_of(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
-    """Returns the topic whose retries `topic` holds; itself, when it holds none of this subscription."""
+    """Returns the original topic if `topic` is the retry-letter topic of this subscription; else `topic` itself."""
     suffix = f"-{subscription}-RETRY"
     if not policy.retry_letter_topic and topic.base.local.endswith(suffix):
         return TopicName.parse(topic.base.full.removesuffix(suffix))
@@ -145,8 +146,8 @@ class DeadLetterProducer:
 
     # ------------------------------------------------------------------ dead letters
     def move_soon(self, messages: list[Message]) -> None:
-        """Moves messages in a task. They are acknowledged when they are stored in the dead-letter topic; until then
-        they are tried again."""
+        """Moves messages in a task. Each is acknowledged when it is stored in the dead-letter topic; until then the
+        task retries."""
         self._tasks.spawn(self._move_all(messages), f"dead letters of {self._base}")
 
     async def _move_all(self, messages: list[Message]) -> None:
@@ -171,7 +172,8 @@ class DeadLetterProducer:
     async def reconsume_later(
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
     ) -> None:
-        """Returns when the copy is stored and the message acknowledged."""
+        """Publishes a copy to be delivered after `delay`, or past the limit to the dead-letter topic. Returns when it
+        is stored and the message is acknowledged."""
         times = times_of(message.properties().get(RECONSUME_TIMES, "")) + 1
         found = {**_origin(message, self._subscription), **(properties or {})}
         if times > self.policy.max_redeliver_count:
@@ -207,7 +209,7 @@ class DeadLetterProducer:
         message.entry.consumer.acknowledge(message)
 
     async def _schema_of(self, message: Message) -> SchemaInfo | None:
-        """Returns the schema with which it was written; None: it names none that its topic has."""
+        """Returns the schema with which the message was written; None: it names no schema that its topic has."""
         version, writers = message.writer_version, message.entry.writers
         if not version or writers is None:
             return None
@@ -249,7 +251,8 @@ class DeadLetterProducer:
                 continue
 
     async def close(self) -> None:
-        """Waits for moves under way, and closes the producers; what does not end in time is delivered again."""
+        """Waits for moves in flight and closes the producers. Messages whose move does not end in time are delivered
+        again."""
         self._closed = True
         try:
             with suppress(TimeoutError):
@@ -281,12 +284,13 @@ def _origin(message: Message, subscription: str) -> dict[str, str]:
 
 
 class DeadLetterProducers:
-    """The dead-letter producers of one consumer: one per topic, which the topic's retry-letter topic has too."""
+    """The dead-letter producers of one consumer: one for each topic together with its retry-letter topic."""
 
     def __init__(
         self, connections: Connections, subscription: str, settings: ConsumerSettings, consumer_name: Callable[[], str]
     ) -> None:
-        """Makes the producers. InvalidConfiguration where the subscription's type has no counts of redeliveries."""
+        """Opens nothing yet. Raises InvalidConfiguration if the broker does not count redeliveries for the
+        subscription's type."""
         self.policy = policy_of(settings)
         self._connections = connections
         self._subscription = subscription
@@ -296,8 +300,8 @@ class DeadLetterProducers:
         self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
     def add(self, topic: TopicName) -> list[TopicName]:
-        """Returns the topics to subscribe to: the topic, and that of its retries. A topic that a policy made has no
-        retries when a pattern found it."""
+        """Adds a topic; returns the topics to subscribe to: itself, and its retry-letter topic. A retry or dead-letter
+        topic that a pattern found has no retry-letter topic."""
         policy, subscription = self.policy, self._subscription
         if policy is None or keeps_dead_letters(topic, subscription, policy):
             return [topic]
@@ -317,8 +321,8 @@ class DeadLetterProducers:
         return self._by_topic.get(topic.base)
 
     def retries_of(self, topic: TopicName) -> DeadLetterProducer:
-        """Returns the producer for a topic's retries. OperationNotSupported: its messages cannot be reconsumed later.
-        """
+        """Returns the producer for a topic's retries. Raises OperationNotSupported if its messages cannot be reconsumed
+        later."""
         dead_letters = self.producer_of(topic)
         if dead_letters is not None and topic.base in self._no_retries:
             raise OperationNotSupported(f"no consumer receives from {dead_letters.retry_letter_topic}")

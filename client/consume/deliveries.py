@@ -1,17 +1,17 @@
-"""Delivered entries, taken apart: what of their messages the application is to see.
+"""Delivered entries, split into the messages that the application is to see.
 
 Left out are messages that the broker knows to be acknowledged, those before a reader's start, those that compaction
 removed, chunks of a message that is not complete, what cannot be decrypted (`ConsumerCryptoFailureAction`), and dead
 letters. A message in chunks is one message to the application: its entry is that of the last chunk, and all of its
 entries are acknowledged, given back and delivered again together (client/core/chunking.py).
 
-An entry that cannot be read becomes a message that raises ChecksumError when it is taken: it is told once, never
+An entry that cannot be read becomes a message that raises ChecksumError when it is taken: it is reported once, never
 skipped. Where its bytes are damaged it is not acknowledged: another copy may be whole. Where they are those that were
 published, no reader will ever read it. It is *discarded*, as by Pulsar's clients: acknowledged, logged and counted
 (`Consumer.statistics`), so that it takes no place among what is not acknowledged.
 
-A large entry is unfolded when there is room for it (client/common/receive_memory.py); until then it waits as it came,
-and what comes after it waits too, so that the order stays. To the core, what waits so is on its way.
+A large entry is decompressed ("unfolded") when there is room for it (client/common/receive_memory.py); until then it
+waits compressed, and so does what comes after it, so that the order stays. To the core such entries are on their way.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ SAY_EVERY_S = 10.0
 
 
 class StaysFolded(Exception):
-    """Raised when there is no room for the entry unfolded."""
+    """Raised when the memory limit has no room for the decompressed entry; it stays compressed."""
 
 
 class Undecryptable(Exception):
-    """An entry whose payload stays ciphertext."""
+    """Raised when the payload of an entry cannot be decrypted."""
 
     def __init__(self, received: ReceivedEntry, cause: CryptoError) -> None:
         super().__init__(cause.message)
@@ -76,16 +76,15 @@ class Undecryptable(Exception):
 
 
 class Deliveries:
-    """The deliveries of one partition; `gather` takes deliveries apart, and `take_received` returns what came of
-    them."""
+    """The deliveries of one partition: `gather` splits them into messages, and `take_received` returns these."""
 
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
         dead_letters: DeadLetterProducer | None, start: Start | None, longer_s: Callable[[int], float],
         memory: ReceiveMemory,
     ) -> None:  # fmt: skip
-        """Makes the deliveries of a partition. `longer_s`: by how often an entry was delivered again, what its ack
-        time-out is longer."""
+        """Makes the deliveries of a partition. `longer_s`: by redelivery count, the seconds that are added to the ack
+        time-out of an entry."""
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
         self.discarded = 0  # entries that are malformed
         self._came: list[Message] = []
@@ -112,7 +111,8 @@ class Deliveries:
         """Slots of the latest entries, where what failed holds back what follows it of its keys."""
 
     def gather(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
-        """Takes deliveries apart up to a frame that is none, which it returns; None: all were."""
+        """Splits deliveries into messages, up to the first other frame, which it returns; None: there was no other
+        frame."""
         came, opened = self._came, self.open
         for frame in frames:
             kind = frame.WhichOneof("kind")
@@ -131,8 +131,8 @@ class Deliveries:
         return None
 
     def take_received(self) -> tuple[list[Message], int, int, int]:
-        """Returns what came since the last call: messages for the application, permits of all entries and of those of
-        which the application sees nothing, bytes."""
+        """Removes and returns what came since the last call: the messages for the application; the number of permits of
+        all entries, and of those from which the application gets nothing; the number of bytes."""
         came = self._came, self._charged, self._hidden, self._bytes
         self._came = []
         self._charged = self._hidden = self._bytes = 0
@@ -140,12 +140,14 @@ class Deliveries:
 
     # ------------------------------------------------------------------------------ what waits folded
     def took_large(self, received: ReceivedEntry) -> None:
-        """Notes that the application took a message of it. From any thread; call `unfold` soon."""
+        """Records that the application took a message of a large entry. May be called from any thread; the event loop
+        must call `unfold` soon."""
         size, received.unfolded = received.unfolded, 0
         self._taken.append(size)
 
     def unfold(self) -> bool:
-        """Takes apart what waits, as far as there is room; `take_received` gives it. False: nothing waits."""
+        """Decompresses waiting entries as far as there is room; `take_received` then returns their messages. Returns
+        False if none waited."""
         if self._taken:
             self._free_taken()
         if not self._folded:
@@ -160,7 +162,8 @@ class Deliveries:
         return [position for _, position, _, _ in self._folded]
 
     def forget_waiting(self) -> int:
-        """Forgets all that waits, which comes again, or to nothing; returns the permits of what waits folded."""
+        """Drops the entries that wait compressed, and the memory counted for large ones; all of them will be delivered
+        again, or are not needed. Returns the number of permits of those that waited."""
         self._taken.clear()
         self._memory.unfolded_bytes -= self._unfolded
         self._unfolded = 0
@@ -180,11 +183,13 @@ class Deliveries:
 
     # ------------------------------------------------------------------------------ where a reader begins
     def encrypt_like(self, metadata: MessageMetadata) -> Encrypt | None:
-        """Encrypts a copy of a message for the readers of the message; None: it was not encrypted. CryptoError."""
+        """Returns the function that encrypts a copy of a message for the readers of the message; None: it was not
+        encrypted. Raises CryptoError."""
         return self._decryptor.encrypt_like(metadata) if metadata.encryption_param else None
 
     def sought(self, to: MessageId | int) -> None:
-        """Notes that the cursor was moved there; None is a place that only the broker knows."""
+        """Records that the cursor was moved to `to`. The start of a reader becomes None if only the broker knows the
+        place."""
         self.start = None
         self.forget_moved()
         if not self._durable and isinstance(to, MessageId):
@@ -192,7 +197,7 @@ class Deliveries:
             self.start = Start(to, self._settings.start_message_id_inclusive and not everywhere)
 
     def start_after(self, place: Place) -> Start:
-        """Returns the start of a reader that goes on after what it read."""
+        """Returns the start of a reader that continues after what it has read."""
         if place.taken is not None:
             self.start = Start(place.taken, False, place.begun)
         return self.start or Start(MessageId.latest, False)
@@ -201,7 +206,7 @@ class Deliveries:
     def open(
         self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = ()
     ) -> Sequence[Message]:
-        """Opens an entry; returns those of its messages that the application is to see."""
+        """Splits an entry; returns those of its messages that the application is to see."""
         core = self._core
         if self._folded:
             self._folded.append((entry, position, redelivered, acked))
@@ -263,7 +268,7 @@ class Deliveries:
 
     # ------------------------------------------------------------------------------ what fails, in order
     def forget_moved(self) -> None:
-        """Forgets which dead letters were moved: the subscription is moved, and they are delivered again, too."""
+        """Drops the record of moved dead letters: the subscription is moved, and they are delivered again, too."""
         if self._moved:
             self._moved.clear()
 
@@ -275,7 +280,7 @@ class Deliveries:
             moved.popitem(last=False)
 
     def _without_moved(self, received: ReceivedEntry, wanted: list[Message], moved: int) -> list[Message]:
-        """Leaves out messages whose dead letter is on its way, or stored: the entry comes again when its
+        """Returns the messages without those whose dead letter is in flight or stored: the entry comes again if its
         acknowledgement was lost."""
         there = moved & ~self._core.moving.get(received.position, 0)
         for message in wanted:
@@ -286,8 +291,8 @@ class Deliveries:
     def _note_slots(
         self, slots: OrderedDict[Position, frozenset[int]], received: ReceivedEntry, messages: list[Message]
     ) -> None:
-        """Notes the slots of an entry as the broker finds them: of each message of a batch that it can read, else of
-        the entry."""
+        """Records the key slots of an entry as the broker computes them: from each message of a batch that it can read,
+        else from the entry."""
         metadata = received.header.metadata
         if received.header.batched and not metadata.encryption_keys:
             keys = {key_of(message.fields) for message in messages}
@@ -298,9 +303,9 @@ class Deliveries:
             slots.popitem(last=False)
 
     def follows(self, failed: Collection[Position]) -> Callable[[Message], bool]:
-        """Whether a message waits for one of them: it is of that entry, or after it, and of one of its keys where the
-        order is that of keys. What the broker takes back with them, and nothing else.
-        """
+        """Returns a function that says whether a message must wait for one of the failed entries: it is of that entry,
+        or after it and, where the order is by key, of one of its keys. These are exactly the messages that the broker
+        takes back."""
         known = self.slots
         if known is None:
             first = min(failed)
@@ -328,7 +333,8 @@ class Deliveries:
         return damaged
 
     def _undecryptable(self, received: ReceivedEntry, error: CryptoError, entry: bytes) -> Sequence[Message]:
-        """Returns what the settings say of an entry that cannot be decrypted; a chunk is an entry like any other."""
+        """Handles an entry that cannot be decrypted as the settings say; returns the message for the application, if
+        any. A chunk is treated like any other entry."""
         action, core, header = self._settings.crypto_failure_action, self._core, received.header
         now = self._clock()
         if now - self._crypto_said >= SAY_EVERY_S:
@@ -357,7 +363,7 @@ class Deliveries:
         return ()
 
     def _take_chunk(self, received: ReceivedEntry, body: bytes) -> list[Message]:
-        """Returns the message that the chunk completes, if it does. Raises CorruptEntry."""
+        """Returns the message that the chunk completes; empty if it does not. Raises CorruptEntry."""
         start, header = self.start, received.header
         if start is not None and not start.wants_chunk(received.position):
             return []
@@ -380,7 +386,7 @@ class Deliveries:
         return [Message(received, metadata, payload, -1)]
 
     def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
-        """Returns the messages that compaction did not take out of a batch; the others count as acknowledged."""
+        """Returns the messages that compaction has not removed from the batch; the removed ones are acknowledged."""
         removed = removed_of(received, messages)
         if not removed:
             return messages
@@ -395,8 +401,8 @@ def messages_of(
     consumer: Origin, entry: bytes, position: Position, start: Start | None, redelivered: int = 0,
     acked: Sequence[int] = (), decryptor: Decryptor | None = None, has_room: Callable[[int], bool] | None = None,
 ) -> tuple[ReceivedEntry, list[Message] | None, bytes | None]:  # fmt: skip
-    """The entry and those of its messages that the application wants; None: a chunk. And its payload, if that was
-    encrypted. `has_room`: asked for a large one before anything of it is unfolded. Raises CorruptEntry, Undecryptable,
+    """Returns the entry; the messages that the application is to see, or None for a chunk; and the decrypted payload,
+    if it was encrypted. `has_room` is asked before a large entry is decompressed. Raises CorruptEntry, Undecryptable,
     StaysFolded."""
     index, _, start_at = broker_part_of(entry)
     header = EntryHeader(*checked_head(entry, start_at))
@@ -433,7 +439,8 @@ def messages_of(
 
 
 def unfolded_bytes(header: EntryHeader) -> int:
-    """Returns the bytes that an entry declares to unfold to; of chunks the last one does, for all."""
+    """Returns the number of bytes that an entry declares to have when decompressed. Of a chunked message only the last
+    chunk counts, for all."""
     metadata = header.metadata
     if header.unfolded and metadata.num_chunks_from_msg > 1 and metadata.chunk_id < metadata.num_chunks_from_msg - 1:
         return 0
@@ -454,7 +461,7 @@ def removed_of(received: ReceivedEntry, messages: Sequence[Message]) -> list[Mes
 
 
 def share_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
-    """Gives each message a permit, and the last one the rest of the entry's."""
+    """Distributes the entry's permits over its messages: one each, and the rest for the last one."""
     for message in wanted[:-1]:
         message.permits = 1
     wanted[-1].permits = 1 + received.charged - len(wanted)
@@ -469,7 +476,7 @@ ACK_BYTES = 128 << 10
 
 
 def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
-    """Yields the frames of an effect. `durable`, `inclusive`: what a seek needs to know."""
+    """Yields the frames of an effect. `durable` and `inclusive` are needed for a seek."""
     match effect:
         case Grant(messages):
             yield {"permits": messages}
@@ -484,9 +491,9 @@ def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iter
 
 
 def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool) -> wire.Seek:
-    """Returns the request. A subscription that lasts is moved to exactly that message (`at_message`), and nothing is
-    left out here: others may move its cursor back at any time. A reader's place is its own: it leaves out what is
-    before (`Start`)."""
+    """Returns the seek request. A durable subscription is moved to exactly that message (`at_message`), and the client
+    filters nothing, because others may move its cursor back at any time. A reader filters what is before its own
+    `Start`."""
     seek = wire.Seek(request_id=request_id)
     if isinstance(to, MessageId):
         seek.message_id.CopyFrom((at_message(to, inclusive=inclusive) if exact else to).to_wire())
@@ -496,7 +503,7 @@ def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool)
 
 
 def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
-    """Returns the requests of a group, in order; the last of them is answered."""
+    """Returns the ack requests of a group, in order; only the last of them is answered."""
     acks: list[wire.Ack] = []
     if group.cumulative is not None:
         (ledger_id, entry_id), last = group.cumulative
@@ -523,7 +530,7 @@ def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
 
 
 def _individual(parts: list[wire.AckedEntry], sets: list[wire.EntrySet]) -> Iterator[wire.Ack]:
-    """Yields as many acks as it takes: a broker refuses requests above REQUEST_BYTES_MAX."""
+    """Yields as many acks as needed: a broker refuses requests above REQUEST_BYTES_MAX."""
     ack, size = wire.Ack(kind=wire.Ack.INDIVIDUAL), 0
     every: list[wire.AckedEntry | wire.EntrySet] = [*parts, *sets]
     for each in every:

@@ -1,6 +1,6 @@
 """The consumer of one partition: the driver of client/core/consumer.py, which decides.
 
-Each fact is given to the core, and each of its effects is done at once, in order. Entries are taken apart when they
+Each fact is given to the core, and each of its effects is done at once, in order. Entries are split when they
 come (client/consume/deliveries.py) and their messages are put into the `inbox`, which several partitions may share.
 `acknowledge`, `on_taken` and all of `acks` that says so may be called from any thread; all else belongs to the event
 loop. What fails here unforeseen finishes the consumer, and every waiter gets that error (client/common/loggers.py).
@@ -53,7 +53,7 @@ class PartitionConsumer:
         *, queue_size: int, start: Start | None = None, dead_letters: DeadLetterProducer | None = None,
         on_gone: Callable[[PartitionConsumer], None] | None = None,
     ) -> None:  # fmt: skip
-        """Makes the consumer. `on_gone`: called when its topic is deleted; without it the receiver gets an error."""
+        """Makes the consumer. `on_gone` is called when its topic is deleted; without it the receiver gets an error."""
         self.topic = topic
         self.sends = self.waits = False
         self.schema: Schema = settings.schema
@@ -111,12 +111,13 @@ class PartitionConsumer:
             raise message.error()
 
     def interrupted(self) -> None:
-        """Wakes the consumer after Ctrl-C came into `on_taken`, anywhere: what it left is attended to."""
+        """Wakes the consumer after Ctrl-C interrupted `on_taken` at any point, so that nothing it left is forgotten."""
         self._woken = False
         self._wake()
 
     def turn_now(self) -> None:
-        """Handles, in the event loop, what was acknowledged or given back up to now, before anything is taken."""
+        """Processes, in the event loop, all acknowledgements and negative ones up to now, before the next message is
+        taken."""
         self._turn()
 
     def acknowledge(self, which: Pending) -> None:
@@ -151,7 +152,7 @@ class PartitionConsumer:
         self._put()
 
     def _put(self) -> None:
-        """Puts all that came into the inbox at once: a waiter for one message is woken once."""
+        """Puts all received messages into the inbox at once, so that a waiter for one message is woken only once."""
         messages, charged, hidden, size_bytes = self.deliveries.take_received()
         core = self.core
         if core.starts_again:
@@ -213,8 +214,8 @@ class PartitionConsumer:
                 self._attachment.out_of_turn(kind)
 
     def _is_of(self, incarnation: int) -> None:
-        """Notes the incarnation of the topic; if it is a new one, forgets what was kept of the last: its place, and
-        what its schemas mean."""
+        """Records the incarnation of the topic. If it is another one than before, resets what belonged to that: the
+        schemas and, for a reader, its place."""
         before, self.incarnation = self.incarnation, incarnation or self.incarnation
         if before == self.incarnation:
             return
@@ -277,20 +278,21 @@ class PartitionConsumer:
         self._turn()
 
     def send_now(self) -> None:
-        """Does nothing: the acknowledgements of a transaction go at the end of their turn."""
+        """Does nothing: the acknowledgements of a transaction are sent at the end of the loop's turn."""
 
     def redeliver_unacknowledged(self) -> None:
-        """Asks for all that was delivered and not acknowledged; what waits here is thrown away."""
+        """Asks the broker to deliver again everything that is not acknowledged; drops what waits here."""
         self.acks.gather()
         self._do(self.core.redeliver_all(self._untouched()))
 
     def start_again(self) -> None:
-        """Redelivers in order: of what was delivered before nothing is given to the application from now on."""
+        """Redelivers everything in order: the application gets nothing more of what was delivered before."""
         self.acks.gather()
         self._do(self.core.redeliver_all(self._untouched(), in_order=True))
 
     def _untouched(self) -> EntrySets:
-        """Entries that wait here whole: the application has seen nothing of them; they do not count as given back."""
+        """Returns the entries that wait here and of which the application has seen nothing, so that their redelivery is
+        not counted."""
         found: EntrySets = {}
         places = self.core.chunks.unshown()
         for message in self._inbox.messages.copy():
@@ -303,17 +305,18 @@ class PartitionConsumer:
         return found
 
     def resize(self, queue_size: int) -> None:
-        """Sets its share of the room that all partitions have together."""
+        """Sets the size of its queue: its share of the room of all partitions."""
         self._claim.want(queue_size)
         self._do(self.core.resize(self._claim.window))
 
     def retire(self) -> None:
-        """Throws away what it delivered and the application did not take; the others are not told its end."""
+        """Drops the messages that the application has not taken; the inbox, which others share, is not closed by its
+        end."""
         self._inbox.drop(lambda message: message.entry.consumer is self)
         self._inbox = ReceiverQueue()
 
     def deliver_to(self, inbox: ReceiverQueue) -> None:
-        """Delivers to `inbox` from now on; what waits goes there too."""
+        """Delivers into `inbox` from now on, and moves the waiting messages there."""
         waiting, self._inbox = self._inbox.messages, inbox
         inbox.put(waiting)
 
@@ -325,7 +328,7 @@ class PartitionConsumer:
         return {"subscribe": request}
 
     async def open(self) -> None:
-        """Raises when it cannot subscribe: at once for good reasons, else at the operation's deadline."""
+        """Subscribes. Raises if it cannot: at once for an error that will stay, else at the operation's deadline."""
         self._attachment.open()
         await self.requests.wait_changed()
         if self.core.error is not None:
@@ -337,7 +340,7 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
-        """Ends at once, without a word to the broker: acks that wait are not sent."""
+        """Ends at once without informing the broker; waiting acks are not sent."""
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def on_failure(self, error: Exception) -> None:
@@ -363,7 +366,7 @@ class PartitionConsumer:
             self._on_gone(self)
 
     async def close(self) -> None:
-        """Sends the acks that wait and leaves in order: when this returns the broker has them and forgot us."""
+        """Sends the waiting acks and closes the consumer at the broker. Returns when the broker has done both."""
         try:
             if self.core.state is State.CONNECTED and not self.requests.unsubscribed:
                 async with asyncio.timeout(self._connections.settings.operation_timeout_s):

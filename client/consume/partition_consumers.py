@@ -43,7 +43,8 @@ class PartitionConsumers:
 
     # ------------------------------------------------------------------------------ who belongs to it
     def share(self, more: int = 0) -> int:
-        """Messages that may wait of one partition: its queue, or its share of what all may hold together."""
+        """Returns how many messages of one partition may wait: its queue size, or its share of the limit for all
+        partitions."""
         total = self._settings.max_total_receiver_queue_size_across_partitions
         return max(1, min(self._settings.receiver_queue_size, total // max(1, len(self.all) + more)))
 
@@ -52,11 +53,9 @@ class PartitionConsumers:
         await _open(new)
 
     async def grow(self, new: Sequence[PartitionConsumer]) -> None:
-        """Adds partitions; what they got before they were found is received too.
-
-        Until all are open each has an inbox of its own: no caller takes a message of a partition that is not one of
-        ours yet, and one that cannot be opened ends only its own.
-        """
+        """Adds partitions and opens them; messages from before they were found are received, too. Until all are open
+        each has its own inbox, so that no caller takes a message of a partition that is not added yet, and one that
+        cannot be opened ends only its own."""
         await _open(new)
         self._add(new)
         self._share_out()
@@ -68,7 +67,7 @@ class PartitionConsumers:
         self._by_topic.update({each.topic.full: each for each in new})
 
     def remove(self, consumer: PartitionConsumer) -> bool:
-        """Removes a partition. False: it was removed already."""
+        """Removes a partition. Returns False if it was removed already."""
         if self._by_topic.pop(consumer.topic.full, None) is None:
             return False
         self.all.remove(consumer)
@@ -87,14 +86,14 @@ class PartitionConsumers:
         return [topic for topic in topics if topic.full not in self._by_topic]
 
     def of_message(self, message: Message) -> PartitionConsumer | None:
-        """Returns the consumer of a message. None: it came over one that is not here (any more)."""
+        """Returns the consumer of a message; None if the message came over one that is not here any more."""
         consumer = message.entry.consumer
         found = self._by_topic.get(consumer.topic.full)
         return found if found is consumer else None
 
     def of_id(self, which: MessageId) -> PartitionConsumer:
-        """Returns the consumer of an id. OperationNotSupported, as of Pulsar: it does not say which. InvalidMessage:
-        its partition is not here."""
+        """Returns the consumer of a message id. Raises OperationNotSupported, as Pulsar's client does, if the id does
+        not name its partition; InvalidMessage if that partition is not here."""
         if which.partition() >= 0 and all(each.topic.partition != which.partition() for each in self.all):
             raise InvalidMessage(f"{which!r} is of partition {which.partition()}, which this consumer does not have")
         if len(self.all) == 1:
@@ -127,8 +126,8 @@ class PartitionConsumers:
         return all(each.core.state is State.CLOSED for each in self.all)
 
     async def seek(self, to: MessageId | int) -> None:
-        """Moves all partitions to MessageId.earliest, .latest or a publish time in ms; the id of a message moves its
-        own."""
+        """Moves all partitions to MessageId.earliest, .latest or a publish time in ms; a message id moves only its own
+        partition."""
         if isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
@@ -175,7 +174,7 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
 
 
 def check_timeout(timeout_millis: int | None) -> float | None:
-    """Returns the time-out in seconds."""
+    """Checks a time-out in ms; returns it in seconds."""
     if timeout_millis is None:
         return None
     check_one("timeout_millis", TIMEOUT_MS, timeout_millis)

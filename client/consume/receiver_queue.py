@@ -81,15 +81,16 @@ class ReceiverQueue:
         return message
 
     def first(self) -> Message | None:
-        """Returns the message that `take_nowait` would return, if no other receiver is faster."""
+        """Returns the message that `take_nowait` would return now; None if the queue is empty. Another receiver may
+        take it first."""
         try:
             return self.messages[0]
         except IndexError:
             return None
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Puts messages back, which were taken and not given to the application: they come first again. Their permits
-        are given already."""
+        """Puts messages to the front that were taken, but did not reach the application. Their permits are already
+        granted again."""
         for message in reversed(messages):
             message.permits = 0
             self.messages.appendleft(message)
@@ -109,7 +110,7 @@ class ReceiverQueue:
         return self._error is not None
 
     def at_end(self, call: Callable[[], object]) -> None:
-        """Calls `register` once, when it ends; now when it has."""
+        """Calls `call` once when the queue ends; at once if it has ended."""
         if self._error is not None:
             call()
         else:
@@ -127,7 +128,7 @@ class ReceiverQueue:
             raise type(self._error)(self._error.message) from self._error
 
     async def take_message(self, timeout_s: float | None) -> Message:
-        """Takes a message, in the event loop. Raises Timeout when nothing came in time."""
+        """Waits for a message and removes it, in the event loop. Raises Timeout if none came in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -141,7 +142,7 @@ class ReceiverQueue:
             raise Timeout(f"no message within {timeout_s:g} s") from None
 
     async def wait_filled(self, timeout_s: float | None) -> None:
-        """Returns, in the event loop, when there is something to take. Raises Timeout when nothing came in time."""
+        """Waits, in the event loop, until there is a message. Raises Timeout if none came in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.messages:
@@ -163,14 +164,15 @@ class ReceiverQueue:
             raise
 
     def wait(self, wake: Callable[[], object]) -> None:
-        """Calls `wake` once, when there may be something to take. Look again after this: something may be there. Raises
-        what ended it, also then: `stop_waiting`."""
+        """Calls `wake` once when there may be a message. The caller must check the queue again after this. Raises the
+        error with which the queue ended; also then `stop_waiting` must be called."""
         self._waiting.append(wake)
         if self._error is not None:
             self.raise_if_ended()
 
     def drop(self, unwanted: Callable[[Message], bool]) -> int:
-        """Throws messages away and returns their permits; in the event loop. A taker sees each other message once."""
+        """Drops the unwanted messages and returns the number of their permits; in the event loop. Each other message is
+        still taken exactly once."""
         old = self.messages
         self._fill(deque())
         dropped = 0
@@ -187,7 +189,7 @@ class ReceiverQueue:
         return dropped
 
     def stop_waiting(self, wake: Callable[[], object]) -> None:
-        """Waits no more; a wake-up that was already spent goes to the next who waits."""
+        """Cancels a wait; if its wake-up was used already, the next waiter is woken."""
         if not self._remove_waiting(wake) and self.messages:
             self._wake_one()
 
@@ -241,7 +243,7 @@ class ConsumerBatchReceivePolicy:
             )
 
     def policy(self) -> ConsumerBatchReceivePolicy:
-        """Returns the policy itself: a method of Pulsar's client, which has two kinds."""
+        """Returns the policy itself; Pulsar's client has two such classes."""
         return self
 
     def getMaxNumMessages(self) -> int:
@@ -258,7 +260,7 @@ class ConsumerBatchReceivePolicy:
 
     @property
     def bytes_max(self) -> int:
-        """Returns the limit of bytes; 0: no limit."""
+        """Returns the limit in bytes; 0: none."""
         if self.max_num_bytes > 0:
             return self.max_num_bytes
         return 0 if self.max_num_message > 0 else DEFAULT_BYTES
@@ -303,8 +305,8 @@ async def receive_batch(
 
 
 async def decodable(inbox: ReceiverQueue, *messages: Message) -> None:
-    """Finds the schemas with which they were written, so that `value` need not ask. When it fails, or is cancelled,
-    they are received again."""
+    """Fetches the schemas with which the messages were written, so that `value` need not ask for them. If it fails or
+    is cancelled, the messages are put back."""
     try:
         for message in messages:
             await message.know_writer()
@@ -314,7 +316,7 @@ async def decodable(inbox: ReceiverQueue, *messages: Message) -> None:
 
 
 class ReceivedBatch:
-    """A batch for a caller in another thread, which may have ended (Ctrl-C) when it is full: then it is put back."""
+    """A batch for a caller in another thread. If that caller has ended (Ctrl-C), the batch is put back."""
 
     def __init__(self, inbox: ReceiverQueue, now: Callable[[], float]) -> None:
         self._now = now
@@ -329,7 +331,7 @@ class ReceivedBatch:
         return self._messages
 
     def give_back(self) -> None:
-        """Gives back, in the event loop, what it holds, now or later: others receive it."""
+        """Puts the batch back, in the event loop, now or as soon as it is received, so that others receive it."""
         self._unwanted = True
         messages, self._messages = self._messages, []
         if messages:
@@ -367,18 +369,19 @@ class Requests:
         return reply
 
     async def seek(self, to: MessageId | int) -> None:
-        """Moves the subscription: what was delivered before is forgotten; what is delivered next is from there."""
+        """Moves the subscription: messages delivered before are dropped, and later ones are from the new place."""
         self.forget_acknowledged()
         await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
 
     def forget_acknowledged(self) -> None:
-        """Forgets, because the subscription is moved, what was acknowledged before and is not told yet: it is delivered
-        again."""
+        """Drops acknowledgements that are not sent yet, because the subscription is moved and their messages are
+        delivered again."""
         self._acks.clear()
         self._core.forget_acknowledged()
 
     async def unsubscribe(self) -> None:
-        """Returns when the subscription is gone: who asked again over a new connection may have removed it before."""
+        """Returns when the subscription is deleted. If a repeated request finds no subscription, the first one has
+        deleted it."""
         asked = False
 
         def ask(request_id: int) -> None:
@@ -394,8 +397,8 @@ class Requests:
         self.unsubscribed = True
 
     async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
-        """Returns when the ack survives a crash of all processes. OperationNotSupported: a cumulative one would cover
-        a part of a message in chunks."""
+        """Returns when the ack survives a crash of all processes. Raises OperationNotSupported if a cumulative one
+        would cover a part of a chunked message."""
         every = [each for one in which for each in self._acks.with_chunks(one)]
         for each in every if cumulative else ():
             place = place_of(each)[0]
@@ -413,7 +416,7 @@ class Requests:
             await self._ask(request)
 
     async def send_last_acks(self) -> None:
-        """Returns when all acks that wait are durable."""
+        """Sends all waiting acks; returns when they are durable."""
         self._acks.gather()
         request_id, effects = self._core.last_acks()
         if request_id:
@@ -422,8 +425,7 @@ class Requests:
             await answer
 
     async def _ask(self, send: Callable[[int], object]) -> Any:
-        """Sends a request under a new number; once more over the next connection when this one breaks. Returns the
-        answer."""
+        """Sends a request under a new number, again over the next connection if this one breaks. Returns the answer."""
 
         async def attempt() -> Any:
             while self._core.state is not State.CONNECTED:
@@ -444,7 +446,7 @@ class Requests:
         return answer
 
     def register(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `told` with the outcome of a request that its caller sends itself."""
+        """Calls `told` with the outcome of a request that the caller sends itself."""
         self._calls[request_id] = told
 
     def answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:
@@ -461,7 +463,7 @@ class Requests:
             answer.set_exception(error)
 
     async def wait_changed(self) -> None:
-        """Returns when it is connected, or finished."""
+        """Returns when the consumer is connected or finished."""
         if self._changed is None:
             self._changed = self._loop.create_future()
         await asyncio.shield(self._changed)

@@ -1,7 +1,7 @@
 """The acknowledgements that one partition's consumer sends in transactions: requests of their own, each answered.
 
     acks.acknowledge(txn, which, cumulative=False, waiter=None)      in the event loop
-    acks.connected(), acks.end(error)                                the consumer is connected again, or finished
+    acks.on_connected(), acks.fail_all(error)                        the consumer is connected again, or finished
 
 What one transaction acknowledges in one turn of the loop goes together, and with nothing else. A request is answered
 when the acknowledgement is durable, as pending; it survives any crash then, until its transaction ends. One that is
@@ -41,7 +41,7 @@ PAUSE_S = 0.1
 
 
 class _Group:
-    """The acknowledgements of one transaction in one turn."""
+    """The acknowledgements of one transaction in one turn of the loop."""
 
     __slots__ = ("error", "left", "operations", "tracker", "txn", "waiters")
 
@@ -61,8 +61,8 @@ class TransactionalAcks:
         self, where: Part, subscription: str, connections: Connections, core: ConsumerCore, acks: AckSender,
         requests: Requests, send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Makes the acknowledgements of one partition. `again`: what was delivered and not acknowledged comes again,
-        and what waits is thrown away."""
+        """Makes the acknowledgements of one partition. `again` redelivers all that is not acknowledged and drops what
+        waits."""
         self._where = where
         self._taken_from = f"{where.topic} {subscription}"
         self._deliver_again = again
@@ -80,7 +80,7 @@ class TransactionalAcks:
         self, txn: InTransaction, which: Iterable[Pending], *, cumulative: bool,
         waiter: asyncio.Future[None] | None = None,
     ) -> None:  # fmt: skip
-        """Acknowledges in a transaction. Raises what `InTransaction.enter` raises, and OperationNotSupported, before
+        """Acknowledges in a transaction. Raises OperationNotSupported, and what `InTransaction.enter` raises, before
         anything is sent."""
         self._requests.raise_if_closed()
         every = [each for one in which for each in self._acks.with_chunks(one)]

@@ -63,7 +63,7 @@ class OutgoingMessage:
 
     @property
     def alone(self) -> bool:
-        """Whether the message needs an entry of its own: it sets fields of a whole entry."""
+        """Whether the message needs an entry of its own, because it sets fields that belong to a whole entry."""
         return self.deliver_at is not None or bool(self.replicate_to)
 
 
@@ -127,13 +127,14 @@ class Batcher:
         self._txn: InTransaction | None = None  # of what is open
 
     def resume(self, last: int, next_sequence_id: int) -> None:
-        """Resumes after the ids up to `last` that the broker has of this producer; before anything is added."""
+        """Sets the first sequence id after the broker's answer: `last` is the highest id that the broker has of this
+        producer. Must be called before anything is added."""
         self._known = last
         self.next_sequence_id = next_sequence_id
 
     def rewind(self, first: int) -> None:
-        """Notes that the outcome of the messages from `first` on is not known, and nothing waits here: they may come
-        again."""
+        """Allows the sequence ids from `first` on to be named again, because the outcome of their messages is unknown.
+        Does nothing while messages wait here."""
         if not self.ready and not self.open_messages:
             self._given = min(self._given, first - 1)
 
@@ -251,7 +252,8 @@ class Batcher:
         return self._by_key.get(self._key_of(message)) if self._key_based else self._open
 
     def _fitting(self, message: OutgoingMessage, sequence_id: int) -> Batch | None:
-        """The open batch, unless the last id that the broker knows is between it and the message."""
+        """Returns the open batch for the message. Closes it and returns None if its ids would otherwise span the last
+        id that the broker knows."""
         batch = self._current(message)
         if batch is not None and batch.sequence_id <= self._known < sequence_id:
             named = self._named
@@ -286,7 +288,7 @@ class Batcher:
         batch.highest = sequence_id
 
     def check(self) -> None:
-        """Checks that sequence ids of waiting batches rise, no batch is empty or above its bounds, and none passes the
+        """Checks that sequence ids of waiting batches rise, no batch is empty or above its bounds, and none exceeds the
         next id."""
         last = -1 << 63
         for batch in [*self.ready, *([self._open] if self._open else [])]:
@@ -330,7 +332,7 @@ def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: Outgoi
 def metadata_of(
     batch: Batch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
 ) -> MessageMetadata:
-    """Returns the metadata of the whole entry; with all fields of its message, when it travels unbatched."""
+    """Returns the metadata of the whole entry; if the message travels unbatched, with all fields of the message."""
     metadata = MessageMetadata(
         producer_name=producer_name, sequence_id=batch.sequence_id, publish_time=publish_time_ms
     )
@@ -353,7 +355,7 @@ def encode(
     batch: Batch, producer_name: str, publish_time_ms: int, compression: int, encrypt: Encrypt | None = None,
     schema_version: bytes = b"",
 ) -> bytes:  # fmt: skip
-    """The entry's client-part."""
+    """Returns the client-part of the batch's entry."""
     metadata = metadata_of(batch, producer_name, publish_time_ms, compression, schema_version)
     if batch.message is not None:
         if compression or encrypt is not None:

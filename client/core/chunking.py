@@ -59,9 +59,8 @@ PENDING_BYTES_MAX = 2 * CHUNKED_BYTES_MAX
 """Most bytes that all messages of a partition declare which are begun and not complete."""
 METADATA_BYTES = 10 << 10
 """Bytes by which a chunk's payload is smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a
-broker tells them that limit (broker/pulsar/connection.py). Pulsar's Java and Go clients drop larger ones
-unseen, as a broker tells them that limit (broker/pulsar/connection.py). Not where an entry has less than ten
-times that."""
+broker announces that limit to them (broker/pulsar/connection.py). Not used where an entry has less than ten times
+that."""
 EXPIRE_S = 60.0
 """Seconds without a chunk after which an incomplete message makes room (Pulsar's figure)."""
 GIVEN_BACK_S_MIN, GIVEN_BACK_S_MAX = 0.25, 600.0
@@ -76,7 +75,8 @@ GIVEN_BACK_MAX = 10_000
 def split(
     metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encrypt: Encrypt | None = None
 ) -> list[bytes]:
-    """The client-parts: one when it fits, compressed and as it is; else its chunks in order. MessageTooLarge."""
+    """Returns the client-parts of the message: one if it fits into an entry; else its chunks, in order. Raises
+    MessageTooLarge."""
     size = len(payload)
     if metadata.compression:
         metadata.uncompressed_size = size
@@ -110,7 +110,7 @@ def split(
 
 
 class Begun:
-    """A message of which some chunks are here."""
+    """A chunked message of which some chunks have arrived."""
 
     __slots__ = ("bodies", "entry", "last", "metadata", "places", "since", "size")
 
@@ -130,7 +130,8 @@ class Begun:
 
 
 class ChunkOutcome(NamedTuple):
-    """The effect of a chunk that came: a complete message, and entries that are dropped, given back or wanted."""
+    """The outcome of a chunk: the message that it completes, and the entries to acknowledge (`dropped`), to have
+    redelivered later (`given_back`), or to ask for now (`wanted`)."""
 
     complete: Begun | None
     dropped: list[Position]
@@ -139,7 +140,7 @@ class ChunkOutcome(NamedTuple):
 
 
 class Chunks:
-    """The chunked messages of one partition that are not complete."""
+    """The chunked messages of one partition that are not complete or not acknowledged."""
 
     __slots__ = (
         "_given_back", "_made_room", "_waiting", "_whole", "auto_ack", "begun", "expire_s", "log_order", "ordered",
@@ -169,7 +170,7 @@ class Chunks:
     def add(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> ChunkOutcome:
-        """Takes a chunk. Raises CorruptEntry if it contradicts itself, or those before it."""
+        """Adds a chunk. Raises CorruptEntry if its fields contradict each other, or those of the chunks before it."""
         _check(metadata, len(body))
         begun = self.begun.get(metadata.uuid)
         if begun is None:
@@ -183,7 +184,8 @@ class Chunks:
         return self._add_chunk(begun, metadata, place, body, now, entry)
 
     def on_entry(self, producer: str, place: Position) -> list[Position]:
-        """Notes that an entry of the producer came: drops what it has begun and not ended; returns the places."""
+        """Fact: an entry of `producer` arrived that continues none of its incomplete messages. Drops these messages, if
+        entries come in log order; returns their positions."""
         if not self.log_order:
             return []
         dropped: list[Position] = []
@@ -203,7 +205,8 @@ class Chunks:
         return outcome._replace(wanted=wanted)
 
     def entries_of_message(self, last: Position) -> tuple[Position, ...]:
-        """Returns all entries of the complete message that ends there; none: it is not one."""
+        """Returns the positions of all chunks of the complete message that ends at `last`, and stops tracking it; empty
+        if no such message is tracked."""
         begun = self._whole.pop(last, None)
         return () if begun is None else tuple(begun.places)
 
@@ -212,7 +215,8 @@ class Chunks:
             del self._whole[last]
 
     def given_back(self, last: Position) -> tuple[Position, ...]:
-        """Notes that the complete message that ends there comes again; returns all its entries."""
+        """Fact: the complete message that ends at `last` will be delivered again. Returns the positions of all its
+        chunks."""
         begun = self._whole.get(last)
         if begun is None:
             return ()
@@ -220,7 +224,7 @@ class Chunks:
         return self.entries_of_message(last)
 
     def clear(self) -> None:
-        """Clears: all that is not acknowledged comes again, in order."""
+        """Removes everything: what is not acknowledged will be delivered again, in order."""
         self.begun.clear()
         self._given_back.clear()
         self._made_room.clear()
@@ -229,19 +233,21 @@ class Chunks:
 
     # ------------------------------------------------------------------ questions
     def rounds(self, uuid: str) -> int:
-        """Returns how often chunks of the message came for which there was no room, or no beginning."""
+        """Returns how often chunks of the message were given back for lack of room, or because its first chunk was
+        missing."""
         return self._given_back.get(uuid, 0)
 
     def unshown(self) -> list[Position]:
-        """Returns all entries of messages that are begun."""
+        """Returns the positions of all chunks of incomplete messages."""
         return [place for begun in self.begun.values() for place in begun.places]
 
     def first(self) -> Position | None:
-        """The first entry of all messages that are begun, or not acknowledged."""
+        """Returns the first position of all messages that are incomplete or not acknowledged; None: there are none."""
         return min((min(begun.places) for begun in (*self.begun.values(), *self._whole.values())), default=None)
 
     def floor(self, place: Position) -> Position:
-        """Returns how far a cumulative ack at `place` may go: before each message that ends after it."""
+        """Returns the highest position that a cumulative ack at `place` may cover: before the first chunk of each
+        message that is incomplete, or ends after `place`."""
         firsts = [min(begun.places) for begun in self.begun.values()]
         firsts += [min(begun.places) for last, begun in self._whole.items() if last > place]
         lowest = min((first for first in firsts if first <= place), default=None)
@@ -279,7 +285,7 @@ class Chunks:
         return not self.begun or (len(self.begun) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
 
     def _gives_way_to(self, newcomer: str) -> str | None:
-        """Returns the message that makes room for `newcomer`; None: none does."""
+        """Returns the uuid of the incomplete message that makes room for `newcomer`; None if none does."""
         if self.auto_ack:
             return next(iter(self.begun))
         times = self._made_room.get
@@ -314,8 +320,8 @@ class Chunks:
             del self._waiting[next(iter(self._waiting))]
 
     def _next_waiting(self) -> list[Position]:
-        """Returns, as there is room, the entries of the first message that waits with its beginning, and made room
-        least often."""
+        """Returns the given-back entries of the next message to ask for: of those whose first chunk is known, the one
+        that made room least often."""
         times = self._made_room.get
         begins = [uuid for uuid, places in self._waiting.items() if 0 in places.values()]
         return [*self._waiting.pop(min(begins, key=lambda each: times(each, 0)))] if begins else []
@@ -334,7 +340,7 @@ class Chunks:
         self.expect_again(uuid)
 
     def expect_again(self, uuid: str) -> None:
-        """Notes that a chunk of the message came and is not kept, but delivered again later."""
+        """Records that a chunk of the message arrived and was not kept; it will be delivered again."""
         self._remember(self._given_back, uuid, self.rounds(uuid))
 
     def _remember(self, of: dict[str, int], uuid: str, times: int) -> None:
@@ -385,7 +391,8 @@ class PendingEntries:
         return self.unsent[-1] if self.unsent else self.sent[-1] if self.sent else None
 
     def add(self, batch: Batch, entries: Sequence[bytes], now: float) -> None:
-        """Adds a batch. `entries`: what it became; several are the chunks of its message."""
+        """Adds a batch as unsent. `entries`: its encoded entries; if there are several, they are the chunks of its
+        message."""
         batch.items = []
         places: list[Position] | None = [] if len(entries) > 1 else None
         for entry in entries[:-1]:
@@ -397,7 +404,8 @@ class PendingEntries:
         self.unsent.append(batch)
 
     def next(self) -> Batch:
-        """Takes the next batch to publish. Call it while there is one, and credit above zero."""
+        """Moves the next batch to the sent ones, deducts its cost from the credit, and returns it. There must be an
+        unsent batch, and credit above zero."""
         batch = self.unsent.popleft()
         self.credit -= len(batch.entry) + ENTRY_COST_BYTES
         batch.connections += 1
@@ -405,21 +413,21 @@ class PendingEntries:
         return batch
 
     def disconnected(self) -> None:
-        """Makes all of them unsent: they are published again, in order."""
+        """Makes all entries unsent: they are published again, in order, over the next connection."""
         self.credit = 0
         self.unsent.extendleft(reversed(self.sent))
         self.sent.clear()
 
     def renumber(self, before: bytes, now: bytes) -> None:
-        """Gives the waiting entries another schema number: the producer's topic was made anew. Those that name the old
-        one are all unsent: the connection is new."""
+        """Replaces the schema version `before` by `now` in all entries, because the topic was created again. Nothing
+        may be sent over this connection yet."""
         assert not self.sent, "nothing was published over this connection"
         for batch in self.unsent:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:
                 batch.entry = with_schema_version(batch.entry, now)
 
     def pop_message(self) -> list[Batch]:
-        """Removes and returns the oldest batch, with the other chunks of its message."""
+        """Removes and returns the oldest batch together with the other chunks of its message."""
         popped: list[Batch] = []
         while not popped or not popped[-1].callbacks:
             popped.append((self.sent or self.unsent).popleft())
@@ -442,8 +450,8 @@ def entries_of(
     batch: Batch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
-    """Encodes the entries of a batch, at most `bytes_max` each; several, its chunks, when `chunks_of` names the
-    message. An error: MessageTooLarge, CryptoError, or InvalidContent."""
+    """Returns the encoded entries of a batch, each at most `bytes_max` bytes: several chunks only if `chunks_of`, the
+    uuid of the message, is given. An error is returned, not raised: MessageTooLarge, CryptoError or InvalidContent."""
     if batch.entry:
         return [batch.entry]
     if batch.message is not None and batch.message.encrypt is not None:
@@ -458,7 +466,7 @@ def entries_of(
     except Exception as cause:
         return invalid(cause)
     size = len(entry)
-    if compression:  # a broker takes nothing that unfolds to more than an entry may have: its readers unfold it
+    if compression:  # a broker refuses what decompresses to more than an entry may have: its readers decompress it
         size = max(size, len(batch.message.payload) if batch.message is not None else sum(map(len, batch.items)))
     if size > bytes_max:
         return MessageTooLarge(f"an entry of {size} bytes; the limit is {bytes_max}", size=size, limit=bytes_max)
@@ -482,7 +490,7 @@ def uncertain(error: MagnetarError) -> MagnetarError:
 
 
 def lone(callback: Callback, txn: InTransaction | None, payload_bytes: int = 0) -> Batch:
-    """Represents a message that was never put into a batch."""
+    """Makes a batch for a message that was never batched, so that it can get its outcome."""
     batch = Batch(-1)
     batch.payload_bytes = payload_bytes
     batch.txn = txn

@@ -80,7 +80,7 @@ from .redelivery import (
 
 
 class WithheldEntries:
-    """The entries of one consumer that are kept from the application."""
+    """The entries of one consumer that are withheld from the application."""
 
     __slots__ = ("permits",)
 
@@ -94,7 +94,7 @@ class WithheldEntries:
         self.permits[place] = self.permits.get(place, 0) + permits
 
     def asked_again(self, places: Iterable[Position]) -> int:
-        """Returns the permits that are free now."""
+        """Fact: these entries are asked for again. Returns the number of permits that this frees."""
         freed = 0
         for place in places:
             if place in self.permits:
@@ -103,17 +103,17 @@ class WithheldEntries:
         return freed
 
     def release(self, place: Position) -> int:
-        """Releases an entry that is decrypted, or acknowledged; returns the permits that are free now."""
+        """Removes an entry that is decrypted or acknowledged; returns the number of permits that this frees."""
         return self.permits.pop(place, 0)
 
     def clear(self) -> int:
-        """Forgets all, which come again; returns the permits that are free now."""
+        """Removes all entries, which will be delivered again; returns the number of permits that this frees."""
         freed = sum(self.permits.values())
         self.permits.clear()
         return freed
 
     def floor(self, place: Position) -> Position:
-        """Returns how far a cumulative ack at `place` may go: before the first of them."""
+        """Returns the highest position that a cumulative ack at `place` may cover: before the first withheld entry."""
         first = min((each for each in self.permits if each <= place), default=None)
         return place if first is None else Position(first[0], first[1] - 1)
 
@@ -168,7 +168,7 @@ class ConsumerCore:
         return Place(self.last_taken, self._begun)
 
     def begin_again(self) -> None:
-        """Forgets, in a reader, its place: its topic is another one, none of whose messages was taken."""
+        """Clears a reader's place: its topic was created again, and no message of it was read yet."""
         self.last_taken = self._begun = None
 
     def on_opened(self) -> list[ConsumerEffect]:
@@ -190,7 +190,7 @@ class ConsumerCore:
         return effects
 
     def on_lost(self, error: MagnetarError) -> list[ConsumerEffect]:
-        """Notes that the connection broke, the broker gave the consumer up, or an attempt to open it again failed."""
+        """Fact: the connection broke, the broker closed the consumer, or an attempt to open it again failed."""
         if self.state is State.CLOSED:
             return []
         alone = self._options.leaves_alone
@@ -209,8 +209,8 @@ class ConsumerCore:
         return effects
 
     def forget_delivered(self) -> None:
-        """Forgets all that was delivered and not acknowledged, which comes again: none of it is late, and no message is
-        begun."""
+        """Drops the state of all entries that were delivered and not acknowledged: they will be delivered again, so no
+        ack time-out runs for them, and no chunked message is incomplete."""
         self._free(self._withheld.clear())
         self._unacked.clear()
         self.chunks.clear()
@@ -229,7 +229,7 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ what comes
     def dropped(self, permits: int) -> list[ConsumerEffect]:
-        """Counts as used so many permits that were charged for what does not reach the application."""
+        """Counts `permits` as used that were charged for entries which do not reach the application."""
         self.permits.used(permits, self.permits.stream)
         effects: list[ConsumerEffect] = []
         self._grant(effects)
@@ -240,13 +240,13 @@ class ConsumerCore:
         return self.dropped(0)
 
     def is_dead(self, redelivery_count: int) -> bool:
-        """Whether the application saw the entry as often as it may: it is a dead letter."""
+        """Whether the entry was redelivered more often than the dead-letter policy allows."""
         return self._options.dead_after is not None and redelivery_count > self._options.dead_after
 
     def chunk(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> Begun | None:
-        """Takes a chunk; returns the message, when it is complete. Raises CorruptEntry."""
+        """Adds a chunk; returns the message if it is complete now, else None. Raises CorruptEntry."""
         self.has_new_times = True
         if not self.chunks.begun:  # the back-off is the program's: it is asked when chunks come
             self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
@@ -257,8 +257,8 @@ class ConsumerCore:
         return outcome.complete
 
     def withhold(self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float) -> None:
-        """Withholds an entry that cannot be decrypted (core/consumer.py). It may leave a gap in chunks: none is
-        dropped."""
+        """Withholds an entry that cannot be decrypted. It may contain a chunk, so the other chunks of its message are
+        kept."""
         self.has_new_times = True
         self._withheld.add(place, permits)
         self.track(place, now, longer_s)
@@ -272,7 +272,7 @@ class ConsumerCore:
         return bool(self._withheld)
 
     def release(self, place: Position) -> None:
-        """Releases an entry that may have been withheld: it is decrypted, or acknowledged."""
+        """Releases an entry that may have been withheld, because it is decrypted or acknowledged."""
         self._free(self._withheld.release(place))
 
     def _free(self, permits: int) -> None:
@@ -280,7 +280,7 @@ class ConsumerCore:
             self.permits.used(permits, self.permits.stream)
 
     def on_whole_entry(self, producer: str, place: Position, now: float) -> None:
-        """Notes that an entry came that is no chunk."""
+        """Fact: an entry arrived that is not a chunk."""
         self._settle_chunks(ChunkOutcome(None, self.chunks.on_entry(producer, place), []), now)
 
     def _settle_chunks(self, outcome: ChunkOutcome, now: float, rounds: int = 0) -> None:
@@ -300,12 +300,13 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ what the application does
     def track(self, place: Position, now: float, longer_s: float) -> None:
-        """Watches an entry of which a message was taken: it is to be acknowledged in time."""
+        """Starts the ack time-out of an entry of which the application took a message."""
         if self._options.ack_timeout_s:
             self._unacked.track(place, now, longer_s)
 
     def acknowledge(self, place: Position, index: int, size: int) -> None:
-        """Acknowledges a message. `index` -1: the whole entry. `size`: messages in it, 0 when not known."""
+        """Acknowledges a message. `index` -1: the whole entry. `size`: the number of messages in the entry, 0 if not
+        known."""
         self._acks.acknowledge(place, index, size)
         if self.moving:
             self._moved(place, 1 << index if index >= 0 else -1)
@@ -319,7 +320,8 @@ class ConsumerCore:
             self._pieces.discard(place)
 
     def acknowledge_bits(self, place: Position, bits: int, messages: int, size: int) -> None:
-        """Acknowledges so many messages of an entry of that size: the bits of their indexes."""
+        """Acknowledges several messages of one entry: bit i of `bits` is batch index i. `messages`: how many they are;
+        `size`: how many the entry has."""
         self._acks.acknowledge_bits(place, bits, messages, size)
         if self.moving:
             self._moved(place, bits)
@@ -329,8 +331,8 @@ class ConsumerCore:
             self._nacks.discard(place)
 
     def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
-        """Acknowledges up to `place`; but in front of the first message in chunks that is not acknowledged and ends
-        after it, and of the first entry that cannot be decrypted."""
+        """Acknowledges everything up to `place`, but nothing from the first entry on that cannot be decrypted, or from
+        the first chunked message on that is not acknowledged and ends after `place`."""
         floor = self._floor(place)
         self.chunks.acknowledged_up_to(floor)
         if floor != place:
@@ -345,7 +347,7 @@ class ConsumerCore:
         self._unacked.forget_up_to(place)
 
     def covers(self, place: Position) -> bool:
-        """Whether a cumulative ack may cover the entry; then it does, for messages in chunks."""
+        """Whether a cumulative ack may cover the entry. If so, chunked messages up to it count as acknowledged."""
         covered = self._floor(place) == place
         if covered:
             self.chunks.acknowledged_up_to(place)
@@ -355,12 +357,12 @@ class ConsumerCore:
         return self._withheld.floor(self.chunks.floor(place))
 
     def taken_over(self, place: Position) -> None:
-        """Forgets an entry that a request acknowledges."""
+        """Stops the ack time-out of an entry that a separate request acknowledges."""
         self._unacked.discard(place)
 
     def give_back(self, place: Position, redeliveries: int, now: float) -> None:
-        """Gives an entry back: it is asked for again after the delay of a negative ack; where what failed holds back
-        what follows it, the broker has the delay, and it is asked in the next `turn` (`_fail`)."""
+        """Negatively acknowledges an entry: it is asked for again after the delay of a negative ack. Where a failed
+        entry blocks those after it, the broker applies the delay, and is asked in the next `turn` (`_fail`)."""
         if self._pieces.watched:
             self._pieces.discard(place)
         if self._options.holds_order:
@@ -370,9 +372,10 @@ class ConsumerCore:
         self._unacked.discard(place)
 
     def _fail(self, effects: list[ConsumerEffect]) -> None:
-        """Asks the broker, where what failed holds back what follows it, to take back all of that at once. What waits
-        of it is thrown away, and what still comes until the broker's answer (`failing`). After a dead letter of its
-        batch it waits for the acknowledgement of that, or it would count as given back once more in its place."""
+        """Where a failed entry blocks those after it: asks the broker to take back all of these at once. Waiting
+        messages of them are discarded, and so is what still arrives before the broker's answer (`failing`). An entry
+        with a dead letter in flight is asked for only after that is acknowledged, or it would be counted as redelivered
+        once more."""
         if self.state is not State.CONNECTED:
             self.failed.clear()
             return
@@ -397,7 +400,7 @@ class ConsumerCore:
             self.moving.pop(place, None)
 
     def failing(self) -> list[Position]:
-        """Returns the entries that failed, and that the broker may not have taken back yet."""
+        """Returns the failed entries that the broker may not have taken back yet."""
         return [*self.failed, *(place for places in self._failing.values() for place in places)]
 
     @property
@@ -405,9 +408,9 @@ class ConsumerCore:
         return bool(self.failed or self._failing)
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
-        """Asks for all that was delivered and not acknowledged; entries that the application has not seen are
-        `untouched`, and do not count as delivered again. `in_order`: what is on its way here, and will come again, is
-        thrown away too (`starts_again`)."""
+        """Asks for everything that was delivered and not acknowledged. `untouched`: the entries that the application
+        has not seen, whose redelivery is not counted. `in_order`: deliveries in flight, which will come again, are
+        discarded, too (`starts_again`)."""
         effects: list[ConsumerEffect] = []
         if self.state is State.CONNECTED:
             self._send_acks(effects)
@@ -423,7 +426,7 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ time
     def turn(self, now: float) -> list[ConsumerEffect]:
-        """Sends what is due, and sees to the times of the rest."""
+        """Returns the effects that are due after facts or intents, and arms the timers of the rest."""
         effects: list[ConsumerEffect] = []
         if self.failed:
             self._fail(effects)
@@ -438,7 +441,7 @@ class ConsumerCore:
 
     @property
     def due(self) -> float | None:
-        """Returns when `time_passed` is to be called; None: no time matters."""
+        """Returns the time at which `time_passed` must be called; None: no timer runs."""
         due = inf
         for each in (self.ack_due, self._tick_due, self._chunk_due):
             if each is not None and each < due:
@@ -491,22 +494,23 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ requests
     def request(self) -> int:
-        """The number of a request that is sent now; while there is a connection."""
+        """Registers a new request and returns its number. There must be a connection."""
         self._last_request += 1
         self._requests.add(self._last_request)
         return self._last_request
 
     def forget_acknowledged(self) -> None:
-        """Forgets acks, as a seek is asked for: those of before it say nothing about what comes after it."""
+        """Drops the acks that wait, because a seek was requested: they must not be applied after it."""
         self._acks.clear()
 
     def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:
-        """Begins a seek, which replaces an earlier one that is under way."""
+        """Begins a seek; it replaces an earlier one that is in flight."""
         self._seek = request_id, to
         return [SendSeek(request_id, to)]
 
     def last_acks(self) -> tuple[int, list[ConsumerEffect]]:
-        """Returns all acks that wait, and the number of the answer when they are durable; 0: there are none."""
+        """Returns the effects that send all waiting acks, and the number of the request that is answered when they are
+        durable; 0: none wait."""
         effects: list[ConsumerEffect] = []
         if not self._acks.pending or self.state is not State.CONNECTED:
             return 0, effects

@@ -32,17 +32,17 @@ from .redelivery import AckGroup, EntrySets
 
 # ------------------------------------------------------------------------------ both
 class Leave(NamedTuple):
-    """Gives the connection up."""
+    """Effect: give the connection up."""
 
 
 class Connect(NamedTuple):
-    """Opens the producer or consumer at its broker, after a pause."""
+    """Effect: open the producer or consumer at its broker, after a pause."""
 
     after_s: float
 
 
 class Finished(NamedTuple):
-    """Ends the producer or consumer for good."""
+    """Effect: end the producer or consumer for good."""
 
     error: MagnetarError
     topic_is_gone: bool = False
@@ -65,7 +65,7 @@ class ProducerOptions(NamedTuple):
 
 
 class Added(Enum):
-    """The reaction to a message that was to be added. None instead: it waits with others."""
+    """The result of adding a message, other than None: it waits with others."""
 
     WAKE = auto()  # it waits, and the driver is to call `turn` soon
     FULL = auto()  # refused: as many wait as may
@@ -76,13 +76,14 @@ class Added(Enum):
 
 
 class Publish(NamedTuple):
-    """Publishes an entry."""
+    """Effect: publish an entry."""
 
     entry: bytes
 
 
 class Settle(NamedTuple):
-    """The outcome of a batch: where it is stored, or its error. -1: stored, but where is not known."""
+    """Effect: report the outcome of a batch: its position, or its error. -1: it is stored, but its position is not
+    known."""
 
     batch: Batch
     error: MagnetarError | None
@@ -91,13 +92,13 @@ class Settle(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """Tells flushes that all their messages have outcomes."""
+    """Effect: end these flushes, because all their messages have outcomes."""
 
     waiters: list[Any]
 
 
 class Warn(NamedTuple):
-    """Logs a warning."""
+    """Effect: log a warning."""
 
     text: str
 
@@ -128,26 +129,27 @@ class ConsumerOptions(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Grants the broker permits."""
+    """Effect: grant permits to the broker."""
 
     messages: int
 
 
 class SendAcks(NamedTuple):
-    """Sends acknowledgements."""
+    """Effect: send acknowledgements."""
 
     group: AckGroup
     request_id: int  # 0: no answer is wanted
 
 
 class DropAfter(NamedTuple):
-    """Throws away what waits and follows one of these: the broker takes it back, and delivers it again."""
+    """Effect: discard the waiting messages of these failed entries and those that must follow them; the broker takes
+    them back and delivers them again."""
 
     failed: tuple[Position, ...]
 
 
 class Redeliver(NamedTuple):
-    """Asks the broker to deliver entries again."""
+    """Effect: ask the broker to deliver entries again."""
 
     entries: EntrySets | None  # None: all that was delivered and not acknowledged
     counted: bool = True  # False: the application has not seen them
@@ -155,26 +157,27 @@ class Redeliver(NamedTuple):
 
 
 class SendSeek(NamedTuple):
-    """Asks the broker to move the subscription."""
+    """Effect: ask the broker to move the subscription."""
 
     request_id: int
     to: Any
 
 
 class Sought(NamedTuple):
-    """Reports that the cursor is there: what is delivered from now on is from there."""
+    """Effect: report that the broker has moved the cursor to `to`; later deliveries start there."""
 
     to: Any
 
 
 class Drop(NamedTuple):
-    """Throws away what waits for the application; `dropped` is to be told the permits, when they are given back."""
+    """Effect: discard what waits for the application. With `give_back` the driver must pass the permits to `dropped`.
+    """
 
     give_back: bool
 
 
 class Answer(NamedTuple):
-    """Answers a request of the application."""
+    """Effect: answer a request of the application."""
 
     request_id: int
     error: MagnetarError | None
@@ -182,8 +185,8 @@ class Answer(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place at which a reader goes on: after `taken` (None: where it began); what `begun` names on was not read
-    whole."""
+    """The place at which a reader continues: after the message `taken` (None: at its start). `begun`: the first chunk
+    of messages that it has not read completely; None: there are none."""
 
     taken: Any
     begun: Position | None
@@ -214,7 +217,7 @@ SAY_EVERY_S = 60.0
 
 
 class ErrorLogThrottle:
-    """Limits the log lines of one producer. `last`: why messages are not acknowledged; empty: not known. An
+    """Limits the log lines of one producer. `last`: why the broker does not acknowledge messages; empty: not known. An
     acknowledgement clears it."""
 
     def __init__(self) -> None:
@@ -222,7 +225,8 @@ class ErrorLogThrottle:
         self._said: dict[str, float] = {}  # by kind, which is the name of an error class: bounded
 
     def admit(self, error: MagnetarError, now: float) -> str | None:
-        """Notes an error that the broker gave; returns what to log now, if anything. A lost connection says nothing."""
+        """Records an error of the broker; returns the text to log now, or None. A lost connection and a time-out are
+        ignored."""
         if isinstance(error, ConnectionLost | TimedOut):
             return None
         kind = type(error).__name__

@@ -1,4 +1,4 @@
-"""The choice between several clusters (AutoClusterFailover). The first one is preferred. The first one is preferred.
+"""The choice between several clusters (AutoClusterFailover). The first one is preferred.
 
     core = FailoverCore(3, failover_after=2, back_after=1)
     core.tried([False, True, True])       which of them answered in this round; the one to use now
@@ -60,7 +60,7 @@ GROWTH = 1.25
 
 
 class Chance(Protocol):
-    """`random.Random`, or what behaves like it."""
+    """The part of `random.Random` that is used here."""
 
     def random(self) -> float: ...
     def randrange(self, start: int, /) -> int: ...
@@ -77,7 +77,7 @@ class Backoff:
         self._next_s = first_s
 
     def next_s(self) -> float:
-        """Returns how long to wait before the next attempt."""
+        """Returns the seconds to wait before the next attempt."""
         delay = self._next_s
         self._next_s = min(delay * GROWTH, self._last_s)
         return delay * (1 - self._rng.random() / 10)
@@ -99,7 +99,8 @@ class Backoff:
 
 
 class PartitionsRoutingMode(ClientEnum):
-    """The partition to which a message without a key goes: always one, each in turn, or what `message_router` says."""
+    """The partition of a message without a key: always the same one, each in turn, or the one that `message_router`
+    returns."""
     UseSinglePartition = 0
     RoundRobinDistribution = 1
     CustomPartition = 2
@@ -129,7 +130,7 @@ class Router:
         return self._partitions
 
     def grow(self, partitions: int) -> None:
-        """Adds partitions; none is ever taken away."""
+        """Sets a larger number of partitions; it must not become smaller."""
         assert partitions >= self._partitions, "partitions are never taken away"
         self._partitions = partitions
 

@@ -66,8 +66,8 @@ class ProducerCore:
         self, name: str, options: ProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
         backoff: Backoff, uuid: str = "", memory: SendMemory | None = None,
     ) -> None:  # fmt: skip
-        """Makes the core. `uuid`: of this producer's life, for its chunked messages. `memory`: of all producers; None:
-        it has no bound."""
+        """Makes the core. `uuid`: identifies this instance of the producer in chunked messages. `memory`: the memory
+        that all producers of the client share; None: no limit."""
         self.memory = memory
         self.name = name
         self.state = State.OPENING
@@ -101,8 +101,8 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback, share: Share | None = None) -> Added | None:
-        """Adds a message with a payload and nothing else. `share`: of the transaction it is sent in, with our `lock`.
-        """
+        """Adds a message with a payload and no other field. `share`: its transaction's, made with this core's `lock`.
+        Returns why it is not added, or Added.WAKE; None: it waits with others."""
         if len(payload) > self.payload_max:
             return Added.TOO_LARGE
         with self.lock:
@@ -129,7 +129,7 @@ class ProducerCore:
         return None if waits else Added.WAKE
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> Added | None:
-        """Raises what the encoding of the message raises."""
+        """Adds a message; returns as `add`. Raises what the encoding of the message raises."""
         if len(message.payload) > self.payload_max:
             return Added.TOO_LARGE
         with self.lock:
@@ -150,7 +150,7 @@ class ProducerCore:
         return None if waits else Added.WAKE
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
-        """Adds an entry that is encoded already; before the producer is opened, or between turns."""
+        """Adds an entry that is already encoded. Must be called before the producer is opened, or between turns."""
         batch = Batch(sequence_id)
         batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)
@@ -158,8 +158,8 @@ class ProducerCore:
         self.pending += 1
 
     def encoded(self, message: OutgoingMessage, wall_ms: int, schema_version: bytes) -> bytes:
-        """The entry of a message that is published later, by a broker. Raises what its encoding raises;
-        MessageTooLarge: its topic takes none that is so large."""
+        """Returns the entry of a message that a broker publishes later. Raises MessageTooLarge if it is above the
+        topic's limit, and what the encoding raises."""
         batch = Batch(0)
         batch.message = message
         entry = encode(batch, self.name, wall_ms, self._options.compression, message.encrypt or self._options.encrypt,
@@ -178,7 +178,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ what is to be sent
     def wait_for_messages(self) -> None:
-        """Waits to be opened with the first message: the first `turn` after that has Connect."""
+        """Delays the opening until there is a message: the first `turn` after one was added returns Connect."""
         self._early = deque()
 
     @property
@@ -186,7 +186,7 @@ class ProducerCore:
         return self._early is not None and not self.connections
 
     def turn(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Sends what is ready."""
+        """Encodes closed batches and publishes what the credit allows."""
         self.turn_wanted = False
         effects: list[ProducerEffect] = []
         if self._early and not self.connections:
@@ -198,7 +198,7 @@ class ProducerCore:
         return effects
 
     def time_passed(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Closes batches and expires messages whose time has come. To be called when `due` is reached, or later."""
+        """Closes batches and expires messages whose time has come. Must be called when `due` is reached, or later."""
         effects: list[ProducerEffect] = []
         if self.delay_due is not None and now >= self.delay_due:
             self._close_batches()
@@ -210,7 +210,7 @@ class ProducerCore:
 
     @property
     def due(self) -> float | None:
-        """Returns when `time_passed` is to be called; None: no time matters."""
+        """Returns the time at which `time_passed` must be called; None: no timer runs."""
         oldest = self._entries.oldest if self._options.send_timeout_s else None
         if oldest is None:
             return self.delay_due
@@ -218,8 +218,8 @@ class ProducerCore:
         return expires if self.delay_due is None or expires < self.delay_due else self.delay_due
 
     def flush(self, waiter: Any, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Flushes: `waiter` comes back, in Settle or Flushed, when every message added before has its outcome: entries
-        get theirs in order, so the youngest entry of this moment is waited for."""
+        """Begins a flush: `waiter` is returned in Settle or Flushed when every message added before has its outcome.
+        Outcomes come in order, so this is when the entry that is now the youngest has its own."""
         effects = self.send_now(now, wall_ms)
         with self.lock:
             if self._early:
@@ -229,7 +229,7 @@ class ProducerCore:
         return effects
 
     def send_now(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Sends what is open, whatever is under way."""
+        """Closes all open batches and sends them, even while others are in flight."""
         self._close_batches()
         return self.turn(now, wall_ms)
 
@@ -281,7 +281,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ the connection
     def opening(self) -> int:
-        """Counts an opening that is begun; returns its number."""
+        """Counts an attempt to open the producer; returns its number."""
         self.connections += 1
         return self.connections
 
@@ -289,8 +289,8 @@ class ProducerCore:
         self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int,
         schema_version: bytes = b"",
     ) -> list[ProducerEffect]:  # fmt: skip
-        """Opens: the broker has this producer, and `last_sequence_id` is the highest that it has of its name (-1:
-        none)."""
+        """Fact: the producer is open at its broker. `last_sequence_id`: the highest that the broker has of its name;
+        -1: none."""
         effects: list[ProducerEffect] = []
         if self.state is State.CLOSED:
             return effects
@@ -314,7 +314,7 @@ class ProducerCore:
         return effects + self.turn(now, wall_ms)
 
     def _admit(self, effects: list[ProducerEffect]) -> None:
-        """Gives ids to the messages that came before the producer was open."""
+        """Batches the messages that were added before the producer was open; they get their sequence ids now."""
         if self._early is None:
             return
         with self.lock:  # at once: nothing that comes now may get in front of it
@@ -332,14 +332,14 @@ class ProducerCore:
                     self._free(len(message.payload))
 
     def credit(self, size_bytes: int) -> list[ProducerEffect]:
-        """Takes credit: so many bytes more may be published."""
+        """Fact: the broker granted credit for `size_bytes` more bytes."""
         effects: list[ProducerEffect] = []
         self._entries.credit += size_bytes
         self._publish(effects)
         return effects
 
     def on_lost(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Notes that the connection broke, the broker gave the producer up, or an attempt to open it again failed."""
+        """Fact: the connection broke, the broker closed the producer, or an attempt to open it again failed."""
         effects: list[ProducerEffect] = []
         if self.state in (State.CLOSED, State.CLOSING):
             return effects
@@ -358,7 +358,8 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> Batch | None:
-        """Takes a receipt; returns the oldest entry, if the receipt is for it. None: `receipt` says what follows."""
+        """Removes and returns the oldest entry, if this receipt is for it. Otherwise returns None, and `receipt` must
+        handle it."""
         sent = self._entries.sent
         if not sent or sequence_id != sent[0].sequence_id:
             return None
@@ -387,7 +388,7 @@ class ProducerCore:
         return [Leave(), *self.on_lost(error, now)]
 
     def on_refused(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Notes that the broker refused the oldest entry, for good or for now."""
+        """Fact: the broker refused the oldest entry, for good or for now."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
             return [Leave(), *self.on_lost(error, now)]
         effects: list[ProducerEffect] = []
@@ -399,7 +400,7 @@ class ProducerCore:
         return effects
 
     def on_waiting(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Notes why what was sent has no answer yet, as the broker says: it is neither stored nor refused."""
+        """Fact: the broker reports why an entry is not stored yet; it is not refused."""
         if self._entries.sent and (text := self._reasons.admit(error, now)) is not None:
             return [Warn(f"messages are not acknowledged yet: {text}")]
         return []
@@ -410,13 +411,13 @@ class ProducerCore:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for senders that wait: for a quarter of the queue, so that they are not woken for each
-        message."""
+        """Whether blocked senders may go on: only when a quarter of the queue is free, so that they are not woken for
+        each message."""
         return self.pending <= min(self.max_pending - 1, self.max_pending - (self.max_pending >> 2))
 
     @property
     def wants_flush(self) -> bool:
-        """Whether, after outcomes, what is open waited for them (`urgent`), and `turn` is to be called."""
+        """Whether open batches waited for outcomes that have come (`urgent`), so that `turn` must be called."""
         return self.urgent and not self._entries and not self.turn_wanted
 
     def _expire(self, effects: list[ProducerEffect]) -> None:
@@ -438,22 +439,22 @@ class ProducerCore:
 
     @property
     def reason(self) -> str:
-        """Returns why the broker does not acknowledge, as an appendix; empty: not known."""
+        """Returns why the broker does not acknowledge, as text to append to a message; empty: not known."""
         return self._reasons.last and f"; {self._reasons.last}"
 
     # ------------------------------------------------------------------------------ the end
     def close(self, error: MagnetarError) -> None:
-        """Refuses, with this error, messages that are added from now on; what was added goes its way."""
+        """Refuses, with this error, messages that are added from now on; messages added before are still sent."""
         with self.lock:
             self.closing = error
             self.max_pending = 0  # so that `add` looks
 
     def leaving(self) -> None:
-        """Leaves: all has its outcome; the connection is given up, and not opened again."""
+        """Ends the connection without opening another. All messages must have their outcomes."""
         self.state = State.CLOSING
 
     def finish(self, error: MagnetarError) -> list[ProducerEffect]:
-        """Finishes: no more messages; those without an outcome get this error."""
+        """Ends the producer for good; messages without an outcome get this error."""
         effects: list[ProducerEffect] = []
         self.state = State.CLOSED
         with self.lock:

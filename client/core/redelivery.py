@@ -33,7 +33,7 @@ BUCKETS_MAX = 256
 
 
 class RedeliveryTracker:
-    """Watches entries for the acknowledgement time-out."""
+    """Tracks entries until their acknowledgement time-out."""
 
     def __init__(self, delay_s: float, tick_s: float) -> None:
         assert delay_s >= 0 < tick_s, "delays are not negative"
@@ -65,7 +65,7 @@ class RedeliveryTracker:
             self.discard(covered)
 
     def take_due(self, now: float) -> list[Position]:
-        """The entries that are due, forgotten from now on."""
+        """Removes and returns the entries that are due."""
         current = int(now / self.tick_s)
         due: list[Position] = []
         for tick in sorted(tick for tick in self._buckets if tick <= current):
@@ -92,8 +92,8 @@ def places_of(sets: EntrySets) -> Iterator[Position]:
 
 
 class NackTracker:
-    """Watches entries for negative acknowledgements. Times are whole milliseconds of any clock that does not go back.
-    """
+    """Tracks negatively acknowledged entries until their redelivery. Times are whole milliseconds of any monotonic
+    clock."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, EntrySets] = {}  # due time → entries
@@ -149,11 +149,11 @@ class NackTracker:
             self._buckets.clear()
 
     def next_ms(self) -> int | None:
-        """Returns when the next entry is due; None: nothing is watched."""
+        """Returns the time at which the next entry is due; None: none is tracked."""
         return min(self._buckets, default=None)
 
     def take_due(self, now_ms: int) -> EntrySets:
-        """The entries that are due, forgotten from now on."""
+        """Removes and returns the entries that are due."""
         due: EntrySets = {}
         for time_ms in sorted(each for each in self._buckets if each <= now_ms):
             for ledger_id, entries in self._buckets.pop(time_ms).items():
@@ -169,7 +169,7 @@ class NackTracker:
 
     @property
     def memory_bytes(self) -> int:
-        """Returns about what it takes: the sets as CRoaring holds them, and their objects and places."""
+        """Returns an estimate of its memory: the sets as CRoaring stores them, and their Python objects."""
         sets = [each for bucket in (*self._buckets.values(), self.watched) for each in bucket.values()]
         figures = [each.get_statistics() for each in sets]
         held = sum(each["n_bytes_array_containers"] + each["n_bytes_bitset_containers"] for each in figures)
@@ -223,7 +223,8 @@ class AckTracker:
         self._cumulative: tuple[Position, int] | None = None
 
     def acknowledge(self, position: Position, index: int, size: int) -> None:
-        """Acknowledges a message. `index` -1: the whole entry. `size`: messages in the entry, 0 when not known."""
+        """Acknowledges a message. `index` -1: the whole entry. `size`: the number of messages in the entry, 0 if not
+        known."""
         self.pending += 1
         if index < 0 or size == 1:
             self._whole[position[0]].add(position[1])
@@ -235,7 +236,8 @@ class AckTracker:
             del self._parts[position]
 
     def acknowledge_bits(self, position: Position, bits: int, messages: int, size: int) -> None:
-        """Acknowledges so many messages of an entry of that size at once: the bits of their indexes."""
+        """Acknowledges several messages of one entry: bit i of `bits` is batch index i. `messages`: how many they are;
+        `size`: how many the entry has."""
         self.pending += messages
         bits |= self._parts.get(position, 0)
         if bits == (1 << size) - 1:
@@ -259,7 +261,7 @@ class AckTracker:
         self._parts = {each: bits for each, bits in self._parts.items() if each >= before}
 
     def take_group(self) -> AckGroup:
-        """Returns what to send now; an empty group when nothing waits."""
+        """Removes and returns the acknowledgements to send now; the group is empty if none wait."""
         whole = self._whole
         parts = {each: bits for each, bits in self._parts.items() if each[1] not in whole.get(each[0], ())}
         sets = {ledger_id: BitMap(entries) for ledger_id, entries in sorted(whole.items())}
@@ -286,9 +288,8 @@ def _order(position: Position, last: int) -> tuple[Position, float]:
 #
 # A consumer grants its queue size when it subscribes; what the application took, or the client threw away, is granted
 # again in blocks of at least a quarter of the queue: with half of it, consumers of Key_Shared that take turns ran out
-# of permits, and a tenth of the messages waited at the broker for theirs. Permits die with the stream: `start_stream`
-# begins
-# anew, and what came over an earlier stream gives none back.
+# of permits, and a tenth of the messages waited at the broker for theirs. Permits end with the stream: `start_stream`
+# begins anew, and what came over an earlier stream gives none back.
 #
 # **The rule of both sides.** A delivery costs what its entry's head declares (proto/entry.py `declared_messages`), less
 # the batch indexes that the delivery says are acknowledged. The broker charges that when it sends the entry
@@ -316,7 +317,7 @@ class Permits:
         self.held = 0  # charged, and what they were charged for is not used yet
 
     def start_stream(self) -> int:
-        """Begins a new stream; returns the permits to grant it."""
+        """Begins a new stream; returns the number of permits to grant it."""
         with self._lock:
             self.stream += 1
             self._used = self._granted = self.held = 0
@@ -324,22 +325,21 @@ class Permits:
             return self._size
 
     def resize(self, queue_size: int) -> None:
-        """Changes the size of the queue, which is shared with more others, or fewer: what is granted next makes up for
-        it."""
+        """Changes the size of the queue; the next grants make up for the difference."""
         with self._lock:
             self._used += max(1, queue_size) - self._size
             self._size = max(1, queue_size)
             self._block = max(1, self._size // 4)
 
     def count_received(self, messages: int) -> None:
-        """Counts messages that the broker charged."""
+        """Counts messages whose permits the broker charged."""
         with self._lock:
             self.at_broker -= messages
             self.held += messages
 
     def used(self, messages: int, stream: int) -> bool:
-        """Counts permits of messages that left the queue; those that came over an earlier stream give none back. True:
-        call `grant` soon."""
+        """Counts permits of messages that left the queue; those of an earlier stream are ignored. Returns whether
+        `grant` must be called soon."""
         with self._lock:
             if stream == self.stream:
                 self.held -= messages
@@ -351,12 +351,12 @@ class Permits:
             return self._granted > 0
 
     def grant(self) -> int:
-        """Returns the permits to tell the broker now (0: not yet)."""
+        """Returns the number of permits to grant the broker now; 0: none yet."""
         with self._lock:
             granted, self._granted = self._granted, 0
             return granted
 
     def check(self) -> None:
-        """Checks the sums. Holds between two replies of the broker."""
+        """Checks that no permit is lost or made. It holds only between two replies of the broker."""
         assert self.held >= 0, "more was given back than was charged"
         assert self.at_broker + self.held + self._used in (self._size, 0), "permits were lost or made"

@@ -58,8 +58,8 @@ NOWHERE = Position(-1, -1)
 
 
 class TransactionState(Enum):
-    """The state of a transaction. PREPARED: it survives its client and its coordinator; ERROR: its commit, or its
-    `prepare`, got no answer, and `commit` asks again."""
+    """The state of a transaction. PREPARED: it survives its client and its coordinator. ERROR: its commit or `prepare`
+    got no answer; `commit` asks again."""
 
     OPEN = "OPEN"
     PREPARING = "PREPARING"
@@ -92,18 +92,19 @@ class Receipts(NamedTuple):
 
 
 class End(NamedTuple):
-    """Asks the coordinator; `on_answered` or `unanswered` is to be told."""
+    """Effect: ask the coordinator to end the transaction; the driver must then call `on_answered` or `unanswered`."""
 
     verb: Verb
     participants: tuple[Receipts, ...]
 
 
 class Idle(NamedTuple):
-    """Reports that every operation has its outcome: the commit that waits goes on."""
+    """Effect: report that every operation has its outcome, so that the waiting commit goes on."""
 
 
 class Ended(NamedTuple):
-    """The end of a transaction. `error`: what who ended it is told; None: it did what was asked."""
+    """Effect: report the end of the transaction. `error`: raised in the caller that ended it; None: it ended as asked.
+    """
 
     error: PulsarException | None
 
@@ -112,20 +113,20 @@ TransactionEffect = End | Idle | Ended
 
 
 class Part(Protocol):
-    """The partition of a producer or a consumer: where operations of a transaction are under way."""
+    """The producer or consumer of one partition, which has operations of a transaction in flight."""
 
     sends: bool  # messages; else it acknowledges
 
     @property
     def topic(self) -> TopicName: ...
     def send_now(self) -> None:
-        """Sends what waits for more messages."""
+        """Sends its open batches."""
         ...
 
 
 class Share:
-    """The messages of a transaction that one producer sends with `add`: the producer counts them under the lock that it
-    takes for each message anyway, and the transaction takes them over when it ends (TransactionCore)."""
+    """The allowance of one producer to send messages in a transaction with `add`. The producer counts the messages
+    under its own lock, which it holds anyway; TransactionCore takes the count over when the transaction ends."""
 
     __slots__ = ("allowed", "left", "lock", "txn")
 
@@ -141,7 +142,7 @@ class Share:
         return self.allowed - self.left
 
     def close(self) -> int:
-        """Returns the number of messages; no more come until more are allowed."""
+        """Ends the allowance; returns the number of messages that were sent under it."""
         with self.lock:
             self.allowed -= self.left
             self.left = 0
@@ -149,7 +150,7 @@ class Share:
 
 
 class InTransaction:
-    """A transaction, as the producers and consumers see it in which a message is sent or acknowledged."""
+    """A transaction, as seen by the producers and consumers that send and acknowledge in it."""
 
     deliveries: dict[str, dict[Position, dict[int, object]]]
     """Subscription → which delivery of a message it acknowledged (client/consume/transactional_acks.py)."""
@@ -164,34 +165,35 @@ class InTransaction:
         raise NotImplementedError
 
     def enter(self, where: Part, connections: object) -> None:
-        """Enters an operation: a message will be sent there, or an acknowledgement; from any thread. TransactionEnded,
-        MessageTooBig, InvalidConfiguration: it must not be. `connections`: of whose client."""
+        """Begins an operation: a message, or an acknowledgement, will be sent at `where`. May be called from any
+        thread. Raises TransactionEnded, MessageTooBig, or InvalidConfiguration if `connections` are those of another
+        client."""
         raise NotImplementedError
 
     def share(self, where: Part, connections: object, lock: AbstractContextManager[Any]) -> Share:
-        """Returns the share through which the producer there sends messages, at least one more. Errors as of `enter`.
-        `lock`: that of the producer, which must not have it now."""
+        """Returns the share through which the producer at `where` may send at least one message. Raises as `enter`.
+        `lock`: the producer's; the caller must not hold it."""
         raise NotImplementedError
 
     def cancel_operation(self, *, message: bool) -> None:
-        """Takes back an `enter`: nothing was sent after all."""
+        """Reverts an `enter`: nothing was sent after all."""
         raise NotImplementedError
 
     def on_abort_of_cumulative_ack(self, again: Callable[[], None]) -> None:
-        """Notes a cumulative acknowledgement. If the transaction aborts, `again` is called when that may be delivered
-        again, and before its end is told."""
+        """Registers a cumulative acknowledgement: if the transaction aborts, `again` is called once its messages may be
+        delivered again, before the end is reported."""
         raise NotImplementedError
 
     def on_stored(self, where: Part, messages: int, position: Position) -> None:
-        """Notes that an entry has its receipt; `messages` 0: a chunk, which is not the last of its message."""
+        """Fact: an entry has its receipt. `messages` 0: it is a chunk, but not the last of its message."""
         raise NotImplementedError
 
     def on_refused(self, messages: int, error: MagnetarError) -> None:
-        """Notes that an entry is not stored, or may not be."""
+        """Fact: an entry is not stored, or may not be."""
         raise NotImplementedError
 
     def on_acknowledged(self, error: MagnetarError | None) -> None:
-        """Notes the outcome of an acknowledgement; None: it is durable."""
+        """Fact: an acknowledgement has its outcome; `error` None: it is durable."""
         raise NotImplementedError
 
 
@@ -199,8 +201,8 @@ class TransactionCore:
     """The core of one transaction."""
 
     def __init__(self, txn: TxnId, lock: AbstractContextManager[Any], *, named: bool = False) -> None:
-        """Makes the core. `named`: its end is asked for even when nothing was done in it: that tells of a later holder.
-        """
+        """Makes the core. `named`: the coordinator is asked for the end even if there was no operation, because its
+        answer shows whether a later holder took over the name."""
         self.txn = txn
         self.state = TransactionState.OPEN
         self.failure: PulsarException | None = None  # of the first operation that failed
@@ -218,8 +220,8 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ from any thread
     def enter(self, topic: str, *, message: bool) -> None:
-        """Begins an operation: a message is sent there, or it is acknowledged there. TransactionEnded, MessageTooBig:
-        it does not begin, and nothing may be sent."""
+        """Begins an operation at `topic`: a message, or else an acknowledgement. Raises TransactionEnded or
+        MessageTooBig; then nothing may be sent."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -229,7 +231,7 @@ class TransactionCore:
             self._touch(topic)
 
     def share(self, topic: str, share: Share) -> None:
-        """Lets the producer of that topic send through `share`, which may be new. Errors as of `enter`."""
+        """Allows the producer of `topic` to send through `share`, which may be new. Raises as `enter`."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -243,7 +245,8 @@ class TransactionCore:
             self._touch(topic)
 
     def _allow(self, messages: int) -> int:
-        """Returns how many of `messages` more messages there may be: one or more. Raises MessageTooBig if none."""
+        """Reserves up to `messages` more messages; returns how many, at least one. Raises MessageTooBig if there is no
+        room."""
         if self._allowed >= MESSAGES_MAX:
             for share in self._shares:  # what others do not use
                 self._allowed -= share.allowed
@@ -262,7 +265,7 @@ class TransactionCore:
             self._entries[topic], self._last[topic] = 0, NOWHERE
 
     def _close_shares(self) -> None:
-        """Closes the shares: the transaction is not open any more, and no producer adds to it from here on."""
+        """Closes all shares and counts their messages as operations: the transaction is no longer open."""
         for share in self._shares:
             self._allowed -= share.allowed
             sent = share.close()
@@ -272,7 +275,7 @@ class TransactionCore:
 
     @property
     def pending(self) -> int:
-        """Operations without an outcome."""
+        """Returns the number of operations without an outcome."""
         return self._begun - self._over + sum(each.messages for each in self._shares)
 
     @property
@@ -281,7 +284,8 @@ class TransactionCore:
         return self._allowed - sum(each.left for each in self._shares)
 
     def enter_again(self, *, message: bool) -> bool:
-        """Enters like `enter` at a topic where something was before. False: `enter` says why not."""
+        """Begins an operation at a topic that already has one. Returns False if it must not; `enter` then raises the
+        reason."""
         with self._lock:
             if self.state is not TransactionState.OPEN or (message and self._allowed >= MESSAGES_MAX):
                 return False
@@ -290,7 +294,7 @@ class TransactionCore:
             return True
 
     def cancel_operation(self, *, message: bool) -> list[TransactionEffect]:
-        """Takes back an operation that was not begun after all: refused before anything was sent."""
+        """Reverts an `enter` whose operation was refused before anything was sent."""
         with self._lock:
             self._allowed -= message
             self._begun -= 1
@@ -298,7 +302,7 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def on_stored(self, topic: str, messages: int, position: Position) -> list[TransactionEffect]:
-        """Notes that an entry of so many messages has its receipt; 0: a chunk of a message."""
+        """Fact: an entry of `messages` messages has its receipt; 0: it is a chunk, but not the last of its message."""
         if self._entries[topic] >= 0:
             self._entries[topic] += 1
             if position[1] < 0:
@@ -310,7 +314,7 @@ class TransactionCore:
             return self._check_idle()
 
     def on_refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
-        """Notes that an entry of so many messages is not stored, or may not be."""
+        """Fact: an entry of `messages` messages is not stored, or may not be."""
         self._set_failure(error)
         with self._lock:
             self._over += messages
@@ -335,12 +339,13 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> list[TransactionEffect]:
-        """Commits: Idle comes now, or when all operations have their outcomes; then `decide`."""
+        """Begins the commit. Idle follows when all operations have their outcomes; then the driver must call `decide`.
+        """
         may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
         return self._wait(TransactionState.COMMITTING, may_be)
 
     def prepare(self) -> list[TransactionEffect]:
-        """Waits for all operations like `commit`, then prepares."""
+        """Begins to prepare, after all operations have their outcomes as for `commit`."""
         return self._wait(TransactionState.PREPARING, (TransactionState.OPEN,))
 
     def _wait(self, state: TransactionState, may_be: tuple[TransactionState, ...]) -> list[TransactionEffect]:
@@ -352,7 +357,7 @@ class TransactionCore:
             return self._check_idle()
 
     def decide(self) -> list[TransactionEffect]:
-        """Decides, after Idle, or when the operations took too long (`expire`)."""
+        """Decides how the transaction ends. Called after Idle, or by `expire`."""
         assert self.state in WAITING, "an end waits for this"
         if self.failure is not None:
             return self._abort(self._reason())
@@ -363,7 +368,7 @@ class TransactionCore:
         return [End(Verb.COMMIT, self._participants())]
 
     def expire(self, error: MagnetarError) -> list[TransactionEffect]:
-        """Gives the operations up, which have no outcome in time: the transaction aborts."""
+        """Aborts the transaction, because its operations had no outcome in time."""
         self._waiting = False
         self._set_failure(error)
         return self.decide()
@@ -410,7 +415,7 @@ class TransactionCore:
         return self.unanswered()
 
     def unanswered(self) -> list[TransactionEffect]:
-        """Ends the transaction without an answer: none came in the time that was allowed."""
+        """Fact: the coordinator did not answer in time."""
         if self.state is TransactionState.ABORTING and not self._was_prepared:
             return self._set_ended(TransactionState.ABORTED, self.error)
         unknown = OutcomeUnknown(
@@ -441,7 +446,8 @@ class TransactionCore:
 
     @property
     def was_lost(self) -> bool:
-        """Whether the coordinator aborted it, as its end or an operation was told, and may have lost others with it."""
+        """Whether the coordinator aborted the transaction by itself, as an operation or its end showed; then it may
+        have lost others, too."""
         causes = (self.error, self.failure)
         return self.state in (TransactionState.ABORTED, TransactionState.OPEN) and any(
             isinstance(each, TransactionAborted | TransactionEnded) and not isinstance(each.__cause__, PulsarException)
@@ -450,7 +456,7 @@ class TransactionCore:
 
     @property
     def has_operations(self) -> bool:
-        """Whether it may have left something at a topic."""
+        """Whether a topic may have something of the transaction."""
         return bool(self._entries)
 
     @property

@@ -1,4 +1,4 @@
-"""The names of messages for their consumers, and how long they are kept."""
+"""The keys by which an inbox recognises messages, and how long it keeps them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ topic, and how long a subscription may be away)."""
 
 
 def message_key(message: Message) -> str:
-    """Returns topic, producer and sequence id: a message that its producer sends again has the same one, a new message
-    another. It is unique where the producer has a name of its own that stays, as relays of an outbox have; else give a
-    key from the message itself: the number of an order, an id among its properties."""
+    """Returns topic, producer name and sequence id as one text. A message that its producer sends again has the same
+    key; a new message has another. It is unique only if the producer has a fixed name, as relays of an outbox have;
+    otherwise use a key from the message itself, such as an order number or an id among its properties."""
     return f"{message.topic_name()}|{message.producer_name()}|{message.sequence_id()}"
 
 
 def checked_key(key: str) -> str:
-    """The key as it is stored: a long one by its hash."""
+    """Returns the key as it is stored: a key longer than KEY_MAX by its hash."""
     return key if len(key) <= KEY_MAX else f"sha256:{sha256(key.encode()).hexdigest()}"

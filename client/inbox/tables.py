@@ -1,5 +1,5 @@
-"""The inbox of an application that uses SQLAlchemy: a row for each message that is done, in the transaction that did
-it.
+"""The inbox of an application that uses SQLAlchemy: a row for each processed message, written in the transaction that
+processed it.
 
     inbox = SQLAlchemyInbox(Base.metadata)
     with Session(engine) as session, session.begin():
@@ -41,7 +41,8 @@ class SQLAlchemyInbox:
         )  # fmt: skip
 
     def first_time(self, session: Session | Connection, subscription: str, key: str) -> bool:
-        """Whether the message was not done yet; it is from here on, if this transaction commits."""
+        """Returns whether `subscription` has not processed the message `key` before, and records it as processed if
+        this transaction commits."""
         row = {"subscription": subscription, "key": checked_key(key), "done": _clock.wall_ms()}
         dialect = session.get_bind().dialect.name if isinstance(session, Session) else session.dialect.name
         statement: Any
@@ -58,8 +59,8 @@ class SQLAlchemyInbox:
         return bool(done.rowcount == 1)
 
     def _insert_if_missing(self, session: Session | Connection, row: dict[str, Any]) -> bool:
-        """Inserts a row unless there is one; returns whether it did. A conflict between two transactions raises
-        IntegrityError in one of them: roll back and receive again."""
+        """Inserts the row unless it exists; returns whether it did. When two transactions conflict, one of them gets
+        IntegrityError: roll back and receive the message again."""
         here = self.rows.c.subscription == row["subscription"], self.rows.c.key == row["key"]
         if session.execute(select(self.rows.c.done).where(*here)).first() is not None:
             return False
@@ -67,7 +68,8 @@ class SQLAlchemyInbox:
         return True
 
     def purge(self, session: Session | Connection, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
-        """Deletes up to `limit` rows that are older than any message may be delivered again; returns their number."""
+        """Deletes up to `limit` rows that are older than `older_than_s`, which must exceed the time within which a
+        message may be delivered again. Returns the number of deleted rows."""
         c = self.rows.c
         before = _clock.wall_ms() - int(older_than_s * 1000)
         old = session.execute(select(c.subscription, c.key).where(c.done < before).limit(limit)).all()

@@ -24,7 +24,7 @@ _COUNTED = ("bytes", "string")
 
 
 def names_of(schema: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The named types of a schema that fastavro parsed, by full name."""
+    """Returns the named types of a schema that fastavro parsed, by full name."""
     found: dict[str, Any] = {} if names is None else names
     for each in _inner(schema):
         names_of(each, found)
@@ -44,7 +44,8 @@ def _inner(schema: Any) -> list[Any]:
 
 
 def needs_check(schema: Any, names: dict[str, Any], around: tuple[str, ...] = ()) -> bool:
-    """Whether a type contains itself, or an array's items may have no bytes."""
+    """Whether payloads of this type must be checked: the type contains itself, or items of an array may have no bytes.
+    """
     if isinstance(schema, str):
         return schema in around
     if isinstance(schema, dict):
@@ -135,7 +136,7 @@ class _Walk:
 
 
 class Parsed:
-    """A schema that fastavro parsed, with what its payloads have to be looked at for."""
+    """A schema that fastavro parsed, with what is needed to check its payloads before they are decoded."""
 
     __slots__ = ("_names", "schema")
 
@@ -145,8 +146,8 @@ class Parsed:
         self._names = names if needs_check(schema, names) else None
 
     def check(self, payload: bytes) -> None:
-        """Raises InvalidMessage if the payload is too deep, claims too much, or is not of the schema. Linear in its
-        bytes."""
+        """Raises InvalidMessage if the payload is nested too deeply, declares more items than it can have, or does not
+        fit the schema. Linear in its bytes."""
         if self._names is not None:
             _Walk(payload, self._names).walk(self.schema, 0)
 
@@ -164,7 +165,7 @@ _OF_THE_PARSER = ("__fastavro_parsed__", "__named_schemas")
 
 
 def reader_for(reader: Any, writer: Any) -> Any:
-    """The reader's schema, with aliases for the records of the writer's. Both are parsed; what is given is not."""
+    """Returns a copy of the parsed reader's schema with aliases for the records of the parsed writer's schema."""
     if isinstance(reader, dict):
         reader = {name: value for name, value in reader.items() if name not in _OF_THE_PARSER}
     found = copy.deepcopy(reader)
@@ -178,7 +179,7 @@ class _Aliases:
         self._seen: set[tuple[str, str]] = set()
 
     def add(self, reader: Any, writer: Any) -> None:
-        """Adds the aliases of the records of two types that meet."""
+        """Adds aliases to the records of the reader's type for the records of the writer's type at the same place."""
         if isinstance(writer, str):
             writer = self._writers.get(writer, writer)
         if isinstance(reader, str):

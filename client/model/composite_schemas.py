@@ -30,7 +30,7 @@ _DAY = timedelta(days=1)
 
 
 class PrimitiveSchema(Schema):
-    """The schema of one Python type, by its form in `struct` and two functions."""
+    """The schema of one Python type: its `struct` format, and two functions that convert to and from that."""
 
     def __init__(
         self, type_: SchemaType, of: type[Any], form: str, to: Callable[[Any], tuple[Any, ...]],
@@ -184,10 +184,11 @@ class KeyValueEncodingType(Enum):
 
 
 class KeyValueSchema(Schema):
-    """A pair `(key, value)`, each by its own schema; None for either. Bytes are those of Pulsar's Java client.
+    """A pair `(key, value)`, each with its own schema; either may be None. The bytes are those of Pulsar's Java client.
 
-    SEPARATED: the key is the key of the message (`partition_key`, base64), and the payload is the value; a key that is
-    None is no key (`null_partition_key`), and a value that is None is none (`null_value`), which is not an empty one.
+    SEPARATED: the key is the key of the message (`partition_key`, base64), and the payload is the value. A key that is
+    None becomes no key (`null_partition_key`) and a value that is None no value (`null_value`), which differs from an
+    empty one.
     """
 
     def __init__(
@@ -276,7 +277,8 @@ class ProtobufNativeSchema(Schema):
 
 
 def _descriptors(descriptor: Any) -> dict[str, str]:
-    """The files of a message's class, what they import before them, as Java's client asks for them."""
+    """Returns the descriptor files of a message class, each after those that it imports, as Java's client expects them.
+    """
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
     files: dict[str, Any] = {}
@@ -308,8 +310,8 @@ SINGLE = {
 
 
 class AutoConsumeSchema(Schema):
-    """The schema for consumers that decodes each message by the schema that it names, as plain values. A record is a
-    `dict`, a pair a tuple, what has no schema, and Protobuf, is `bytes`."""
+    """The schema for consumers that decodes each message by the schema that it names, to plain values: a record to a
+    `dict`, a pair to a tuple. A message without a schema, or with Protobuf, stays `bytes`."""
 
     by_writer = needs_writer = True
 
@@ -342,7 +344,7 @@ class AutoConsumeSchema(Schema):
         return payload if single is None else single.decode(payload)
 
     def _pair(self, payload: bytes, writer: SchemaInfo) -> Any:
-        """Decodes a pair; of SEPARATED the value alone, as its key is the key of the message."""
+        """Decodes a pair; of a SEPARATED one only the value, because its key is the key of the message."""
         halves = pair_of(writer)
         if writer.properties.get("kv.encoding.type") == KeyValueEncodingType.SEPARATED.value:
             return self.decode_written(payload, halves.value)
@@ -354,7 +356,7 @@ class AutoConsumeSchema(Schema):
 
 
 class Written(Schema):
-    """Bytes that are known to be of a schema, for which it is registered."""
+    """Bytes that are already encoded by a schema, which a producer registers."""
 
     def __init__(self, info: SchemaInfo) -> None:
         super().__init__(bytes, schema_name=info.name)
@@ -369,10 +371,10 @@ class Written(Schema):
 
 
 class AutoPublishSchema(Schema):
-    """The schema for producers whose bytes are payloads of the topic's newest schema, of the moment when the producer
-    is opened.
+    """The schema for producers that send payloads as bytes. They must fit the topic's newest schema at the time when
+    the producer is opened.
 
-    InvalidMessage: the bytes are none of it. A topic without a schema takes any.
+    Raises InvalidMessage if the bytes do not fit. A topic without a schema accepts any.
     """
 
     of_topic = True
@@ -385,7 +387,7 @@ class AutoPublishSchema(Schema):
 
 
 def _check_json(payload: bytes) -> None:
-    """Refuses NaN and infinities, which are no JSON: Python's reader takes them."""
+    """Raises ValueError for NaN and infinities, which are not JSON although Python's parser accepts them."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"it has {constant}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 class EncryptionKey:
-    """A reader that a message is encrypted for."""
+    """The key of one reader for whom a message is encrypted."""
 
     def __init__(self, key: EncryptionKeys) -> None:
         self._key = key
@@ -30,24 +30,24 @@ class EncryptionKey:
 
     @property
     def value(self) -> bytes:
-        """The data key, wrapped with the reader's public key."""
+        """Returns the data key, wrapped with the reader's public key."""
         return self._key.value
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Returns what the producer's key reader said about the key; in clear, and not authenticated."""
+        """Returns what the producer's key reader added to the key; it is in clear, and not authenticated."""
         return {pair.key: pair.value for pair in self._key.metadata}
 
 
 class EncryptionContext:
-    """The encryption of an entry; with `ConsumerCryptoFailureAction.CONSUME`, what a program needs to decrypt it."""
+    """How an entry is encrypted; with `ConsumerCryptoFailureAction.CONSUME` a program can decrypt it with this."""
 
     def __init__(self, metadata: MessageMetadata, *, failed: bool) -> None:
         self._metadata = metadata
         self._failed = failed
 
     def keys(self) -> list[EncryptionKey]:
-        """The readers that it is encrypted for."""
+        """Returns the keys of the readers for whom it is encrypted."""
         return [EncryptionKey(each) for each in self._metadata.encryption_keys]
 
     def param(self) -> bytes:
@@ -63,11 +63,11 @@ class EncryptionContext:
         return int(self._metadata.compression)
 
     def uncompressed_message_size(self) -> int:
-        """Bytes of the payload before it was compressed; 0: it was not."""
+        """Returns the number of bytes of the payload before compression; 0: it was not compressed."""
         return self._metadata.uncompressed_size
 
     def batch_size(self) -> int:
-        """Messages in the entry; -1: it is not a batch."""
+        """Returns the number of messages in the entry; -1: it is not a batch."""
         metadata = self._metadata
         return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else -1
 
@@ -113,7 +113,7 @@ def data_key(key: bytes) -> AESGCM:
 
 
 def decrypted(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
-    """Decrypts. CryptoError: the ciphertext is not of this key and IV, or was changed."""
+    """Decrypts. Raises CryptoError if the ciphertext does not belong to this key and IV, or was changed."""
     try:
         return key.decrypt(iv, ciphertext, None)
     except _load("exceptions").InvalidTag as error:
@@ -125,7 +125,8 @@ def wrapped(key: bytes, reader: RSAPublicKey) -> bytes:
 
 
 def unwrapped(value: bytes, reader: RSAPrivateKey) -> bytes | None:
-    """The data key; None: it was wrapped for another reader, or is no key. A wrong length costs nothing."""
+    """Returns the data key; None if `value` was wrapped for another reader, or is not a wrapped key. A value of a wrong
+    length is refused without the cost of decrypting it."""
     if len(value) != (reader.key_size + 7) // 8:
         return None
     try:
@@ -142,13 +143,13 @@ def _oaep() -> Any:
 
 # ------------------------------------------------------------------------------ keys of readers
 def public_key(pem: bytes, name: str) -> RSAPublicKey:
-    """Parses a public key. CryptoError: it is no public RSA key of RSA_BITS_MIN or more."""
+    """Parses a public key. Raises CryptoError if it is not an RSA key of RSA_BITS_MIN or more."""
     found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {shown_value(name)}"), name)
     return found
 
 
 def private_key(pem: bytes, name: str) -> RSAPrivateKey:
-    """Parses a private key. CryptoError: it is no private RSA key of RSA_BITS_MIN or more, or has a password."""
+    """Parses a private key. Raises CryptoError if it is not an RSA key of RSA_BITS_MIN or more, or has a password."""
     found: RSAPrivateKey = _rsa(
         _parsed("load_pem_private_key", (pem, None), f"the private key of {shown_value(name)}"), name
     )
@@ -156,7 +157,7 @@ def private_key(pem: bytes, name: str) -> RSAPrivateKey:
 
 
 def _parsed(load: str, arguments: tuple[Any, ...], what: str) -> Any:
-    """Parses by `load`. The library's texts are left out: some of them quote what they were given."""
+    """Parses a key with the function `load`. The library's error texts are left out, because some quote the key."""
     serialization = _load("hazmat.primitives.serialization")
     try:
         return getattr(serialization, load)(*arguments)
@@ -195,7 +196,7 @@ KEY_FILE_BYTES_MAX = 1 << 16
 
 
 class EncryptionKeyInfo(NamedTuple):
-    """A key and what is stored about it beside each entry, in clear: for example its version."""
+    """A key, and metadata that is stored in clear beside each entry, such as the key's version."""
 
     key: bytes  # PEM
     metadata: Mapping[str, str] = {}
@@ -205,24 +206,24 @@ class EncryptionKeyInfo(NamedTuple):
 
 
 class KeyReader(Protocol):
-    """The interface of `crypto_key_reader`. An exception says that there is no such key, or that it cannot be read now.
-    """
+    """The interface of `crypto_key_reader`. It raises any exception if there is no such key, or if it cannot be read
+    now."""
 
     def get_public_key(self, name: str) -> bytes | EncryptionKeyInfo:
-        """The public key of that name, for a producer."""
+        """Returns the public key of that name, for a producer."""
         ...
 
     def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes | EncryptionKeyInfo:
-        """The private key of that name, for a consumer. `metadata`: what the producer's reader returned with the public
-        key; it is not authenticated."""
+        """Returns the private key of that name, for a consumer. `metadata`: what the producer's key reader returned
+        with the public key; it is not authenticated."""
         ...
 
 
 class CryptoKeyReader:
-    """Reads the same two files for every name of a key, as Pulsar's class of this name does. CryptoError: it cannot."""
+    """Reads the same two files for every key name, as Pulsar's class of this name does."""
 
     def __init__(self, public_key_path: str, private_key_path: str) -> None:
-        """Takes the paths of PEM files. A producer needs the first one only, and a consumer the second."""
+        """Sets the paths of the PEM files. A producer needs only the first, a consumer only the second."""
         check(_PATHS, {"public_key_path": public_key_path, "private_key_path": private_key_path})
         self._public_key_path = public_key_path
         self._private_key_path = private_key_path
@@ -231,11 +232,11 @@ class CryptoKeyReader:
         return f"CryptoKeyReader({self._public_key_path!r}, {self._private_key_path!r})"
 
     def get_public_key(self, name: str) -> bytes:
-        """The content of the first file. CryptoError."""
+        """Returns the content of the first file. Raises CryptoError if it cannot be read."""
         return _read(self._public_key_path)
 
     def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes:
-        """The content of the second file. CryptoError."""
+        """Returns the content of the second file. Raises CryptoError if it cannot be read."""
         return _read(self._private_key_path)
 
 
@@ -283,8 +284,8 @@ class Encryptor:
         self, reader: KeyReader, names: Sequence[str], now: Callable[[], float],
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:  # fmt: skip
-        """Makes an encryptor. `names`: of at least one key. OperationNotSupported: the package for it is not installed.
-        """
+        """Makes an encryptor. `names` must name at least one key. Raises OperationNotSupported if `cryptography` is not
+        installed."""
         assert names, "something is encrypted for a reader"
         require_package()
         self._reader = reader
@@ -294,7 +295,7 @@ class Encryptor:
         self._renew()
 
     def __call__(self, metadata: MessageMetadata, payload: bytes) -> bytes:
-        """The ciphertext; `metadata` says how to decrypt it."""
+        """Returns the ciphertext, and sets in `metadata` how to decrypt it."""
         if not metadata.num_chunks_from_msg and (self._uses >= USES_MAX or self._now() >= self._until):
             self._renew()
         iv = self._random(IV_BYTES)
@@ -380,8 +381,8 @@ class Decryptor:
     """Decrypts the payloads of one consumer, in its event loop."""
 
     def __init__(self, reader: KeyReader | None, now: Callable[[], float]) -> None:
-        """Makes a decryptor. `reader` None: nothing can be decrypted. OperationNotSupported: the package for it is not
-        installed."""
+        """Makes a decryptor. `reader` None: nothing can be decrypted. Raises OperationNotSupported if `cryptography` is
+        not installed."""
         if reader is not None:
             require_package()
         self._reader = reader
@@ -391,7 +392,7 @@ class Decryptor:
         self._parsed: _Kept[RSAPrivateKey] = _Kept(now)  # by their PEM
 
     def __call__(self, metadata: MessageMetadata, ciphertext: bytes) -> bytes:
-        """The payload as it was before it was encrypted: compressed, if it is. CryptoError."""
+        """Returns the payload as it was before encryption: compressed, if it was. Raises CryptoError."""
         iv, keys = metadata.encryption_param, metadata.encryption_keys
         if self._reader is None:
             raise CryptoError("it is encrypted, and there is no crypto_key_reader")
@@ -402,7 +403,7 @@ class Decryptor:
         return decrypted(self._data_key(self._reader, list(keys)), iv, ciphertext)
 
     def entry_in_clear(self, entry: bytes) -> bytes:
-        """A stored entry as if it had not been encrypted; itself, when it was not. CorruptEntry, CryptoError."""
+        """Returns a stored entry as if it had never been encrypted. Raises CorruptEntry, CryptoError."""
         header = parse_header(entry)
         metadata = header.metadata
         if not metadata.encryption_param:
@@ -415,8 +416,8 @@ class Decryptor:
         return entry[:start] + client_part(metadata, payload)
 
     def encrypt_like(self, metadata: MessageMetadata) -> Encrypt:
-        """Encrypts what is copied from a message of ours for the same readers: with its data key, and an IV of its own.
-        CryptoError: we have no key for it."""
+        """Returns the function that encrypts a copy of a message for the readers of the message: with its data key and
+        an IV of its own. Raises CryptoError if there is no key to read the message."""
         if self._reader is None:
             raise CryptoError("it is encrypted, and there is no crypto_key_reader")
         keys = list(metadata.encryption_keys)

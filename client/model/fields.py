@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Enum)
 
 
 class Text(Enum):
-    """The form of a value as text."""
+    """The encoding that a field's value is converted for."""
 
     JSON = "json"  # bytes as text, enums by value
     AVRO = "avro"  # bytes as they are, enums by name
@@ -32,8 +32,8 @@ class Names:
         self._defined: dict[str, type] = {}
 
     def is_new(self, name: str, kind: type) -> bool:
-        """Notes the name; returns whether the type is to be defined here. InvalidMessage: another type has that name.
-        """
+        """Registers the name; returns whether it is new, so that the type must be defined here. Raises InvalidMessage
+        if another type has that name."""
         known = self._defined.get(name)
         if known is not None and known is not kind:
             raise InvalidMessage(f"two types are called {name!r} in one schema: {known} and {kind}")
@@ -42,8 +42,9 @@ class Names:
 
 
 class Field(Generic[V]):
-    """An attribute of a Record. `required`: it may not be None. `default`: what it holds when nothing or None is given;
-    `required_default`: the Avro schema says so. InvalidMessage: the default is not of the field's type."""
+    """An attribute of a Record. `required`: it must not be None. `default`: its value when nothing or None is given;
+    `required_default`: the Avro schema contains the default. Raises InvalidMessage if the default does not fit the
+    field."""
 
     avro: ClassVar[str] = "null"
     python: ClassVar[tuple[type, ...]] = (type(None),)
@@ -65,16 +66,16 @@ class Field(Generic[V]):
         def element_(self: Field[E | None]) -> E: ...
 
     def type(self) -> str:
-        """The name of its type in Avro."""
+        """Returns the name of its type in Avro."""
         return self.avro
 
     def python_type(self) -> Any:
-        """The type of its values, or a tuple of them."""
+        """Returns the type of its values, or a tuple of types."""
         return self.python if len(self.python) > 1 else self.python[0]
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """Returns what a record holds when the field called `name` is given `val`. Raises InvalidMessage, a TypeError,
-        if it takes no such value."""
+        """Returns the value that a record stores when the field called `name` is set to `val`. Raises InvalidMessage, a
+        TypeError, if `val` does not fit."""
         if val is None:
             return self.initial()
         val = self.made(val)
@@ -84,15 +85,15 @@ class Field(Generic[V]):
         return val
 
     def set_name(self, name: str) -> None:
-        """Gives the field a name, which errors of the field, and of what is in it, say."""
+        """Sets the name, which error messages of the field and of its parts contain."""
         self.name = name
 
     def default(self) -> Any:
-        """Returns what the field holds for None, or when nothing is given."""
+        """Returns the value of the field when nothing or None is given."""
         return self.initial()
 
     def required_default(self) -> bool:
-        """Whether the Avro schema says the default."""
+        """Whether the Avro schema contains the default."""
         return self._required_default
 
     def schema(self) -> Any:
@@ -100,47 +101,48 @@ class Field(Generic[V]):
         return self.schema_info(None)
 
     def schema_info(self, defined_names: Any) -> Any:
-        """Returns the field's type as part of a schema. `defined_names`: a `Names`, what was defined before; None, or
-        empty: nothing."""
+        """Returns the field's type as part of a schema. `defined_names`: a `Names` with what is already defined; None:
+        nothing is."""
         return self.avro_type(defined_names if isinstance(defined_names, Names) else Names(), "")
 
     def check(self, value: Any) -> None:
-        """Raises InvalidMessage if the field cannot hold the value, which is not None."""
+        """Raises InvalidMessage if the field cannot have `value`, which must not be None."""
         if not self.is_of_type(value):
             raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
 
     def is_of_type(self, value: Any) -> bool:
-        """Whether the value, which is not None, is of the field's type; it may still be too large, or have wrong parts.
-        """
+        """Whether `value`, which must not be None, is of the field's type; it may still be too large, or have wrong
+        parts."""
         return isinstance(value, self.python) and not (isinstance(value, bool) and bool not in self.python)
 
     def made(self, value: Any) -> Any:
-        """Returns what a record holds when it is given `value`: a record for a dict, a member for the name of one."""
+        """Returns the value that a record stores for `value`: a dict becomes a record, the name of an enum's member
+        that member."""
         return value
 
     def absent(self) -> Any:
-        """Returns what a new record holds when nothing is given."""
+        """Returns the value of the field in a new record for which nothing is given."""
         return self.initial()
 
     def plain(self, value: Any, text: Text) -> Any:
-        """The value as JSON or Avro carries it."""
+        """Returns the value as JSON or Avro encodes it."""
         return value
 
     def from_plain(self, value: Any, text: Text) -> Any:
-        """The value that `plain` was made of. InvalidMessage: of none."""
+        """Returns the value from which `plain` was made. Raises InvalidMessage if there is none."""
         return value
 
     def avro_type(self, names: Names, namespace: str) -> Any:
-        """Returns its type in Avro. `names` are those that were defined before; `namespace` is the one of the record
-        around it."""
+        """Returns its type in Avro. `names`: the types that are already defined; `namespace`: that of the enclosing
+        record."""
         return self.avro
 
     def initial(self) -> Any:
-        """Returns what a field holds for None: a copy of its default."""
+        """Returns the value of the field for None: a copy of its default."""
         return copy.copy(self._default)
 
     def definition(self, names: Names, namespace: str) -> dict[str, Any]:
-        """The field in the Avro schema of its record."""
+        """Returns the field as part of the Avro schema of its record."""
         kind = self.avro_type(names, namespace)
         found: dict[str, Any] = {"name": self.name}
         if self._required_default:
@@ -151,7 +153,7 @@ class Field(Generic[V]):
 
 
 def _avro_default(field: Field[Any], default: Any) -> Any:
-    """Returns the default as the schema's JSON wants it: bytes as text, enums by name."""
+    """Returns the default as the schema's JSON needs it: bytes as text, an enum by name."""
     plain = field.plain(default, Text.AVRO)
     return plain.decode("latin-1") if isinstance(plain, bytes) else plain
 
@@ -327,9 +329,8 @@ class String(Field[V]):
 
 
 class CustomEnum(Field[V]):
-    """A field that holds a member of `enum_type`. In Avro it travels by name, in JSON by value as Pulsar's; from JSON a
-    name is read as well, and a value that is no text, number or truth travels by name.
-    """
+    """A field with a member of `enum_type`. Avro encodes its name. JSON encodes its value, as Pulsar's client does, or
+    its name if the value is not text, a number or a bool; names are read from JSON, too."""
 
     if TYPE_CHECKING:
 

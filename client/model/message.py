@@ -33,7 +33,7 @@ class Writers(Protocol):
 
 
 class Origin(Protocol):
-    """The partition stream that an entry came over (client/consume/partition_consumer.py)."""
+    """The consumer of one partition through which an entry came (client/consume/partition_consumer.py)."""
 
     @property
     def topic(self) -> TopicName: ...
@@ -41,31 +41,33 @@ class Origin(Protocol):
     def schema(self) -> Schema: ...
     @property
     def writers(self) -> Writers | None:
-        """Returns the schemas of the incarnation of the topic that it reads now."""
+        """Returns the schemas of the incarnation of the topic that the consumer reads now."""
         ...
     @property
     def holds_order(self) -> bool:
-        """Whether what fails holds back what follows it, so that the count of a batch is that of its first message that
-        is left."""
+        """Whether a failed message blocks those after it; then the redelivery count of a batch counts only for its
+        first message that is not acknowledged."""
         ...
 
     def on_taken(self, message: Message) -> None:
-        """Called when the application (or a filter) took the last message of an entry: its permits are free."""
+        """Called when the application, or a filter, took the last message of an entry, so that its permits can be
+        granted again."""
         ...
 
     def interrupted(self) -> None:
-        """Called when Ctrl-C came into `on_taken`."""
+        """Called when Ctrl-C interrupted `on_taken`."""
         ...
 
     def acknowledge(self, which: Message) -> None: ...
     def encrypt_like(self, message: Message) -> Encrypt | None:
-        """Encrypts a copy of the message for its readers; None: it was not encrypted. CryptoError."""
+        """Returns the function that encrypts a copy of the message for its readers; None: it was not encrypted. Raises
+        CryptoError."""
         ...
 
 
 
 class ReceivedEntry:
-    """An entry that was received, and what its messages share."""
+    """A received entry: what its messages share."""
 
     __slots__ = (
         "charged",
@@ -103,13 +105,13 @@ class ReceivedEntry:
 
 
 class Message:
-    """A message that was received; it stays readable when its consumer is closed.
+    """A received message; it stays readable after its consumer is closed.
 
         message = consumer.receive()
         print(message.data(), message.properties(), message.message_id())
 
-    Times are ms since the epoch. `value` raises what the consumer's schema raises: InvalidMessage where the payload is
-    not of it. A message may keep the bytes of its whole batch: of what you keep for long, keep `data()`.
+    Times are ms since the epoch. `value` raises InvalidMessage if the payload does not fit the schema. A message may
+    keep the bytes of its whole batch in memory: to keep one for long, keep `data()`.
     """
 
     __slots__ = ("_payload", "batch_index", "entry", "fields", "permits")
@@ -131,18 +133,18 @@ class Message:
 
     @property
     def payload(self) -> bytes:
-        """The payload, as it was sent."""
+        """Returns the payload as it was sent."""
         payload = self._payload
         return payload if isinstance(payload, bytes) else payload[self.batch_index]
 
     def data(self) -> bytes:
-        """The payload, as it was sent; empty for a message without a value."""
+        """Returns the payload as it was sent; empty for a message without a value."""
         payload = self._payload
         return payload if isinstance(payload, bytes) else payload[self.batch_index]
 
     def value(self) -> Any:
-        """The payload, decoded by the consumer's schema; None for a message without a value. Of a pair whose key is the
-        key of the message: the pair, unless it was sent as None."""
+        """Returns the payload, decoded by the consumer's schema; None for a message without a value. With a KeyValue
+        schema whose key is separate it returns the pair, unless the message was sent as None."""
         schema = self.entry.consumer.schema
         if self.fields.null_value and not (schema.separated and self._has_key):
             return None
@@ -150,11 +152,12 @@ class Message:
 
     @property
     def _has_key(self) -> bool:
-        """Whether something is said of its key: that it has one, or that it has none."""
+        """Whether the message says something about its key: what it is, or that there is none."""
         return self.fields.HasField("partition_key") or self.fields.null_partition_key
 
     def key_bytes(self) -> bytes:
-        """The key, where it is bytes; else as UTF-8. One that is marked as base64 and is none counts as text."""
+        """Returns the key as bytes; a text key as UTF-8. A key that is marked as base64 and is not valid counts as
+        text."""
         key = self.fields.partition_key
         if self.fields.partition_key_b64_encoded:
             with suppress(ValueError):
@@ -162,12 +165,13 @@ class Message:
         return key.encode()
 
     def writer(self) -> SchemaInfo | None:
-        """The schema with which it was written; None: it names none, and the consumer's own counts. InvalidMessage."""
+        """Returns the schema with which the message was written; None: it names none, and the consumer's own is used.
+        Raises InvalidMessage."""
         writers = self._decoded_by()
         return None if writers is None else writers.schema_of(self.writer_version)
 
     async def know_writer(self) -> None:
-        """Asks for the schema with which it was written, when it matters and is not known."""
+        """Fetches the schema with which the message was written, if it is needed and not known."""
         if (writers := self._decoded_by()) is not None:
             await writers.fetch(self.writer_version)
 
@@ -177,15 +181,15 @@ class Message:
 
     @property
     def writer_version(self) -> bytes:
-        """The version of the schema with which it was written, 8 bytes; empty: none."""
+        """Returns the version of the schema with which the message was written, 8 bytes; empty: none."""
         return self.entry.header.metadata.schema_version
 
     def properties(self) -> dict[str, str]:
-        """Returns a copy of the properties. What is not UTF-8 in them is U+FFFD."""
+        """Returns a copy of the properties. Bytes in them that are not UTF-8 become U+FFFD."""
         return properties_of(self.fields)
 
     def partition_key(self) -> str:
-        """Returns its key; empty: none. Of a key of bytes (`key_bytes`) its base64, and so of one that is not UTF-8."""
+        """Returns the key; empty: none. If the key is bytes (`key_bytes`), or not UTF-8, returns its base64."""
         return self.fields.partition_key
 
     def ordering_key(self) -> str:
@@ -197,7 +201,7 @@ class Message:
         return self.fields.null_value
 
     def has_null_key(self) -> bool:
-        """Whether it has no key, which is not an empty one."""
+        """Whether the message has no key; an empty key is one."""
         return self.fields.null_partition_key or not self.fields.HasField("partition_key")
 
     def event_timestamp(self) -> int:
@@ -205,24 +209,24 @@ class Message:
         return self.fields.event_time
 
     def publish_timestamp(self) -> int:
-        """Returns when its producer sent it: ms since the epoch, of the clock of that machine."""
+        """Returns when its producer sent the message: ms since the epoch, by the producer's clock."""
         return self.entry.header.publish_time
 
     def producer_name(self) -> str:
-        """The name of the producer that sent it."""
+        """Returns the name of the producer that sent it."""
         return self.entry.header.producer_name
 
     def schema_version(self) -> str:
-        """The number of the schema with which it was written, as Pulsar's client gives it: eight characters, one for
-        each byte of the number; empty: none."""
+        """Returns the version of the schema with which the message was written as Pulsar's client does: a character for
+        each of its eight bytes; empty: none."""
         return self.entry.header.metadata.schema_version.decode("latin-1")
 
     def int_schema_version(self) -> int:
-        """The number of the schema with which it was written; -1: it names none."""
+        """Returns the version of the schema with which the message was written; -1: it names none."""
         return int.from_bytes(self.writer_version) if self.writer_version else -1
 
     def redelivery_count(self) -> int:
-        """Returns how often the message was delivered before, as the broker counts it; 0: this is the first time."""
+        """Returns how often the broker delivered the message before; 0: this is the first time."""
         entry = self.entry
         if entry.redelivery_count and entry.consumer.holds_order and self.batch_index > entry.first_index:
             return 0
@@ -238,17 +242,17 @@ class Message:
         return EncryptionContext(metadata, failed=False) if metadata.encryption_param else None
 
     def index(self) -> int:
-        """The message's dense number in its partition: its offset; -1: not known."""
+        """Returns the message's offset: its number in the partition, without gaps; -1: not known."""
         entry = self.entry
         return entry.index if entry.index < 0 else entry.index - entry.size + 1 + max(0, self.batch_index)
 
     def sequence_id(self) -> int:
-        """The number that its producer gave it."""
+        """Returns the sequence id that its producer gave it."""
         own = getattr(self.fields, "sequence_id", 0)
         return own or self.entry.header.sequence_id + max(0, self.batch_index)
 
     def message_id(self) -> MessageId:
-        """Returns where it is stored: for `acknowledge`, `seek`, and a reader's start."""
+        """Returns the message's id: for `acknowledge`, `seek`, and a reader's start."""
         entry = self.entry
         topic = entry.consumer.topic
         return KnownId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,
@@ -259,8 +263,8 @@ class Message:
 
 
 class CiphertextMessage(Message):
-    """Represents an entry that is not decrypted: `data` is its ciphertext, a batch is one message. Properties and key
-    are those of the entry."""
+    """An entry that could not be decrypted, as one message, even if it is a batch: `data` is its ciphertext. Properties
+    and key are those of the entry."""
 
     __slots__ = ()
 
@@ -269,7 +273,7 @@ class CiphertextMessage(Message):
 
 
 class DamagedMessage(Message):
-    """Represents an entry that cannot be read; raises when it is taken."""
+    """An entry that cannot be read; taking it raises `error`."""
 
     __slots__ = ("_cause", "_id")
 
@@ -296,15 +300,17 @@ _NOWHERE = TopicName.parse("persistent://public/default/batch")
 
 
 class MessageBatch:
-    """The messages of a batch: `MessageBatch().with_message_id(id).parse_from(payload, count)`.
+    """Parses the messages of a batch: `MessageBatch().with_message_id(id).parse_from(payload, count)`.
 
-    The payload is neither compressed nor encrypted. InvalidMessage: it is no batch of so many messages."""
+    The payload must be neither compressed nor encrypted. Raises InvalidMessage if it is not a batch of so many
+    messages.
+    """
 
     def __init__(self) -> None:
         self._id = MessageId()
 
     def with_message_id(self, msg_id: MessageId) -> MessageBatch:
-        """Sets where the batch is stored: ledger, entry and partition of its messages' ids."""
+        """Sets the ledger, entry and partition of the messages' ids."""
         check_one("msg_id", instance(MessageId, optional=False), msg_id)
         self._id = msg_id
         return self
@@ -328,7 +334,7 @@ class MessageBatch:
 
 
 class _Unconnected(Origin):
-    """The origin of messages that no consumer received: there is nothing to acknowledge or to grant."""
+    """The origin of messages that no consumer received: it has nothing to acknowledge and no permits."""
 
     def __init__(self, partition: int) -> None:
         self._topic = _NOWHERE if partition < 0 else _NOWHERE.with_partition(partition)
@@ -366,22 +372,22 @@ class _Unconnected(Origin):
 
 
 class ConsumerEventListener(Protocol):
-    """A listener that is told, per partition, whether this consumer of a Failover subscription gets its messages.
+    """A listener that is notified, per partition, whether this consumer of a Failover subscription is the active one.
 
-    `partition_id` -1: the topic is not partitioned. What it raises is logged.
+    `partition_id` -1: the topic is not partitioned. Exceptions that it raises are logged.
     """
 
     def became_active(self, consumer: Any, partition_id: int) -> object:
-        """Called when the consumer gets the messages of that partition from now on."""
+        """Called when this consumer becomes the one that gets the messages of the partition."""
         ...
 
     def became_inactive(self, consumer: Any, partition_id: int) -> object:
-        """Called when another consumer gets them."""
+        """Called when another consumer becomes the one that gets the messages of the partition."""
         ...
 
 
 class ActiveEvents:
-    """Keeps events that arrive before the consumer exists, and passes them on then."""
+    """Stores events that arrive before the consumer exists, and passes them on then."""
 
     def __init__(self, listener: ConsumerEventListener) -> None:
         self._listener = listener
@@ -404,7 +410,7 @@ class ActiveEvents:
 
 
 def call_listener(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
-    """Calls the listener; what the application raises is logged, and does not end the consumer."""
+    """Calls the listener. An exception that it raises is logged, and does not end the consumer."""
     try:
         if active:
             listener.became_active(consumer, partition)

@@ -33,10 +33,10 @@ Bytes = bytes | Any
 
 
 class MessageId:
-    """The place of a message; of one in chunks: its last entry, and it knows the others. Hashable; ordered by ledger,
-    entry, batch index, and partition as a tie-break.
+    """The position of a message; of a chunked message that of its last chunk, and the others are known to it. Hashable;
+    ordered by ledger, entry, batch index, and partition as a tie-break.
 
-    `serialize` gives the bytes of Pulsar's MessageIdData; `str()` is `ledger:entry:partition:batch` in brackets, as
+    `serialize` returns the bytes of Pulsar's MessageIdData; `str()` is `ledger:entry:partition:batch` in brackets, as
     Pulsar prints it. Ids of messages that were received also know their topic and the size of their batch.
     """
 
@@ -62,11 +62,11 @@ class MessageId:
         self._chunks = _chunks
 
     def ledger_id(self) -> int:
-        """The ledger that holds the message."""
+        """Returns the id of the ledger that contains the message."""
         return self._ledger_id
 
     def entry_id(self) -> int:
-        """The number of its entry in the ledger, from 0."""
+        """Returns the number of its entry in the ledger, from 0."""
         return self._entry_id
 
     def batch_index(self) -> int:
@@ -82,15 +82,16 @@ class MessageId:
         return Position(self._ledger_id, self._entry_id)
 
     def chunks(self) -> tuple[Position, ...]:
-        """Returns all entries of a message in chunks, as far as they are known; empty: it is in one entry."""
+        """Returns the positions of all chunks of a chunked message, as far as they are known; empty: the message is one
+        entry."""
         return self._chunks
 
     def first_chunk_message_id(self) -> MessageId | None:
-        """Returns where a message in chunks begins; None: it is in one entry."""
+        """Returns the id of the first chunk of a chunked message; None: the message is one entry."""
         return KnownId(self._partition, *self._chunks[0], _topic=self._topic) if self._chunks else None
 
     def batch_size(self) -> int:
-        """Messages in the entry; 0: not known."""
+        """Returns the number of messages in the entry; 0: not known."""
         return self._size
 
     def topic_name(self) -> str:
@@ -113,14 +114,15 @@ class MessageId:
 
     @classmethod
     def wrap(cls, msg_id: MessageId | Any) -> MessageId:
-        """Returns the id itself: a method of Pulsar's client, which has two kinds."""
+        """Returns the id itself; Pulsar's client has two such classes."""
         if not isinstance(msg_id, MessageId):
             raise WrongMessageType(f"wrap takes a MessageId, not {shown_value(msg_id)}")
         return msg_id
 
     @staticmethod
     def deserialize(message_id_bytes: Bytes, topic: Text | None = None) -> MessageId:
-        """The id that `serialize` wrote; `topic`: its full name. InvalidMessage: the bytes are not an id."""
+        """Returns the id that `serialize` wrote. `topic`: the full name of its topic. Raises InvalidMessage if the
+        bytes are not an id."""
         if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a message id is made of bytes, not of {shown_value(message_id_bytes)}")
         check_one("topic", TEXT_OR_NONE, topic)
@@ -197,7 +199,8 @@ class MessageId:
 
 
 class KnownId(MessageId):
-    """The id of a message that is stored: made for each one that is sent or received, so there is nothing to check."""
+    """The id of a message that is stored: it is made for each message that is sent or received, so nothing is checked.
+    """
 
     __slots__ = ()
 

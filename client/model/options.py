@@ -143,7 +143,8 @@ READER: Table = {
 
 
 def given(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """The parameters of a method, from its `locals()` (so: in its first line), without those it handles itself."""
+    """Returns the parameters of a method from its `locals()`, without `self` and those named in `without`. Must be
+    called in the method's first line."""
     return {name: exact(value) for name, value in parameters.items() if name != "self" and name not in without}
 
 
@@ -187,7 +188,7 @@ def consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
 
 
 def _without(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that are left for the settings."""
+    """Returns the options without those that are handled elsewhere."""
     found = {name: value for name, value in options.items() if name not in _DONE_ELSEWHERE and name not in TUNING}
     return {name: value for name, value in found.items() if value is not None or name not in ("schema", "properties")}
 
@@ -205,14 +206,14 @@ BATCH_INDEX_MAX = 2**31 - 1
 
 
 class Start:
-    """The start of a reader; it survives reconnects."""
+    """The place at which a reader starts; it survives reconnects."""
 
     __slots__ = ("begun", "id", "inclusive")
 
     def __init__(self, id: MessageId, inclusive: bool, begun: Position | None = None) -> None:
-        """Makes a start. At a message in chunks it is its first one; after it, its last. `begun`: where the first
-        message in chunks begins that a reader has not read, if that is in front of `id`: of that part, chunks are
-        wanted."""
+        """Makes a start. `id` of a chunked message means its first chunk if `inclusive`, else its last. `begun`: the
+        first chunk of messages that the reader has not read completely, if that is before `id`: from there on chunks
+        are wanted."""
         self.id = (id.first_chunk_message_id() or id) if inclusive else id
         self.inclusive = inclusive
         self.begun = begun if begun is not None and begun < id.position() else None
@@ -221,7 +222,8 @@ class Start:
         return not self.before(position, 0) or (self.begun is not None and position >= self.begun)
 
     def before(self, position: Position, index: int) -> bool:
-        """Whether that message is before the start. A start without a batch index means its whole entry."""
+        """Whether the message at that position and batch index is before the start. A start without a batch index means
+        its whole entry."""
         start = self.id
         here = (position.ledger_id, position.entry_id)
         there = (start.ledger_id(), start.entry_id())
@@ -233,9 +235,8 @@ class Start:
 
 
 def at_message(place: MessageId, *, inclusive: bool) -> MessageId:
-    """The first message that is wanted, to begin with it: `place` itself, of one in chunks its first chunk; or, not
-    inclusive, what follows. Without a batch index the whole entry is meant.
-    """
+    """Returns the id of the first wanted message: `place` itself, or its first chunk; if not `inclusive`, the next
+    message. A place without a batch index means its whole entry."""
     if place in (MessageId.earliest, MessageId.latest):
         return place
     if inclusive:

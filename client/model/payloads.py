@@ -25,7 +25,7 @@ Encode = Callable[[Any], bytes]
 
 
 def avro_definition(info: SchemaInfo) -> Any:
-    """The definition of a schema of type AVRO or JSON, as fastavro parses it: names are full. InvalidSchema."""
+    """Returns the definition of an AVRO or JSON schema as fastavro parses it, with full names. Raises InvalidSchema."""
     try:
         return fastavro().parse_schema(json.loads(info.data))
     except RecursionError:
@@ -35,8 +35,8 @@ def avro_definition(info: SchemaInfo) -> Any:
 
 
 def avro_reader(writer: Any, reader: Any = None) -> Decode:
-    """Returns a function that decodes payloads of the definition `writer` to values of `reader` (None: of the same). It
-    raises InvalidMessage for a payload that is not of the writer's."""
+    """Returns a function that decodes payloads of the definition `writer` to values of the definition `reader` (None:
+    of the same). It raises InvalidMessage for a payload that does not fit `writer`."""
     parsed = Parsed(fastavro().parse_schema(writer))
     own = None if reader is None else fastavro().parse_schema(reader)
     return lambda payload: read_avro(payload, parsed, own)

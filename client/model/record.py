@@ -41,14 +41,14 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class _Element(Protocol[E_co]):
-    """The type, for checkers alone, of what an array or map may be of, a field or a record; `element_` gives the type
-    of one."""
+    """What an array or a map may contain, a field or a record; for type checkers only. `element_` returns its type."""
 
     def element_(self) -> E_co: ...
 
 
 def _field(kind: Any) -> Field[Any]:
-    """A field for the element of an array or map: Field, Field class, Enum or Record class, or a record. WrongType."""
+    """Returns the field for the element of an array or a map, which may be a Field or its class, an Enum, or a Record
+    or its class. Raises WrongType for anything else."""
     if isinstance(kind, EnumMeta):
         return CustomEnum(kind)
     if isinstance(kind, Field):
@@ -63,7 +63,7 @@ def _field(kind: Any) -> Field[Any]:
 
 
 class Array(Field[V]):
-    """A list, all of one type: a field, a class of fields, an enum, or a record."""
+    """A list of elements of one type: a field, a class of fields, an enum, or a record."""
 
     avro, python = "array", (list,)
 
@@ -99,7 +99,7 @@ class Array(Field[V]):
         return value if all(map(is_, found, value)) else found  # the list that was given, where nothing was made
 
     def check(self, value: Any) -> None:
-        """Checks the elements; for one of another type the text of the error is that of Pulsar's client."""
+        """Checks the elements. The error for an element of another type has the text of Pulsar's client."""
         super().check(value)
         for each in value:
             if not self.items.is_of_type(each):
@@ -158,8 +158,8 @@ class Map(Field[V]):
         return value if all(map(is_, found.values(), value.values())) else found
 
     def check(self, value: Any) -> None:
-        """Checks keys and values; for one of another type the text of the error is that of Pulsar's client, with its
-        two spaces."""
+        """Checks keys and values. The error for a value of another type has the text of Pulsar's client, with its two
+        spaces."""
         super().check(value)
         for key, each in value.items():
             if not isinstance(key, str):
@@ -186,7 +186,8 @@ class Map(Field[V]):
 
 
 class _Nested(Field["Record"]):
-    """A record inside a record, or the class of one; `declared` is the record, with what was said of the field."""
+    """A record, or its class, as a field of another record; `declared` is that record, with the options of the field.
+    """
 
     def __init__(self, record_class: Any, declared: Record | None = None) -> None:
         self.record_class, self.declared = record_class, declared
@@ -270,8 +271,8 @@ class Record(metaclass=_RecordType):
     name)."""
 
     def __init__(self, *declared: Any, **values: Any) -> None:
-        """Makes a record. `declared`: default, required_default and required, of the record as a field of another one.
-        """
+        """Makes a record. `declared`: default, required_default and required, for a record that is a field of another
+        one."""
         fields = self._fields
         values.update(zip(("default", "required_default", "required"), declared, strict=False))
         if given := [name for name in FIELD_PARAMETERS if name in values and name not in fields]:
@@ -311,7 +312,7 @@ class Record(metaclass=_RecordType):
                 raise InvalidMessage(f"{type(self).__name__} lacks its field {name!r}")
 
     def plain(self, text: Text) -> dict[str, Any]:
-        """The fields by name, as JSON or Avro carries them."""
+        """Returns the fields by name, as JSON or Avro encodes them."""
         return {
             name: None if (value := getattr(self, name)) is None else field.plain(value, text)
             for name, field in self._fields.items()
@@ -319,7 +320,7 @@ class Record(metaclass=_RecordType):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], text: Text) -> Any:
-        """Makes a record from decoded JSON or Avro; unknown fields are ignored, missing ones get their defaults."""
+        """Makes a record from decoded JSON or Avro; unknown fields are ignored, and missing ones get their defaults."""
         return cls(
             **{
                 name: None if plain[name] is None else field.from_plain(plain[name], text)
@@ -337,32 +338,33 @@ class Record(metaclass=_RecordType):
         return type(self)
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """Returns what a field called `name` of another record holds when it is given `val`. Raises InvalidMessage."""
+        """Returns the value that another record stores when its field called `name`, of this type, is set to `val`.
+        Raises InvalidMessage."""
         return _Nested(type(self), self).validate_type(name, val)
 
     def default(self) -> Any:
-        """Returns what a field of another record with this type holds for None."""
+        """Returns the value of another record's field of this type for None."""
         return self.declared_.get("default")
 
     def required_default(self) -> bool:
-        """Whether the schema of another record, of which this is a field, says the default."""
+        """Whether the Avro schema of another record contains the default of its field of this type."""
         return bool(self.declared_.get("required_default"))
 
     @classmethod
     def schema_info(cls, defined_names: Any) -> Any:
-        """Returns the record's type as part of a schema. `defined_names`: a `Names`, what was defined before; None, or
-        empty: nothing."""
+        """Returns the record's type as part of a schema. `defined_names`: a `Names` with what is already defined; None:
+        nothing is."""
         return cls.definition(defined_names if isinstance(defined_names, Names) else Names(), "")
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
-        """The Avro schema. InvalidMessage: two types of one name are in it."""
+        """Returns the Avro schema. Raises InvalidMessage if it contains two types of one name."""
         found: dict[str, Any] = cls.definition(Names(), "")
         return found
 
     @classmethod
     def definition(cls, names: Names, namespace: str) -> Any:
-        """Returns the record's type as part of a schema: its full name where it was defined before."""
+        """Returns the record's type as part of a schema; only its full name if it is already defined."""
         namespace = cls._avro_namespace or namespace
         name = f"{namespace}.{cls.__name__}" if namespace else cls.__name__
         if not names.is_new(name, cls):

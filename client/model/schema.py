@@ -1,7 +1,6 @@
 """Schemas: how a value becomes a payload and back. Names of `pulsar.schema`.
 
-`encode` raises InvalidMessage when the value does not fit, before anything is sent. Others: composite_schemas.py,
-composite_schemas.py.
+`encode` raises InvalidMessage when the value does not fit, before anything is sent. Others: composite_schemas.py.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ __all__ = ["AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema"]
 
 
 class SchemaTypeOfClient(ClientEnum):
-    """Types of schemas under the names and numbers of Pulsar's client; those below 0 no topic is told of.
+    """The types of schemas under the names and numbers of Pulsar's client. Those below 0 are not registered with a
+    topic.
 
-    The numbers above 0 are those of `magnetar.proto.schema.SchemaType`, but for AUTO_CONSUME.
+    The numbers above 0 are those of `magnetar.proto.schema.SchemaType`, except for AUTO_CONSUME.
     """
 
     AUTO_PUBLISH = -4
@@ -59,11 +59,11 @@ SchemaTypeOfClient.__name__ = SchemaTypeOfClient.__qualname__ = "SchemaType"
 
 
 class SchemaDescription:
-    """A schema as Pulsar's client describes it, where it is called `SchemaInfo`."""
+    """The description of a schema as in Pulsar's client, where it is called `SchemaInfo`."""
 
     def __init__(self, schema_type: SchemaTypeOfClient, name: str, schema: str) -> None:
-        """Describes a schema. `schema`: the text of its definition. InvalidConfiguration: an argument has another type.
-        """
+        """Makes a description. `schema`: the text of its definition. Raises InvalidConfiguration if an argument has
+        another type."""
         check_one("schema_type", enum(SchemaTypeOfClient), schema_type)
         check_one("name", TEXT, name)
         check_one("schema", TEXT, schema)
@@ -71,14 +71,14 @@ class SchemaDescription:
 
     @classmethod
     def of(cls, info: SchemaInfo | None) -> SchemaDescription:
-        """Returns the description of a schema. None: bytes."""
+        """Returns the description of a schema; None: of bytes."""
         if info is None:
             return cls(SchemaTypeOfClient.BYTES, "BYTES", "null")
         kind = SchemaTypeOfClient.__members__.get(info.type.name, SchemaTypeOfClient.NONE)
         return cls(kind, info.name, info.data.decode() or "null")
 
     def schema_type(self) -> SchemaTypeOfClient:
-        """Returns its type. BYTES: the topic is told of none."""
+        """Returns the type of the schema. BYTES: none is registered with the topic."""
         return self._type
 
     def name(self) -> str:
@@ -86,15 +86,16 @@ class SchemaDescription:
         return self._name
 
     def schema(self) -> str:
-        """The text of its definition; `null`: it has none."""
+        """Returns the text of its definition; `null`: there is none."""
         return self._schema
 
 
 class Schema:
-    """How a value becomes a payload and back. `encode` and `decode` raise InvalidMessage for what does not fit.
+    """Encodes values to payloads, and decodes them. `encode` and `decode` raise InvalidMessage for what does not fit.
 
-    A topic knows the schema that `info` tells: brokers compare it with its others (docs/schemas.md), and give it
-    a version, which messages name. None: bytes. What a program derives from this class overrides `encode` and `decode`.
+    Producers and consumers register what `info` returns with the topic: brokers compare it with the topic's other
+    schemas (docs/schemas.md) and give it a version, which messages name. None: bytes. A program's own class overrides
+    `encode` and `decode`.
     """
 
     by_writer: ClassVar[bool] = False  # it decodes with the schema with which a message was written
@@ -108,8 +109,9 @@ class Schema:
     def __init__(
         self, record_cls: Any, schema_type: Any = SchemaType.NONE, schema_definition: Any = None, schema_name: str = ""
     ) -> None:
-        """Makes a schema. `schema_definition`: what JSON can say, such as the Avro schema of JSON and AVRO. A text in
-        the place of `schema_type` is the name of a schema that no topic is told of. InvalidConfiguration."""
+        """Makes a schema. `schema_definition`: a value of JSON, such as the Avro schema of JSON and AVRO. A text in
+        place of `schema_type` is the name of a schema that is not registered with topics. Raises InvalidConfiguration.
+        """
         if isinstance(schema_type, str):
             schema_type, schema_name = SchemaType.NONE, schema_type
         self._record_cls = record_cls
@@ -124,30 +126,30 @@ class Schema:
             ) from error
 
     def encode(self, obj: Any) -> bytes:
-        """Returns the payload of a value."""
+        """Encodes a value; returns the payload."""
         raise NotImplementedError
 
     def decode(self, data: bytes) -> Any:
-        """Returns the value of a payload."""
+        """Decodes a payload; returns the value."""
         raise NotImplementedError
 
     def decode_message(self, msg: Message) -> Any:
-        """The value of a message. `Message.value` calls it."""
+        """Returns the value of a message; `Message.value` calls it."""
         if self.separated:
             key = None if msg.has_null_key() else msg.key_bytes()
             return self.decode_pair(key, None if msg.has_null_value() else msg.data())
         return self.decode_written(msg.data(), msg.writer()) if self.by_writer else self.decode(msg.data())
 
     def schema_info(self) -> SchemaDescription:
-        """Returns what a topic is told of the schema, in the words of Pulsar's client."""
+        """Returns the description of the registered schema, as in Pulsar's client."""
         return SchemaDescription.of(self.info())
 
     def attach_client(self, client: Any) -> None:
-        """Does nothing: Pulsar's client tells a schema which client uses it; here nothing depends on it."""
+        """Does nothing but store the client: Pulsar's client calls it, and here nothing depends on it."""
         self._client = client
 
     def info(self) -> SchemaInfo | None:
-        """Returns what a topic is told of the schema."""
+        """Returns the schema to register with a topic; None: bytes, which is not registered."""
         return self._told
 
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
@@ -155,20 +157,21 @@ class Schema:
         return self.decode(payload)
 
     def known(self, info: SchemaInfo | None) -> Schema:
-        """Returns, for `of_topic`, what is used in its place where the topic has this schema; None: it has none."""
+        """Returns the schema to use instead, given the topic's schema (None: it has none); for schemas with `of_topic`.
+        """
         return self
 
     def encode_apart(self, value: Any) -> tuple[bytes | None, bytes | None]:
-        """Encodes a pair that is `separated`; returns the key, which becomes the key of the message, and the payload.
-        None: none."""
+        """Encodes a pair whose key is separate. Returns the key, which becomes the key of the message, and the payload;
+        None: there is none."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def encode_key(self, value: Any) -> bytes | None:
-        """The key of a pair that is `separated`, before it becomes the key of the message; None: it has none."""
+        """Encodes a pair whose key is separate; returns only the key, or None."""
         return self.encode_apart(value)[0]
 
     def decode_pair(self, key: bytes | None, payload: bytes | None) -> Any:
-        """The pair of a message that has its key apart."""
+        """Decodes a pair whose key is separate. `key`: the key of the message."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def _check(self, value: object) -> None:
@@ -183,7 +186,7 @@ class Schema:
 
 
 class BytesSchema(Schema):
-    """The payload itself: `bytes`, or what is like them. The default."""
+    """The payload itself: `bytes` or a similar type. The default."""
     def __init__(self) -> None:
         super().__init__(bytes, schema_name="BYTES")
 
@@ -215,8 +218,8 @@ class StringSchema(Schema):
 
 
 class JsonSchema(Schema):
-    """A Record as compact JSON. NaN and infinities are no JSON: they are refused, and read where another client sent
-    them."""
+    """A Record as compact JSON. NaN and infinities are refused, because they are not JSON; they are read if another
+    client sent them."""
 
     def __init__(self, record_cls: type[Record]) -> None:
         super().__init__(_class_of_records(record_cls), SchemaType.JSON, record_cls.schema(), "JSON")
@@ -242,10 +245,10 @@ class JsonSchema(Schema):
 
 
 class AvroSchema(Schema):
-    """A Record, or a dict when only `schema_definition` is given, as Avro. Needs the extra `avro` (fastavro).
+    """A Record, or a dict if only `schema_definition` is given, as Avro. Needs the extra `avro` (fastavro).
 
-    A message is decoded with the schema with which it was written, and comes as a value of this one: fields that it did
-    not have get their defaults, those that this one does not have are left out.
+    A message is decoded with the schema with which it was written, and converted to this one: fields that it lacks get
+    their defaults, and fields that this one lacks are left out.
     """
 
     by_writer = True
@@ -300,7 +303,7 @@ def _class_of_records(given: Any) -> type[Record]:
 
 
 def fastavro() -> Any:
-    """Returns the library. InvalidMessage: it is not installed."""
+    """Returns the library. Raises InvalidMessage if it is not installed."""
     try:
         import fastavro
     except ImportError as error:
@@ -309,7 +312,7 @@ def fastavro() -> Any:
 
 
 def parsed_avro(writer: SchemaInfo) -> Any:
-    """Parses a schema. InvalidMessage: it is no schema of Avro."""
+    """Parses an Avro schema. Raises InvalidMessage if it is not valid."""
     if writer.type is not SchemaType.AVRO:
         raise InvalidMessage(f"the message was written with a schema of type {writer.type.name}, not AVRO")
     try:
@@ -319,8 +322,8 @@ def parsed_avro(writer: SchemaInfo) -> Any:
 
 
 def read_avro(payload: bytes, writer: Parsed, reader: Any = None) -> Any:
-    """Decodes a payload. InvalidMessage: it is not of the writer's schema, has more bytes than that, or claims too
-    much."""
+    """Decodes a payload. Raises InvalidMessage if it does not fit the writer's schema, has additional bytes, or
+    declares more than it can contain."""
     writer.check(payload)
     source = io.BytesIO(payload)
     try:
@@ -333,6 +336,6 @@ def read_avro(payload: bytes, writer: Parsed, reader: Any = None) -> Any:
 
 
 def _told(type_: SchemaType, definition: Any, name: str) -> SchemaInfo:
-    """Returns the schema with the text that Pulsar's client makes."""
+    """Returns the schema to register, with the text that Pulsar's client makes."""
     text = "" if definition is None else json.dumps(definition, indent=True, allow_nan=False)
     return SchemaInfo(type=type_, data=text.encode(), name=name or type_.name)

@@ -31,10 +31,10 @@ from .schema import BytesSchema, Schema
 
 
 class RedeliveryBackoff(Protocol):
-    """The delay of an entry's redelivery, by how often it came back."""
+    """The delay of a redelivery, by how often the entry was delivered before."""
 
     def next(self, redelivery_count: int) -> int:
-        """Milliseconds until an entry that came back so often is delivered again."""
+        """Returns the delay in ms before an entry with this redelivery count is delivered again."""
         ...
 
 
@@ -52,7 +52,7 @@ class MultiplierRedeliveryBackoff:
             raise WrongValue(f"min_delay_ms is at most max_delay_ms, and {self.min_delay_ms} > {self.max_delay_ms}")
 
     def next(self, redelivery_count: int) -> int:
-        """Milliseconds until an entry that came back so often is delivered again."""
+        """Returns the delay in ms before an entry with this redelivery count is delivered again."""
         if redelivery_count <= 0 or self.min_delay_ms <= 0:
             return self.min_delay_ms
         delay, times = float(self.min_delay_ms), redelivery_count
@@ -99,23 +99,22 @@ LOG_ORDER = (ConsumerType.Exclusive, ConsumerType.Failover)
 
 
 class InitialPosition(ClientEnum):
-    """The place at which a new subscription begins: after the last message, or at the first one that is kept."""
+    """Where a new subscription begins: after the last message, or at the first stored one."""
     Latest = model.InitialPosition.LATEST
     Earliest = model.InitialPosition.EARLIEST
 
 
 class BatchingType(ClientEnum):
-    """The messages that share an entry: those that follow each other, or those of one key (for KeyShared)."""
+    """Which messages share an entry: consecutive ones, or those of one key (for KeyShared)."""
     Default = 0
     KeyBased = 1
 
 
 class ProducerAccessMode(ClientEnum):
-    """The other producers that may publish to the topic.
+    """Which other producers may publish to the topic.
 
-    Shared: all. Exclusive: no other; ProducerFenced when there is one. WaitForExclusive: waits until there is no other,
-    without a limit.
-    ExclusiveWithFencing: takes the topic over; the others get ProducerFenced.
+    Shared: all. Exclusive: none; opening raises ProducerFenced if there is one. WaitForExclusive: waits, without a
+    limit, until there is no other. ExclusiveWithFencing: takes the topic over; the other producers get ProducerFenced.
     """
     Shared = model.AccessMode.SHARED
     Exclusive = model.AccessMode.EXCLUSIVE
@@ -131,10 +130,10 @@ class RegexSubscriptionMode(ClientEnum):
 
 
 class ConsumerCryptoFailureAction(ClientEnum):
-    """The reaction to a message that a consumer cannot decrypt.
+    """What happens to a message that a consumer cannot decrypt.
 
-    FAIL: it is not received and not acknowledged, and comes again after the ack time-out. DISCARD: it is acknowledged.
-    CONSUME: its ciphertext is received, a batch as one message, with `Message.encryption_context`.
+    FAIL: it is not received and not acknowledged, and is redelivered after the ack time-out. DISCARD: it is
+    acknowledged. CONSUME: its ciphertext is received, a batch as one message, with `Message.encryption_context`.
     """
     FAIL = 0
     DISCARD = 1
@@ -142,7 +141,7 @@ class ConsumerCryptoFailureAction(ClientEnum):
 
 
 class KeySharedMode(ClientEnum):
-    """The division of the keys of a KeyShared subscription: by the broker, or by `sticky_ranges` of each consumer."""
+    """How the keys of a KeyShared subscription are divided: by the broker, or by `sticky_ranges` of each consumer."""
     AutoSplit = model.KeySharedMode.AUTO_SPLIT
     Sticky = model.KeySharedMode.STICKY
 

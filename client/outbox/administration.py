@@ -25,8 +25,8 @@ ALIVE_MS = 10_000
 
 
 class OutboxRow(NamedTuple):
-    """A row as a person sees it; without its value. `created_ms`: since the epoch. `unit`: the same for all rows of one
-    transaction of the application."""
+    """A row as the command line shows it, without its value. `created_ms`: ms since the epoch. `unit`: equal for all
+    rows of one transaction of the application."""
 
     id: int
     state: str
@@ -42,7 +42,7 @@ class OutboxRow(NamedTuple):
 
 
 class ShardRecord(NamedTuple):
-    """The holder of a shard. `seen_s`: how long ago it was seen."""
+    """The holder of a shard. `seen_s`: seconds since its relay was last active."""
 
     shard: int
     shards: int
@@ -61,7 +61,7 @@ class OutboxAdmin:
         self._store = Store(engine, outbox)
 
     def create(self) -> None:
-        """Makes the tables that are missing. OutboxColumnsMissing: another table has the name."""
+        """Creates the tables that are missing. Raises OutboxColumnsMissing if a table of that name lacks columns."""
         with translated():
             for table in (self._outbox.rows, self._outbox.shards, self._outbox.positions):
                 table.create(self._engine, checkfirst=True)
@@ -72,7 +72,7 @@ class OutboxAdmin:
         self._store.check()
 
     def rows(self, *, state: RowState | None = None, topic: str | None = None, limit: int = 100) -> list[OutboxRow]:
-        """Returns rows in the order of their ids."""
+        """Returns up to `limit` rows in the order of their ids, filtered by state and topic."""
         c = self._rows.c
         query = select(
             c.id, c.state, c.topic, c.key, c.size, c.created, c.attempts, c.seq, c.shard, c.error, c.unit
@@ -95,13 +95,13 @@ class OutboxAdmin:
         ]
 
     def park(self, ids: Sequence[int]) -> int:
-        """Parks waiting and refused rows: no relay sends them, and rows of their key wait. Returns how many there were.
-        """
+        """Parks waiting and refused rows: no relay sends them, and later rows of their keys wait. Returns the number of
+        rows that were parked."""
         return self._change(ids, (RowState.WAITING, RowState.HELD), state=int(RowState.PARKED), error="parked by hand")
 
     def revive(self, ids: Sequence[int] | None = None) -> int:
-        """Revives parked and refused rows: they wait again, with no attempt counted; None: all of them. Returns how
-        many there were."""
+        """Makes parked and refused rows wait again, with no attempts counted. `ids` None: all of them. Returns their
+        number."""
         return self._change(
             ids, (RowState.PARKED, RowState.HELD), state=int(RowState.WAITING), attempts=0, error=None, retry_at=None
         )
@@ -114,13 +114,13 @@ class OutboxAdmin:
             return connection.execute(update(self._rows).where(*wanted).values(**values)).rowcount
 
     def drop(self, ids: Sequence[int]) -> int:
-        """Deletes rows that are not claimed: their messages are never sent. How many there were."""
+        """Deletes rows that are not claimed: their messages are never sent. Returns the number of deleted rows."""
         with translated(), self._engine.begin() as connection:
             here = self._rows.c.id.in_(ids), self._rows.c.state != int(RowState.CLAIMED)
             return connection.execute(delete(self._rows).where(*here)).rowcount
 
     def divide(self, shards: int) -> None:
-        """Changes the number of shards. OutboxError: a relay runs, or rows are claimed."""
+        """Changes the number of shards. Raises ShardsDiffer if a relay runs or rows are claimed."""
         running = [each for each in self.shards() if each.seen_s * 1000 < ALIVE_MS]
         if running:
             names = ", ".join(f"{each.shard} ({each.holder})" for each in running)
@@ -132,9 +132,9 @@ class OutboxAdmin:
             connection.execute(update(table).values(shards=shards))
 
     def renumber(self, client: Client, name: str, shard: int) -> dict[str, int]:
-        """Renumbers, after OutboxBehind or SequencesForgotten: sequence ids continue after those that the topics have,
-        and claimed rows wait again: those that are in a topic already are then there twice. A relay that runs is
-        fenced. Returns the highest id of each destination."""
+        """Renumbers a shard after OutboxBehind or SequencesForgotten: sequence ids continue after the highest that its
+        topics have, and claimed rows wait again, so that those that were stored already are stored twice. Fences a
+        running relay. Returns the highest id of each destination."""
         known = [each for each in self.shards() if each.shard == shard]
         if not known:
             raise OutboxError(f"the outbox has no shard {shard} yet: nothing is numbered")

@@ -63,13 +63,14 @@ class Destination:
 
     @property
     def last_claimed(self) -> int:
-        """The highest id that may be stored."""
+        """Returns the highest sequence id that may be stored: of the waiting rows, the rows in flight, and what is
+        known to be stored."""
         last = self.queue[-1] if self.queue else self.flight[-1] if self.flight else None
         return self.stored if last is None else max(self.stored, last.seq)
 
     @property
     def takes(self) -> bool:
-        """Whether rows may be claimed for it."""
+        """Whether more rows may be claimed for it: its producer is open, and its queue has room."""
         open_ = self.state in (State.READY, State.SENDING)
         return open_ and len(self.queue) < self._settings.rows_per_claim
 
@@ -78,7 +79,8 @@ class Destination:
         self.queue.append(row)
 
     def next_group(self) -> tuple[ClaimedRow, ...]:
-        """Returns the rows to send now; empty: nothing."""
+        """Moves the next group of rows to `flight` and returns it; returns an empty tuple if nothing can be sent now.
+        """
         if self.state is not State.READY or not self.queue:
             return ()
         group = [self.queue.popleft()]
@@ -92,19 +94,20 @@ class Destination:
         return self.flight
 
     def takes_off(self, rows: tuple[ClaimedRow, ...]) -> None:
-        """Takes its part of a flight (together_core.py)."""
+        """Marks `rows` as in flight: this destination's part of a cluster transaction (together_core.py)."""
         assert self.state is State.READY, "a flight waits until its destinations are ready"
         self.flight, self.state = rows, State.SENDING
 
     def lands(self, state: State = State.READY) -> None:
-        """Ends its part of a flight that is over and not stored; its rows are its units'."""
+        """Ends this destination's part of a cluster transaction that did not store it. The rows are not put back here:
+        they belong to their units (together_core.py)."""
         self.flight, self.state = (), state
 
     # ------------------------------------------------------------------------------ outcomes
     def on_opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
-        """Notes that its producer is open. `last`: the highest id that the topic has. Returns the rows that it has
-        stored; not `sure`: an open transaction may have them, so they are sent again, one by one, and the topic drops
-        what it has."""
+        """Fact: the producer is open. `last`: the highest sequence id that the topic has. Returns the rows that are
+        stored according to it. If not `sure`, an open transaction may contain them: nothing is returned, the rows up to
+        `last` are sent again one by one, and the topic drops those that it has."""
         assert self.state is State.OPENING, "it was being opened"
         assert not self.flight, "nothing is in flight without a producer"
         self.last_open = last
@@ -127,8 +130,9 @@ class Destination:
         return done
 
     def group_refused(self) -> tuple[ClaimedRow | None, list[ClaimedRow]]:
-        """The row that is refused, and those of its key that were to follow it: they give their ids back. None: it
-        is not known which row it is; all are sent again, one by one, under the same ids."""
+        """Ends the group in flight, which was refused. Returns the refused row, and the waiting rows of its key, which
+        give their ids back. Returns None as the row if the group had several: all of them are sent again, one by one,
+        under the same ids."""
         group, self.flight = self.flight, ()
         if len(group) > 1:
             self.queue.extendleft(reversed(group))
@@ -144,13 +148,13 @@ class Destination:
         return row, followers
 
     def recorded(self) -> None:
-        """Notes that what was refused is in the database."""
+        """Fact: the refusal is in the database; the next group may be sent."""
         if self.state is State.RECORDS:
             self.state = State.READY
 
     def put_off(self, error: str, now: float) -> None:
-        """Puts the destination off: its producer is over, or was never opened. What was in flight waits in its place.
-        """
+        """Fact: the producer ended, or could not be opened. The rows in flight go back to the front of the queue, and
+        the producer is opened again after a pause."""
         assert self.state in (State.OPENING, State.SENDING), "it was being opened, or a group was in flight"
         self.queue.extendleft(reversed(self.flight))
         self.flight = ()
@@ -159,13 +163,13 @@ class Destination:
         self._failed += 1
 
     def on_flight_lost(self, error: str, now: float, *, sure: bool) -> None:
-        """Ends a flight and opens the destination anew. Not `sure`: the flight may be stored."""
+        """Ends the flight and opens the producer again after a pause. If not `sure`, the flight may be stored."""
         self.flight = ()
         self.last_open = self.last_open if sure else ANY
         self.put_off(error, now)
 
     def open_wanted(self, now: float) -> bool:
-        """Whether it is to be opened now; it then counts as being opened."""
+        """Returns whether the producer must be opened now; if so, the state changes to OPENING."""
         if self.state is State.WAITS and now >= self.due:
             self.state = State.CLOSED
         if self.state is State.CLOSED:
@@ -181,7 +185,8 @@ class Destination:
 
 
 def fits(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, settings: RelaySettings) -> bool:
-    """Whether the row goes into the same entry. A delayed row is an entry of its own, and an entry has one schema."""
+    """Whether `row` may join `group` in one entry. A delayed row has an entry of its own, and an entry has one schema.
+    """
     if row.value_schema != group[0].value_schema:
         return False
     if group[0].deliver_at is not None or row.deliver_at is not None:

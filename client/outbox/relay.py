@@ -42,7 +42,7 @@ _clock = SystemClock()
 
 
 class HasTables(Protocol):
-    """An outbox with its tables: SQLAlchemyOutbox or DjangoOutbox."""
+    """An outbox that gives its tables: SQLAlchemyOutbox or DjangoOutbox."""
 
     relays: Any
 
@@ -50,14 +50,15 @@ class HasTables(Protocol):
 
 
 class Relay:
-    """Sends the rows of one shard. One relay per shard at a time: a newer one fences the older, which ends with
-    RelayFenced. With `standby` it waits until no other has the shard: every worker of an application can have one.
+    """Sends the rows of one shard. A shard has one relay at a time: a newer one fences the older, which ends with
+    RelayFenced. With `standby` it waits until no other relay has the shard, so every worker of an application can run
+    one.
 
-    `engine`: an engine of SQLAlchemy for the application's database. `name`: of the producers,
-    `outbox-NAME-SHARD`; by default that of the database; it must stay the same, and differ between databases that send
-    to the same topics. `shards`: how many relays share the outbox, the same for all of them. `atomic`: the rows of one
-    transaction of the application are sent in one transaction of the cluster, so that readers see all or nothing of
-    them (docs/outbox.md); then there is one shard.
+    `engine`: a SQLAlchemy engine for the application's database. `name`: the part NAME of the producers' name
+    `outbox-NAME-SHARD`; by default that of the database. It must stay the same, and must differ between databases that
+    send to the same topics. `shards`: the number of relays that share the outbox, the same for all of them. `atomic`:
+    the rows of one transaction of the application are sent in one transaction of the cluster, so that readers see all
+    or nothing of them (docs/outbox.md); it needs `shards` to be 1.
     """
 
     def __init__(
@@ -90,7 +91,8 @@ class Relay:
 
     # ------------------------------------------------------------------------------ start and stop
     def start(self) -> Self:
-        """Starts its thread. OutboxTableMissing, OutboxColumnsMissing: at once. What is wrong later is in `error`."""
+        """Starts the relay's thread. Raises OutboxTableMissing or OutboxColumnsMissing if the tables are not as they
+        must be; what fails later is in `error`."""
         assert self._thread is None, "a relay is started once"
         try:
             self._store.check()
@@ -110,7 +112,7 @@ class Relay:
             _LOG.exception("%s: the relay ended", self.name)
 
     def run(self) -> None:
-        """Relays until `stop`. Raises the error that ended it."""
+        """Relays in this thread until `stop` is called. Raises the error that ended the relay."""
         self._outbox.relays.add(self)
         failed = 0
         try:
@@ -138,16 +140,16 @@ class Relay:
             self._outbox.relays.discard(self)
 
     def wake(self) -> None:
-        """Looks for rows at once; from any thread."""
+        """Makes the relay search for rows at once. May be called from any thread."""
         self._facts.put(lambda core, now: core.woken(now))
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Whether it has its shard, or has ended, within that time."""
+        """Waits until the relay has its shard or has ended. Returns False if neither happened within `timeout_s`."""
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
-        """Claims nothing more, waits up to `stop_s` for what is in flight, and ends. What was claimed and not sent
-        is sent by the next relay of the shard. Idempotent; raises nothing: see `error`."""
+        """Stops the relay: it claims nothing more, waits up to `stop_s` for what is in flight, and ends. Rows that were
+        claimed and not sent are sent by the next relay of the shard. Idempotent; raises nothing: see `error`."""
         self._stop.set()
         self._facts.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -218,8 +220,8 @@ class Relay:
                     raise self._why(core, error)
 
     def _why(self, core: RelayCore, error: MagnetarError) -> MagnetarError:
-        """Returns the reason of an end. A newer relay may have sent what looks like rows of another database: then it
-        has the shard, and that is the reason."""
+        """Returns the error to end with: RelayFenced if a newer relay has the shard, because its messages look like
+        those of another database; else `error`."""
         if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.holder()[0] != core.epoch:
             return RelayFenced(f"a newer relay has shard {self._shard} of {self.name}: this one ends")
         return error
@@ -249,7 +251,8 @@ class Relay:
         self._trouble = error.message
 
     def _wait_turn(self) -> bool:
-        """Waits, in standby, until the shard's holder was not seen for STANDBY_S. False: stopped before."""
+        """Waits, in standby, until the shard's holder has not renewed its record for STANDBY_S. Returns False if the
+        relay was stopped before."""
         if not self._standby:
             return True
         self._phase = "standby"
@@ -270,8 +273,9 @@ class Relay:
         }
 
     def statistics(self) -> dict[str, Any]:
-        """Counters since the start, without a question to the database: rows sent, stored, refused and parked; claimed
-        ones in memory; destinations and topics that wait, with the reason; `trouble`: what the relay waits for."""
+        """Returns counters since the start, without a query to the database: rows sent, stored, refused and parked;
+        claimed rows in memory; destinations and topics that wait, with the reason; `trouble`: what the relay waits for.
+        """
         core = self._core
         found: dict[str, Any] = {
             "name": self.name, "shard": self._shard, "shards": self._shards, "phase": self._phase, **self._counters(),
@@ -290,12 +294,14 @@ class Relay:
         return found
 
     def lag(self) -> Lag:
-        """Rows of the whole outbox by state, and the age of the oldest: a question to the database."""
+        """Returns the number of rows of the whole outbox by state, and the age of the oldest. It queries the database.
+        """
         return self._store.lag()
 
 
 def producer_name(engine: Engine, name: str | None, shard: int) -> str:
-    """Returns `outbox-NAME-SHARD`. InvalidRequest: the database has no name."""
+    """Returns `outbox-NAME-SHARD`. Raises InvalidRequest if no `name` is given and the database has none, or if the
+    name is not valid."""
     given = name if name is not None else PurePath(engine.url.database or "").stem
     if not given or given == ":memory:":
         raise InvalidRequest(f"the database {engine.url.drivername} has no name: give the outbox one (name=…, --name)")

@@ -2,7 +2,7 @@
 seconds of one clock that does not go back.
 
 Facts in (`on_claimed`, `on_found`, `on_resolved`, `on_opened`, `on_settled`, `turned`, …), effects out
-(values_core.py).
+(values_core.py). A *turn* is one transaction in the database: it records outcomes and claims rows.
 
 **Shards.** Each destination has one shard: a hash of its topic's name, plus the partition, modulo the number of shards.
 So no two relays ever send to one destination, and the producer there can be exclusive.
@@ -60,7 +60,7 @@ from .values_core import (
 
 
 def shard_of(destination: str, shards: int) -> int:
-    """The shard of a destination, by its name alone."""
+    """Returns the number of the shard that a destination belongs to. It depends on the destination's name alone."""
     topic, found, digits = destination.rpartition("-partition-")
     number = whole(digits) if found else None
     if number is None:
@@ -69,7 +69,7 @@ def shard_of(destination: str, shards: int) -> int:
 
 
 def partition_name(topic: str, partition: int, partitions: int) -> str:
-    """Returns the name of a destination; `partitions` 0: the topic itself, which has none."""
+    """Returns the name of the destination that is `partition` of `topic`: the topic itself if `partitions` is 0."""
     return f"{topic}-partition-{partition}" if partitions else topic
 
 
@@ -89,7 +89,7 @@ class RelayCore:
     def __init__(
         self, shard: int, shards: int, settings: RelaySettings, *, name: str = "outbox", atomic: bool = False
     ) -> None:
-        """Makes the core. `name`: of the producers, for texts."""
+        """Makes the core. `name` is the name of the relay's producers, for texts of errors."""
         assert 0 <= shard < shards, "a shard has a number below that of the shards"
         assert not atomic or shards == 1, "a unit may be for any destinations"
         self.shard, self.shards = shard, shards
@@ -122,7 +122,8 @@ class RelayCore:
 
     # ------------------------------------------------------------------------------ facts
     def on_claimed(self, found: Taken, now: float) -> list[Effect]:
-        """Takes the shard, which is ours. Its destinations are opened: each says what it has."""
+        """Fact: this relay has claimed the shard. Restores the claimed rows; their destinations are opened next, to
+        learn what they have stored."""
         self._epoch, self._next_seq, self._absent_s = found.epoch, found.next_seq, found.absent_s
         self._known = dict(found.stored)
         for name in found.stored:
@@ -141,7 +142,7 @@ class RelayCore:
             self.together.add(rows)
 
     def on_found(self, topics: Sequence[str], now: float) -> list[Effect]:
-        """Notes the topics for which rows wait."""
+        """Fact: rows wait for `topics`. Adds the topics that are new."""
         self._finding = False
         self._find_due = now + self._settings.find_s
         for topic in topics:
@@ -156,7 +157,7 @@ class RelayCore:
         return []
 
     def on_resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
-        """Notes the partitions of a topic; 0: it has none."""
+        """Fact: `topic` has so many partitions (0: it is not partitioned) and deduplicates."""
         known = self.topics[topic]
         known.asked, known.failed, known.error, known.deduplicates = False, 0, "", True
         known.partitions = max(known.partitions, partitions)
@@ -167,9 +168,9 @@ class RelayCore:
         return self.time_passed(now)
 
     def resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
-        """Notes that a topic could not be resolved: it is asked again later; with what is known of it the relay
-        continues. DeduplicationOff ends it at the start, and later no row of that topic is claimed until the policy is
-        on again."""
+        """Fact: `topic` could not be resolved. It is asked again later; meanwhile the relay uses what it knows of the
+        topic. DeduplicationOff for a topic of the first search stops the relay; at any other time no row of that topic
+        is claimed until the policy is on again."""
         known = self.topics[topic]
         known.asked, known.error = False, error.message
         if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
@@ -180,7 +181,8 @@ class RelayCore:
         return []
 
     def on_opened(self, destination: str, last: int, now: float) -> list[Effect]:
-        """Handles a producer that is open; `last`: the highest sequence id that the topic has of its name."""
+        """Fact: the producer of `destination` is open. `last` is the highest sequence id that the topic has of this
+        producer name. Stops the relay if `last` shows that the database or the topic has lost sequence ids."""
         at = self.destinations[destination]
         given = at.last_claimed if self._sure else self._next_seq - 1  # ids of what was aborted were given back
         if last > given:
@@ -213,7 +215,7 @@ class RelayCore:
         return []
 
     def on_settled(self, destination: str, outcome: Outcome, error: str, now: float) -> list[Effect]:
-        """Handles the outcome of the group in flight."""
+        """Fact: the group of rows in flight to `destination` has its outcome."""
         at = self.destinations[destination]
         match outcome:
             case Outcome.STORED:
@@ -226,8 +228,8 @@ class RelayCore:
         return self.time_passed(now)
 
     def flown(self, outcome: Outcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
-        """Ends the flight, which has its outcome. `failed`: the destinations whose producers are over; empty: it is not
-        one of them that failed, and all are opened anew, after a pause."""
+        """Fact: the cluster transaction in flight has its outcome. `failed`: the destinations whose producers ended; if
+        it is empty, no single destination failed, and all of them are opened again after a pause."""
         together = self.together
         assert together is not None, "an atomic relay has flights"
         flying = {row.destination: self.destinations[row.destination] for unit in together.flight for row in unit}
@@ -253,8 +255,8 @@ class RelayCore:
         return self.time_passed(now)
 
     def _unit_refused(self, unit: Sequence[ClaimedRow], error: str) -> None:
-        """Notes that a unit was refused: it waits or is parked as a whole. What was to follow gives its ids back: some
-        of it may have its keys."""
+        """Records that `unit` was refused: the whole unit waits or is parked. The units after it give their sequence
+        ids back, because they may contain rows of the same keys."""
         for row in unit:
             self.destinations[row.destination].lands(State.RECORDS)
         attempts = max(row.attempts for row in unit)
@@ -264,8 +266,8 @@ class RelayCore:
         self._release += self.together.take_unstored()
 
     def _put_off(self, at: Destination, error: str, now: float) -> None:
-        """Puts a destination off. It is opened again when the database has said, after this moment, that the shard is
-        still ours: an older relay that opened it would fence the newer one."""
+        """Closes a destination for a pause. It is opened again only after a later turn has confirmed that this relay
+        still has the shard: a producer that an older relay opened would fence the newer relay's."""
         at.put_off(error, now)
         self._ours_wanted[at.name] = self._begun
 
@@ -294,7 +296,8 @@ class RelayCore:
         self._failures.append(Failure(row, error, parked, wait))
 
     def turned(self, turn: Turn, rows: Sequence[ClaimedRow], next_seq: int, now: float) -> list[Effect]:
-        """Notes that the turn's transaction took place. `rows` were claimed, in the order of their ids."""
+        """Fact: the database transaction of `turn` committed. `rows` are the rows that it claimed, in the order of
+        their sequence ids."""
         assert turn is self._turning, "one turn at a time"
         self._turning = None
         self._turn_failed = 0
@@ -315,14 +318,14 @@ class RelayCore:
         return self.time_passed(now)
 
     def turn_failed(self, now: float) -> list[Effect]:
-        """Whether it took place is not known: it is repeated."""
+        """Fact: it is not known whether the database transaction committed. The same turn is repeated after a pause."""
         assert self._turning is not None, "a turn was begun"
         self._turn_due = now + min(self._settings.back_off_last_s, 0.1 * 2 ** min(self._turn_failed, 20))
         self._turn_failed += 1
         return []
 
     def fenced(self) -> list[Effect]:
-        """Stops: the database says that another relay has the shard."""
+        """Fact: the database refused the turn because another relay has the shard. Stops the relay with RelayFenced."""
         return self._stop(self._fenced())
 
     def _fenced(self) -> RelayFenced:
@@ -332,30 +335,30 @@ class RelayCore:
         )
 
     def woken(self, now: float) -> list[Effect]:
-        """Looks for rows at once: one was committed."""
+        """Fact: the application committed rows. Searches for rows at once."""
         self._claim_due = min(self._claim_due, now)
         self._find_due = min(self._find_due, now)
         return self.time_passed(now)
 
     def stop_soon(self, now: float) -> list[Effect]:
-        """Stops soon: nothing more is claimed or sent; outcomes are recorded still."""
+        """Begins to stop: nothing more is claimed or sent, but the outcomes of what is in flight are still recorded."""
         self.stopping = True
         return self.time_passed(now)
 
     @property
     def epoch(self) -> int:
-        """Returns the epoch of the shard, as this relay took it."""
+        """Returns the epoch under which this relay claimed the shard."""
         return self._epoch
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight and everything is recorded."""
+        """Whether nothing is in flight and every outcome is in the database."""
         flying = any(each.flight for each in self.destinations.values())
         return not (flying or self._turning or self._delete or self._failures or self._release)
 
     # ------------------------------------------------------------------------------ effects
     def time_passed(self, now: float) -> list[Effect]:
-        """Returns what is to be done now; to be called again at `due`."""
+        """Returns the effects that are due at `now`. The driver must call it again when `due` is reached."""
         if self.stopped is not None:
             return []
         effects: list[Effect] = []
@@ -410,7 +413,8 @@ class RelayCore:
         return turn
 
     def _ours_due(self) -> float:
-        """Returns when a destination is to be opened that waits for the database's word."""
+        """Returns the earliest time at which a destination is to be opened that needs a turn first (`_may_open`);
+        infinity if there is none."""
         waiting = (each for each in self.destinations.values() if each.state is State.WAITS)
         return inf if self.stopping else min((each.due for each in waiting if not self._may_open(each)), default=inf)
 
@@ -433,7 +437,8 @@ class RelayCore:
         return Claim(settings.rows_per_claim, settings.bytes_per_claim, topics, units) if topics else None
 
     def _owned(self, topic: str) -> list[int]:
-        """The partitions of a topic that belong to this shard; [0]: the topic itself."""
+        """Returns the numbers of the partitions of a topic that belong to this shard; [0] stands for a topic without
+        partitions."""
         partitions = self.topics[topic].partitions
         if partitions == NONE:
             return []
@@ -451,7 +456,7 @@ class RelayCore:
 
     @property
     def due(self) -> float:
-        """Returns when `time_passed` is to be called, if no fact comes before."""
+        """Returns the time at which `time_passed` must be called if no fact comes before."""
         times = [self._turn_due] if self._turning is not None else [self._seen_due, self._ours_due()]
         if self._turning is None and not self.stopping and self._claim() is not None:
             times.append(self._claim_due)

@@ -31,7 +31,7 @@ _BYTES = BytesSchema()
 
 
 class RowState(IntEnum):
-    """The event that a row waits for."""
+    """What a row waits for."""
 
     WAITING = 0  # to be claimed
     CLAIMED = 1  # for its outcome
@@ -40,7 +40,8 @@ class RowState(IntEnum):
 
 
 class KeyForm(IntEnum):
-    """The form of the column `key` where it is not the key's text: a row without a form has that, or no key."""
+    """How the column `key` encodes the key, where it is not plain text. A row without a form has a text key, or none.
+    """
 
     BYTES = 1  # base64 of a key of bytes
     NULL = 2  # nothing: the key of its pair is None
@@ -68,8 +69,8 @@ class NewRow(TypedDict):
 
 
 def new_unit() -> int:
-    """Returns an id for one transaction of the application: one of 2^62, by chance, so that two that wait at once are
-    never equal."""
+    """Returns a random id for one transaction of the application. It has 62 bits, so that two waiting units do not
+    collide."""
     return getrandbits(62)
 
 
@@ -81,8 +82,8 @@ def new_row(
     topic: str, value: object, key: str | None, properties: Mapping[str, str] | None, event_time: int | None,
     deliver_at: int | None, schema: Schema | None, unit: int,
 ) -> NewRow:  # fmt: skip
-    """Makes a row. `value` is bytes, or what `schema` encodes; None: a message without a value. InvalidTopicName;
-    InvalidMessage for a wrong value; MessageTooBig."""
+    """Makes a row. `value` is bytes, or a value that `schema` encodes; None: a message without a value. Raises
+    InvalidTopicName; InvalidMessage if the value is wrong; MessageTooBig."""
     try:
         name = TopicName.parse(topic)
     except Exception as error:
@@ -105,13 +106,13 @@ def new_row(
 
 
 def schema_text(info: SchemaInfo) -> str:
-    """A schema in a row: JSON, with its definition as base64."""
+    """Returns a schema as the text of a row's column: JSON, with the definition as base64."""
     told = {"type": info.type.name, "name": info.name, "data": b64encode(info.data).decode()}
     return json.dumps({**told, "properties": dict(info.properties)}, sort_keys=True, ensure_ascii=False)
 
 
 def schema_of(text: str) -> SchemaInfo:
-    """Parses a schema. ValueError: it is none."""
+    """Parses the text of a row's schema. Raises ValueError if it is not valid."""
     try:
         found = json.loads(text)
         return SchemaInfo(
@@ -136,31 +137,32 @@ class OutboxError(MagnetarError):
 
 
 class OutboxTableMissing(OutboxError):
-    """The database does not have the tables of the outbox, or another schema is looked at."""
+    """The database lacks the tables of the outbox, or they are in another schema of the database."""
 
 
 class OutboxColumnsMissing(OutboxError):
-    """A table of that name exists, and columns of the outbox are not in it."""
+    """A table with the name of the outbox exists, but lacks columns of the outbox."""
 
 
 class OutboxReadOnly(OutboxError):
-    """The database, or the role in it, may not write: a relay claims and deletes rows."""
+    """The database or its role is read-only; a relay must update and delete rows."""
 
 
 class OutboxUnreachable(OutboxError):
-    """The database does not answer, or broke a connection. The relay tries again; whether a transaction took place is
-    found out by the next one."""
+    """The database does not answer, or a connection broke. The relay tries again, and its next transaction finds out
+    whether this one committed."""
 
     definite = False
     retryable = True
 
 
 class DeduplicationOff(OutboxError):
-    """The policy `deduplication` does not apply to a topic: what is sent again would be stored twice."""
+    """The policy `deduplication` is off for a topic: rows that are sent again would be stored twice."""
 
 
 class RelayFenced(OutboxError):
-    """A newer relay has this shard. This one sends nothing more and must not be started again while that one runs."""
+    """A newer relay has this shard. This one sends nothing more, and must not be started again while the newer one
+    runs."""
 
 
 class ShardsDiffer(OutboxError):
@@ -173,5 +175,5 @@ class OutboxBehind(OutboxError):
 
 
 class SequencesForgotten(OutboxError):
-    """A topic does not know sequence ids that it confirmed, and rows are claimed that it may have stored: sent again
-    they might be there twice."""
+    """A topic lost sequence ids that it had confirmed, and claimed rows may be stored there already: if they are sent
+    again, they may be stored twice."""

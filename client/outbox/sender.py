@@ -1,8 +1,8 @@
-"""The relay's side of the broker: asks for topics, opens one producer per destination, sends groups of rows.
+"""What a relay asks of the cluster: the partitions of topics, one producer per destination, and to publish rows.
 
-Each call returns at once; its answer is a fact that is given to `report`, from the client's loop thread. A group is one
-entry: its messages are added one after the other, nothing closes their batch before the last one, and nothing else is
-in flight in that producer.
+Each call returns at once; its result is a fact that the loop thread of the client puts into the relay's queue. A group
+is one entry: its messages are added one after the other, nothing closes their batch before the last one, and nothing
+else is in flight in that producer.
 
 **Schemas.** A row names the schema of its value. A group has one, and is sent by a producer that was opened with it:
 the topic has that schema then, and the messages name its version. When the next group has another one, the producer is
@@ -59,10 +59,11 @@ _OF_THE_ROW = {Result.MessageTooBig, Result.InvalidMessage, Result.NotAllowedErr
 
 
 class Sender:
-    """Sends the rows of one relay."""
+    """Opens the producers of one relay and publishes its rows."""
 
     def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[Fact], None]) -> None:
-        """Makes a sender. `name`: of all its producers."""
+        """Makes a sender. `name`: the name of all its producers. `tell`: called with each result, from the client's
+        loop thread."""
         self._client = client
         self._name = name
         self._settings = settings
@@ -133,7 +134,8 @@ class Sender:
         self._tell(lambda core, now: core.on_opened(destination, last, now))
 
     async def open_producer(self, destination: str, schema: Schema | None = None) -> Producer:
-        """Opens a producer, which fences the one before: nothing of that one is in flight when this returns."""
+        """Opens a producer and fences the one before: when this returns, nothing of the earlier producer is in flight.
+        """
         return await self._client.inner().create_producer(
             destination, schema=schema or BytesSchema(), **self._options()
         )
@@ -149,8 +151,9 @@ class Sender:
         }  # fmt: skip
 
     async def _open_as(self, destination: str, text: str | None) -> None:
-        """Makes the producer of the destination, which has nothing in flight, one of this schema from now on.
-        ValueError; IncompatibleSchema and what else opening a producer raises: it stays as it was."""
+        """Replaces the producer of a destination, which must have nothing in flight, by one with the schema `text`.
+        Raises ValueError if the schema is not valid, IncompatibleSchema, or another error of opening a producer; then
+        the old producer stays."""
         before = self._producers[destination]
         schema = BytesSchema() if text is None else Written(schema_of(text))
         settings = ProducerSettings(schema=schema, **self._options())
@@ -163,7 +166,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------ rows
     def send(self, destination: str, rows: Sequence[ClaimedRow]) -> None:
-        """Sends rows as one entry; its outcome is told when all its rows have theirs."""
+        """Sends `rows` as one entry. Reports the outcome of the group when all its rows have theirs."""
         self._send(destination, rows, lambda outcome, text: self._settled(destination, outcome, text))
 
     def _send(
@@ -179,7 +182,7 @@ class Sender:
         self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[Outcome, str], None],
         txn: Transaction | None,
     ) -> None:  # fmt: skip
-        """Sends with the schema of the rows, which is not that of the producer."""
+        """Sends `rows` through a producer that is first opened again with the schema of the rows."""
         try:
             await self._open_as(destination, rows[0].value_schema)
         except Exception as error:
@@ -252,8 +255,9 @@ class Sender:
         return _Landed(Outcome.STORED, "", ())
 
     async def _begin(self) -> Transaction:
-        """Begins a transaction. If the name has a later holder, this relay is fenced in the database, too, or the name
-        is taken again when that has said that the shard is still ours."""
+        """Begins a transaction under the name of the producers. The first one takes the name from its earlier holder;
+        if a later relay takes the name afterwards, beginning fails, and the name is taken again only after the database
+        has confirmed that the shard is still ours."""
         home = Transactions.of_client(self._client.inner().connections)
         if not self._named:
             home.coordinators.take_anew(self._name)
@@ -263,7 +267,7 @@ class Sender:
         return txn
 
     async def _groups(self, destination: str, groups: Sequence[Sequence[ClaimedRow]], txn: Transaction) -> _Landed:
-        """Sends groups one after the other, until one is not stored."""
+        """Sends the groups of one destination one after the other, until one is not stored."""
         for rows in groups:
             answered: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
             self._send(destination, rows, partial(_answer, answered), txn)
@@ -274,7 +278,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------ the end
     def close(self) -> None:
-        """Closes at once: what is in flight stays unknown."""
+        """Closes the producers at once; the outcome of what is in flight stays unknown."""
         self._closed = True
         loop_thread().run(self._close())
 
@@ -291,7 +295,7 @@ class Sender:
 
 
 class _Landed(NamedTuple):
-    """The end of a flight, or of its part in one destination."""
+    """The outcome of a cluster transaction, or of its part in one destination."""
 
     outcome: Outcome
     error: str
@@ -300,7 +304,8 @@ class _Landed(NamedTuple):
 
 
 def _worst(failed: Sequence[_Landed]) -> _Landed:
-    """Returns the outcome of a failed flight: that of its destinations in trouble, if any; else the refused row's."""
+    """Returns the outcome of a cluster transaction that failed: that of the destinations that were put off, if any;
+    else that of the refused row."""
     off = [each for each in failed if each.outcome is not Outcome.ROW_REFUSED]
     if not off:
         return failed[0]
@@ -313,7 +318,7 @@ def _answer(to: asyncio.Future[tuple[Outcome, str]], outcome: Outcome, text: str
 
 
 class _Group:
-    """Counts the outcomes of a group's rows; `report` is called once."""
+    """Gathers the outcomes of the rows of one group; `report` passes on only the first outcome of the group."""
 
     __slots__ = ("_left", "_producer", "_refusal", "_results", "_rows", "_tell", "_told")
 
@@ -332,7 +337,8 @@ class _Group:
             self._tell_all()
 
     def ends_at(self, rows: int, refusal: str) -> None:
-        """Ends the group after so many rows: the next one is refused. It is told when these have their outcomes."""
+        """Shortens the group to its first `rows` rows, because the next one was refused. The group reports when these
+        have their outcomes."""
         self._left -= self._rows - rows
         self._refusal = refusal
         if not self._left:
@@ -353,7 +359,7 @@ class _Group:
 
 
 def _extras(row: ClaimedRow) -> Extras:
-    """Returns the extras of a row. ValueError: its properties are no JSON object."""
+    """Returns the message fields of a row beyond its value. Raises ValueError if `properties` is no JSON object."""
     properties: Any = json.loads(row.properties) if row.properties else None
     if not isinstance(properties, dict | None):
         raise ValueError("properties is no JSON object")

@@ -1,6 +1,6 @@
 """The relay's transactions in the database. One shard has one holder at a time: its record has an epoch, which each new
 holder raises, and every transaction begins by writing that record under its own epoch. That write is the lease and the
-lock in one: an older holder changes no row and is told so (RelayFenced).
+lock in one: an older holder changes no row and gets RelayFenced.
 
 `turn` may be repeated when its outcome is not known: deletes and refusals of rows that are gone change nothing, and a
 claim that took place is recognised by the record's next sequence id. SQLite, PostgreSQL, MySQL 8: `SKIP LOCKED` where
@@ -47,8 +47,8 @@ from .values_core import Claim, ClaimedRow, Failure, Taken, Turn
 # attempt or whose destination takes nothing keeps all of it. **Order.** What is passed over keeps its keys: a later
 # unit with a row of one of these keys is passed over, too. So the rows of a key leave in the order of their ids.
 #
-# Units that cannot be taken are looked at in each claim, at most WINDOWS of `rows_max` rows: what is after so many of
-# them waits with them. Guards: tests/client/outbox/test_units.py.
+# Units that cannot be claimed are checked in each claim, at most WINDOWS of `rows_max` rows: units after so many of
+# them wait, too. Guards: tests/client/outbox/test_units.py.
 
 
 WINDOWS = 10
@@ -58,7 +58,8 @@ Where = Sequence[ColumnElement[bool]]
 
 
 class UnitClaim:
-    """The claim of whole units. `phases`: what may be claimed, in the order in which it is looked for."""
+    """The claim of whole units. `phases`: the conditions of rows that may be claimed, in the order in which they are
+    tried."""
 
     def __init__(self, connection: Connection, rows: Table, claim: Claim, phases: Sequence[Where]) -> None:
         self._connection, self._rows, self._claim, self._phases = connection, rows, claim, phases
@@ -85,7 +86,7 @@ class UnitClaim:
         return self._connection.execute(query.limit(self._claim.rows_max)).all()
 
     def _claim_heads(self, heads: Sequence[Any]) -> bool:
-        """Takes what can be taken. False: there is no more room."""
+        """Claims the units of `heads` that can be claimed. Returns False when there is no room for more."""
         whole = self._whole(heads)
         free = self._free([row.id for rows in whole.values() for row in rows])
         for head in heads:
@@ -109,7 +110,7 @@ class UnitClaim:
         return True
 
     def _whole(self, heads: Sequence[Any]) -> dict[tuple[int | None, int | None], list[Any]]:
-        """Returns all rows of the units, and rows without one, by unit or id."""
+        """Returns all rows of the units that `heads` begin, grouped by unit; a row without a unit by its own id."""
         columns = self._rows.c
         units = list(dict.fromkeys(each.unit for each in heads if each.unit not in {None, *self._seen}))
         self._seen.update(units)
@@ -125,7 +126,7 @@ class UnitClaim:
         return found
 
     def _free(self, ids: Sequence[int]) -> set[int]:
-        """Locks and returns the rows that may be claimed."""
+        """Locks and returns the ids of the rows that may be claimed."""
         rows = self._rows
         may_be = or_(*(and_(*phase) for phase in self._phases))
         free: set[int] = set()
@@ -143,7 +144,7 @@ def chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
 
 
 class Lag(NamedTuple):
-    """The rows that wait: by state, and the age of the oldest one that waits or is claimed."""
+    """The number of rows by state, and the age of the oldest one that is not parked."""
 
     waiting: int
     claimed: int
@@ -153,7 +154,7 @@ class Lag(NamedTuple):
 
 
 class Store:
-    """The transactions of one relay in the database."""
+    """The database transactions of one relay."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox, shard: int = 0, shards: int = 1) -> None:
         self._engine = engine
@@ -177,7 +178,8 @@ class Store:
 
     # ------------------------------------------------------------------------------ the shard
     def holder(self) -> tuple[int, int]:
-        """The shard's epoch, and when its holder was seen, in ms; (0, 0): it never had one."""
+        """Returns the shard's epoch, and the time of day in ms at which its holder last renewed it; (0, 0): it never
+        had a holder."""
         shards = self._shards
         with translated(), self._engine.connect() as connection:
             found = connection.execute(
@@ -186,7 +188,8 @@ class Store:
         return (0, 0) if found is None else (found.epoch, found.seen)
 
     def claim_shard(self, holder: str, *, atomic: bool = False) -> Taken:
-        """Takes the shard; who had it is fenced. `atomic`: noted, for ever, before anything is sent. ShardsDiffer."""
+        """Claims the shard and fences its earlier holder. `atomic` is recorded for good before anything is sent. Raises
+        ShardsDiffer if the outbox has another number of shards."""
         shards, now = self._shards, now_ms()
         noted = {"atomic": 1} if atomic else {}
         with translated(), self._engine.begin() as connection:
@@ -231,7 +234,8 @@ class Store:
         return [ClaimedRow._make(each) for each in found]
 
     def renumber(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
-        """Makes ids continue at `next_seq`; claimed rows wait again. RelayFenced: the shard has a newer holder."""
+        """Sets the next sequence id to `next_seq`, and makes claimed rows wait again. Raises RelayFenced if the shard
+        has a newer holder."""
         shards, rows = self._shards, self._rows
         with translated(), self._engine.begin() as connection:
             here = shards.c.shard == self._shard, shards.c.epoch == epoch
@@ -246,8 +250,8 @@ class Store:
 
     # ------------------------------------------------------------------------------ a turn
     def turn(self, turn: Turn) -> tuple[list[ClaimedRow], int]:
-        """Runs one transaction; returns the rows that were claimed and the next sequence id. RelayFenced: nothing was
-        changed."""
+        """Runs `turn` in one database transaction. Returns the claimed rows and the next sequence id. Raises
+        RelayFenced if the shard has a newer holder; then nothing was changed."""
         shards = self._shards
         with translated(), self._engine.begin() as connection:
             ours = connection.execute(
@@ -346,8 +350,8 @@ class Store:
         return [self._where(claim, due, older=True), waiting] if stuck else [waiting]
 
     def _where(self, claim: Claim, state: ColumnElement[bool], *, older: bool | None) -> Where:
-        """Returns the condition of rows that may be claimed. `older`: an older row of the key that was refused is in
-        the way; False: any one; None: there is none."""
+        """Returns the condition of rows in `state` that may be claimed. A refused row of the same key blocks a row:
+        with `older` True only if it is older; with False always; with None there are no refused rows to check."""
         rows = self._rows
         wanted = [state, self._places(claim)]
         if older is not None:
@@ -359,7 +363,7 @@ class Store:
         return wanted
 
     def _places(self, claim: Claim) -> ColumnElement[bool]:
-        """Rows of the destinations that have room."""
+        """Returns the condition of rows whose destinations have room."""
         rows = self._rows
         whole = [topic for topic, (partitions, free) in claim.topics.items() if len(free) >= max(1, partitions)]
         terms: list[Any] = [rows.c.topic.in_(whole)] if whole else []
@@ -377,8 +381,8 @@ class Store:
         )
 
     def _assign_at_once(self, connection: Connection, seqs: dict[int, tuple[int, str]]) -> None:
-        """Assigns ids by UPDATE … FROM (unnest): a statement for all rows, where a statement for each takes most of a
-        claim's time."""
+        """Assigns ids with one UPDATE … FROM (unnest) per destination: a statement per row would take most of a claim's
+        time."""
         rows = self._rows
         by_destination: dict[str, list[tuple[int, int]]] = {}
         for id_, (seq, to) in seqs.items():
@@ -395,7 +399,7 @@ class Store:
 
     # ------------------------------------------------------------------------------ questions
     def topics(self) -> list[str]:
-        """Topics of rows that wait or were refused: one look into the index for each."""
+        """Returns the topics of rows that wait or were refused. It reads one index entry for each topic."""
         rows = self._rows
         found: set[str] = set()
         with translated(), self._engine.connect() as connection:
@@ -407,7 +411,7 @@ class Store:
         return sorted(found)
 
     def lag(self) -> Lag:
-        """Returns the lag of the whole outbox; it counts rows, so ask now and then."""
+        """Returns the lag of the whole outbox. It counts all rows, so call it rarely."""
         rows = self._rows
         with translated(), self._engine.connect() as connection:
             counted = connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()

@@ -115,13 +115,12 @@ class SQLAlchemyOutbox:
         properties: Mapping[str, str] | None = None, event_time: int | None = None, deliver_at: int | None = None,
         schema: Schema | None = None,
     ) -> None:  # fmt: skip
-        """Writes a message for `topic`, which is sent if and when the transaction of `session` commits. Nothing is sent
-        here.
+        """Writes a message for `topic` as a row; a relay sends it if and when the transaction of `session` commits.
 
-        `value` is bytes, or what `schema` encodes, which the row names and the topic gets; None: a message without a
-        value. The key of a pair that is apart is the message's, in the place of `key`. Times are ms since the epoch.
-        With an AsyncSession: `await session.run_sync(outbox.send, "orders", value)`. Raises InvalidTopicName,
-        InvalidMessage, MessageTooBig before anything is written; then what the database raises.
+        `value` is bytes, or a value that `schema` encodes; the row stores the schema, and the topic gets it. None: a
+        message without a value. With a KeyValue schema whose key is separate, that key is used in place of `key`. Times
+        are ms since the epoch. With an AsyncSession: `await session.run_sync(outbox.send, "orders", value)`. Raises
+        InvalidTopicName, InvalidMessage or MessageTooBig before anything is written; later what the database raises.
         """
         unit = self._unit_of(session)
         row = new_row(topic, value, key, properties, event_time, deliver_at, schema, unit)
@@ -131,7 +130,7 @@ class SQLAlchemyOutbox:
         session.execute(self._insert, row)
 
     def _unit_of(self, session: Session | Connection) -> int:
-        """Returns the unit of the transaction that the row is going to be in, whatever savepoints are in it."""
+        """Returns the unit of the root transaction in which the row will be; savepoints do not change it."""
         if isinstance(session, Session):
             connection = session.connection(bind_arguments={"clause": self._insert})
         else:
@@ -143,7 +142,7 @@ class SQLAlchemyOutbox:
         self.wake()
 
     def wake(self) -> None:
-        """Makes the relays of this process look for rows at once."""
+        """Makes the relays of this process search for rows at once."""
         for relay in list(self.relays):
             relay.wake()
 
@@ -175,7 +174,7 @@ WHAT_TO_DO = {
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raises an OutboxError in place of what SQLAlchemy raises; the original is its cause."""
+    """Raises an OutboxError in place of an error of SQLAlchemy; the original is its cause."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -218,5 +217,5 @@ def check_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
 
 
 def url_text(engine: Engine) -> str:
-    """The URL without its password."""
+    """Returns the URL of the database without its password."""
     return engine.url.render_as_string(hide_password=True)

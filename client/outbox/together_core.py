@@ -1,7 +1,7 @@
-"""Rows of an atomic relay: whole units, and the one transaction that is under way. Pure; a part of relay_core.py.
+"""Rows of an atomic relay: whole units, and the one cluster transaction in flight. Pure; a part of relay_core.py.
 
 A *unit* is the rows that one transaction of the application wrote, to any destinations. A *flight* is one transaction
-of the cluster, with whole units: as many as one claim may have. So readers see of a unit everything or nothing.
+of the cluster that publishes whole units, as many as one claim may have. So readers see all of a unit or nothing.
 
     together.add(rows)                 what was claimed; a unit is never claimed in part
     parts = together.take_off(…)       the next flight: of each destination its entries, in order
@@ -32,7 +32,7 @@ Parts = dict[str, tuple[tuple[ClaimedRow, ...], ...]]
 
 
 class Together:
-    """The units of an atomic relay, and their one transaction."""
+    """The units of an atomic relay that wait, and the units of its one cluster transaction in flight."""
 
     def __init__(self, settings: RelaySettings, destinations: Mapping[str, Destination]) -> None:
         self.queue: deque[Unit] = deque()
@@ -43,15 +43,16 @@ class Together:
 
     @property
     def rows(self) -> int:
-        """Returns the number of rows that wait; those of the flight are counted by their destinations."""
+        """Returns the number of rows that wait. Rows in flight are not included: their destinations count them."""
         return sum(map(len, self.queue))
 
     def rows_of(self, destination: str) -> int:
-        """Returns the number of rows that wait for a destination."""
+        """Returns the number of rows that wait for `destination`; rows in flight are not included."""
         return sum(row.destination == destination for unit in self.queue for row in unit)
 
     def add(self, rows: Sequence[ClaimedRow]) -> None:
-        """Adds rows in the order of their ids; a unit's rows follow each other."""
+        """Adds claimed rows, which must be in the order of their sequence ids with the rows of each unit next to each
+        other."""
         last: list[ClaimedRow] = []
         for row in rows:
             if last and (row.unit is None or row.unit != last[-1].unit):
@@ -63,7 +64,7 @@ class Together:
 
     @property
     def takes(self) -> bool:
-        """Whether more may be claimed: not before it is known what is stored of what was claimed."""
+        """Whether more rows may be claimed: there is room, and no waiting unit may be stored already."""
         return self.rows < self._settings.rows_per_claim and not any(map(self.may_be_stored, self.queue))
 
     def may_be_stored(self, unit: Unit) -> bool:
@@ -71,7 +72,8 @@ class Together:
 
     # ------------------------------------------------------------------------------ a flight
     def take_off(self) -> Parts:
-        """Begins the next flight; empty: there is none, or a destination of the first unit is not ready."""
+        """Begins the next flight and returns its entries by destination. Returns an empty dict if a flight is under
+        way, no unit waits, or a destination of the first unit is not ready."""
         if self.flight:
             return {}
         chosen: list[Unit] = []
@@ -116,17 +118,19 @@ class Together:
         return [row for unit in flight for row in unit]
 
     def back(self) -> None:
-        """Puts the flight back: it is done again, under the same ids."""
+        """Puts the units of the flight back to the front of the queue: they are sent again under the same ids."""
         self.queue.extendleft(reversed(self.flight))
         self.flight = ()
 
     @property
     def is_unclear(self) -> bool:
-        """Whether the flight is one unit, which may be stored: when it is refused nothing is known."""
+        """Whether the flight is a single unit that may be stored already: then a refusal does not show that it is not
+        stored."""
         return len(self.flight) == 1 and self.may_be_stored(self.flight[0])
 
     def take_refused(self) -> Unit:
-        """The unit of which a row was refused. Empty: it is not known which; all are sent again, one by one."""
+        """Removes and returns the unit that was refused. Returns an empty tuple if the flight had several units: they
+        go back to the queue and are sent again one by one."""
         assert not self.is_unclear, "what may be stored is not given up"
         flight = self.flight
         self.back()
@@ -136,8 +140,8 @@ class Together:
         return self.queue.popleft()
 
     def take_unstored(self) -> list[ClaimedRow]:
-        """Removes and returns all that is certainly not stored, and nothing that follows what may be: ids of a
-        destination rise."""
+        """Removes and returns all waiting rows, if none of them may be stored already; else returns an empty list and
+        removes nothing, because a row that follows one with a kept id must keep its id, too."""
         if any(map(self.may_be_stored, self.queue)):
             return []
         found = [row for unit in self.queue for row in unit]
@@ -145,7 +149,7 @@ class Together:
         return found
 
     def waits_in_vain(self) -> bool:
-        """Whether the first unit needs a destination that takes nothing now."""
+        """Whether nothing is in flight and the first unit needs a destination that is closed for a pause (WAITS)."""
         needed = (self._at[row.destination].state for row in self.queue[0]) if self.queue else ()
         return not self.flight and any(each is State.WAITS for each in needed)
 

@@ -16,7 +16,7 @@ NONE = -1
 
 
 class ClaimedRow(NamedTuple):
-    """A row that has its sequence id and its destination; both stay until its outcome is recorded."""
+    """A row that has a sequence id and a destination, which it keeps until its outcome is recorded."""
 
     id: int
     seq: int
@@ -35,9 +35,9 @@ class ClaimedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A shard as its new holder finds it. `stored`: of each destination the highest sequence id that is known to be
-    stored. `claimed`: rows in the order of their ids, whose outcome is not known. `absent_s`: how long no relay has
-    had the shard; None: none ever had it. `was_atomic`: a relay that sends units together ever had it."""
+    """The state of a shard as the relay that claims it finds it. `stored`: of each destination the highest sequence id
+    that is known to be stored. `claimed`: rows without a known outcome, in the order of their sequence ids. `absent_s`:
+    seconds since a relay last had the shard; None: none ever had it. `was_atomic`: an atomic relay ever had it."""
 
     epoch: int
     next_seq: int
@@ -57,7 +57,7 @@ class Outcome(Enum):
 
 
 class Failure(NamedTuple):
-    """A row that was refused: it gives its sequence id back, and waits or is parked."""
+    """A row that was refused: it gives its sequence id back, and is retried after `retry_after_s`, or is parked."""
 
     row: ClaimedRow
     error: str
@@ -67,8 +67,9 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The rows that may be claimed: of each topic its number of partitions (0: it has none) and those that have room.
-    `units`: whole units alone; a first one may be larger than the bounds."""
+    """A request for rows, at most so many rows and bytes. `topics`: of each topic its number of partitions (0: not
+    partitioned), and the partitions that have room. `units`: only whole units are claimed; the first may exceed the
+    bounds."""
 
     rows_max: int
     bytes_max: int
@@ -78,8 +79,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A transaction in the database, in this order: the shard is still ours; outcomes; a claim. It can be repeated when
-    nothing is known of it: `next_seq` tells whether its claim took place."""
+    """One transaction in the database, in this order: check that the shard is still ours; record outcomes; claim rows.
+    It can be repeated when it is not known whether it committed: `next_seq` shows whether its claim did."""
 
     epoch: int
     next_seq: int
@@ -92,21 +93,21 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Asks how many partitions the topic has, and whether it deduplicates."""
+    """Effect: ask how many partitions the topic has, and whether it deduplicates."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Opens a producer, after closing the one before."""
+    """Effect: open the producer of a destination, after closing the one before."""
 
     destination: str
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Publishes these rows as one entry, under their sequence ids."""
+    """Effect: publish these rows as one entry, under their sequence ids."""
 
     destination: str
     rows: tuple[ClaimedRow, ...]
@@ -114,26 +115,26 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Fly:
-    """Publishes these entries of each destination, in their order, in one transaction of the cluster; commits it."""
+    """Effect: publish the entries of each destination, in order, in one cluster transaction, and commit it."""
 
     parts: dict[str, tuple[tuple[ClaimedRow, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Transact:
-    """Runs a turn in the database."""
+    """Effect: run this turn, which records outcomes and claims rows, as one database transaction."""
 
     turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Looks for topics of waiting rows."""
+    """Effect: search the outbox for topics with waiting rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ends the relay with this error; what is in flight is not waited for."""
+    """Effect: end the relay with this error at once, without waiting for what is in flight."""
 
     error: MagnetarError
 

@@ -40,7 +40,7 @@ from ..model.schema import Schema
 
 
 class Stored(NamedTuple):
-    """An entry as its writer sees it."""
+    """An entry as its writer describes it to `done`."""
 
     sequence_id: int
     position: Position  # where it comes from
@@ -52,8 +52,8 @@ Done = Callable[[Stored], None]
 
 
 class EntryWriter:
-    """Publishes encoded entries, and is its attachment's owner (client/connect/attachment.py). `done` is told what is
-    stored."""
+    """Publishes encoded entries; it is the owner of its attachment (client/connect/attachment.py). `done` is called for
+    each entry that is stored."""
 
     def __init__(self, connections: Connections, topic: TopicName, name: str, done: Done) -> None:
         self.topic = topic
@@ -69,7 +69,7 @@ class EntryWriter:
         self._error: MagnetarError | None = None
 
     async def open(self) -> None:
-        """Opens the producer. Busy: another one is connected."""
+        """Opens the producer. Raises Busy if the topic has another producer."""
         self._attachment.open()
         try:
             await self._opened
@@ -78,7 +78,7 @@ class EntryWriter:
             raise Busy(f"{text} ({error.message})", topic=self.topic.full) from None
 
     async def send(self, entry: bytes, stored: Stored) -> None:
-        """Raises why the writer ended."""
+        """Sends an entry as soon as there is credit. Raises the error with which the writer ended."""
         while self._credit <= 0 and self._error is None:
             await self._wait()
         if self._error is not None:
@@ -88,12 +88,12 @@ class EntryWriter:
         self._attachment.publish(entry)
 
     def check(self) -> None:
-        """Raises why the writer ended."""
+        """Raises the error with which the writer ended, if it has."""
         if self._error is not None:
             raise self._error
 
     async def drain(self) -> None:
-        """Returns when all that was sent is stored."""
+        """Returns when all sent entries are stored. Raises the error with which the writer ended."""
         while self._sent and self._error is None:
             await self._wait()
         if self._error is not None:
@@ -170,7 +170,7 @@ class EntryWriter:
 
 
 class MessageDraft:
-    """The message as a `message_router` is shown it, before it is sent."""
+    """The message, before it is sent, as a `message_router` gets it."""
 
     def __init__(self, message: OutgoingMessage, schema: Schema) -> None:
         self._message = message
@@ -186,7 +186,7 @@ class MessageDraft:
         return None if message.null_value else self._schema.decode(message.payload)
 
     def data(self) -> bytes:
-        """The payload, as it is stored."""
+        """Returns the payload as it will be stored."""
         return self._message.payload
 
     def partition_key(self) -> str:
@@ -229,12 +229,12 @@ LOCAL = "__local__"
 
 
 def is_only_in(extras: Extras) -> bool:
-    """Whether nothing is said of the message but its transaction."""
+    """Whether the transaction is the only extra that is set."""
     return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, InTransaction)
 
 
 def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
-    """Makes a message. `wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
+    """Makes an OutgoingMessage. `wall_ms`: returns ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
     payload: bytes | None = None
@@ -292,7 +292,7 @@ def _made(encode: Callable[[Any], Any], content: Any, schema: Schema) -> Any:
 
 
 def _check_extras(extras: Extras) -> None:
-    """Skips the plain values that most messages have; checks the rest by the table."""
+    """Checks the extras: the plain values of most messages directly, the others by the table."""
     properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes, _, txn = extras
     if txn is not None:
         check_txn(txn)

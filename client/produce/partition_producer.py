@@ -77,7 +77,7 @@ def complete(outcome: Settle, topic: TopicName) -> None:
 
 
 def notify_transaction(txn: InTransaction, where: Part, outcome: Settle) -> None:
-    """Tells the transaction that an entry belongs to, after the callbacks of its messages."""
+    """Reports the outcome of an entry to its transaction, after the callbacks of its messages."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
         txn.on_stored(where, batch.count, Position(ledger_id, entry_id))
@@ -90,7 +90,7 @@ def result_of(error: MagnetarError) -> Result:
 
 
 def confirm(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None:
-    """Tells the callbacks of a batch that it is stored there."""
+    """Calls the callbacks of a batch with the position at which it is stored."""
     ok, size = Result.Ok, len(batch.callbacks)
     indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
     chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
@@ -111,7 +111,7 @@ def _call(callback: Callback, *outcome: Any) -> None:
 
 
 def wake(waiters: Sequence[asyncio.Future[None]]) -> None:
-    """Wakes flushes that have reached their message."""
+    """Wakes flushes whose last message has its outcome."""
     for each in waiters:
         if not each.done():
             each.set_result(None)
@@ -161,7 +161,7 @@ class PartitionProducer:
             raise self._refusal(added, len(payload))
 
     def add_in(self, txn: InTransaction, payload: bytes, callback: Callback) -> None:
-        """Adds, like `add`, a message in a transaction."""
+        """Adds a message like `add`, in a transaction."""
         share = self._share
         if share is None or share.txn is not txn:
             share = self._share_of(txn)
@@ -201,7 +201,7 @@ class PartitionProducer:
             raise self._refusal(added, len(message.payload))
 
     def encoded(self, message: OutgoingMessage, schema_version: bytes) -> bytes:
-        """The entry of a message that is published later. InvalidMessage; AlreadyClosed."""
+        """Returns the entry of a message that a broker publishes later. Raises InvalidMessage, AlreadyClosed."""
         if (ended := self.core.error or self.core.closing) is not None:
             raise AlreadyClosed("the producer is closed") from ended
         try:
@@ -234,11 +234,11 @@ class PartitionProducer:
         )
 
     def send_now(self) -> None:
-        """Sends, in the event loop, what is open, whatever is under way."""
+        """Closes the open batches and sends them, in the event loop, even while others are in flight."""
         self._do(self.core.send_now(self._now(), self._wall_ms()))
 
     def flush_soon(self) -> None:
-        """Sends what is open without waiting for its delay: at once when nothing is under way, else after it."""
+        """Sends open batches without waiting for their delay: at once if nothing is in flight, else after that."""
         self.core.urgent = True
         if not self.core.turn_wanted:
             self._wake()
@@ -248,7 +248,7 @@ class PartitionProducer:
         self._wakes.call(self._turn, self.on_failure)
 
     def exception(self, result: Result) -> PulsarException:
-        """The outcome of a message that failed just now."""
+        """Returns the exception for a message that just failed with `result`."""
         if self._failure is not None and (known := translate(self._failure)).result is result:
             told = type(known)(f"a message to {self.topic}: {known.message}", **known.fields)
             told.__cause__, told.definite, told.retryable = known, known.definite, known.retryable  # type: ignore[misc]
@@ -268,7 +268,7 @@ class PartitionProducer:
             self._do(self._rare(rare.WhichOneof("kind"), rare, now))
 
     def _take_outcomes(self, left: Iterator[wire.ServerFrame], now: float) -> wire.ServerFrame | None:
-        """Takes receipts and credit, up to the first other frame, which it returns."""
+        """Processes receipts and credit, up to the first other frame, which it returns."""
         effects: list[ProducerEffect] = []
         core, partition = self.core, self.topic.partition
         try:
@@ -391,7 +391,8 @@ class PartitionProducer:
         return {"open_producer": request}
 
     async def open(self) -> None:
-        """Raises when the producer cannot be opened: at once for good reasons, else at the operation's deadline."""
+        """Opens the producer. Raises if it cannot: at once for an error that will stay, else at the operation's
+        deadline."""
         self._opened = self._loop.create_future()
         self._attachment.open()
         try:
@@ -407,7 +408,7 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
-        """Returns when every message added before has its outcome; for later ones it does not wait."""
+        """Returns when every message added before has its outcome; later messages do not matter."""
         if self.core.error is not None:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
@@ -420,11 +421,11 @@ class PartitionProducer:
         await reached
 
     def abort(self) -> None:
-        """Ends at once: what is under way gets AlreadyClosed and has an unknown outcome."""
+        """Ends at once: messages in flight get AlreadyClosed, and their outcome is unknown."""
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def on_failure(self, error: Exception) -> None:
-        """Handles an unforeseen failure: every waiter gets that error."""
+        """Handles an unforeseen failure: every waiter gets this error."""
         self._finish(translate(error))
 
     def _finish(self, error: PulsarException) -> None:
@@ -439,7 +440,8 @@ class PartitionProducer:
         self._make_room()
 
     async def close(self) -> None:
-        """Waits for what is under way, as long as an operation may take; Timeout: some has no outcome by then."""
+        """Waits for messages in flight and closes the producer. Raises Timeout if some have no outcome within the
+        operation's time-out."""
         if self.core.state is State.CLOSED:
             return
         closed = AlreadyClosed("the producer is closed")

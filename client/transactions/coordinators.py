@@ -40,7 +40,7 @@ from ..connect.connections import Connections
 # Ids of transactions that a coordinator gave ahead, in blocks: a transaction begins without a request.
 #
 #     ids = LeasedIds()
-#     ids.take(now)           an id, or None: ask for `ids.wanted` more, of the next coordinator
+#     ids.take_id(now)        an id, or None: ask for `ids.wanted` more, of the next coordinator
 #     ids.leased(first, count, void_at, now)
 #     ids.runs_out            more should be asked for, while there still are some
 #
@@ -76,7 +76,7 @@ class LeasedIds:
             return None
 
     def leased(self, first: TxnId, count: int, lease_s: float, asked_at: float) -> None:
-        """Adds ids whose lease counts from when they were asked for."""
+        """Adds leased ids; the lease counts from `asked_at`, when they were requested."""
         assert count > 0, "a lease has ids"
         with self._lock:
             self._blocks.append((first, count, asked_at + lease_s / 2))
@@ -84,8 +84,7 @@ class LeasedIds:
                 self.wanted = min(MOST, 2 * self.wanted)
 
     def discard(self, coordinator: int) -> None:
-        """Forgets the ids of a coordinator that aborted one of them, or is not where it was: those of a coordinator
-        that was lost are void."""
+        """Drops the ids of a coordinator that aborted one of them or moved: if it lost its state, they are void."""
         with self._lock:
             kept = deque(block for block in self._blocks if block[0].most != coordinator)
             if len(kept) < len(self._blocks):
@@ -113,14 +112,14 @@ LANES_MAX = 64
 
 
 class Answer(NamedTuple):
-    """The answer to an end."""
+    """The answer to the end of a transaction."""
 
     state: TxnState
     error: MagnetarError | None
 
 
 class Coordinators:
-    """The coordinators, as one client asks them."""
+    """The coordinators, as one client calls them."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -151,7 +150,8 @@ class Coordinators:
         return found
 
     def begin_now(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
-        """Returns an id, from any thread: of what was leased ahead. `soon` runs work in the event loop."""
+        """Returns an id that was leased ahead, or None if there is none; from any thread. `soon` runs work in the event
+        loop."""
         ids = self._leases.get(timeout_ms)
         found = ids.take_id(self._now()) if ids is not None else None
         if ids is not None and found is not None and ids.runs_out:
@@ -169,8 +169,8 @@ class Coordinators:
         return running
 
     async def _lease(self, timeout_ms: int, ids: LeasedIds) -> MagnetarError | None:
-        """Leases ids; returns the error for those that wait. For a lease ahead it does not matter: the next one asks
-        again."""
+        """Leases ids; returns an error instead of raising it, for the callers that wait. A lease ahead ignores it: the
+        next one tries again."""
         asked_at = self._now()
         try:
             first, reply = await self._begin(wire.BeginRequest(count=ids.wanted, timeout_ms=timeout_ms))
@@ -180,7 +180,7 @@ class Coordinators:
         return None
 
     async def _begin(self, request: wire.BeginRequest) -> tuple[TxnId, wire.BeginReply]:
-        """Begins transactions at the next coordinator; at the one after it, if that is away or has no room."""
+        """Begins transactions at the next coordinator, or at the one after it if that is away or has no room."""
         count = await self.count()
         longest = self._connections.settings.connection_timeout_s
 
@@ -194,7 +194,7 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least), reply
 
     async def begin_named(self, name: str, timeout_ms: int) -> TxnId:
-        """Begins a transaction of a name. TransactionFenced: a later holder has the name."""
+        """Begins a transaction under a name. Raises TransactionFenced if a later holder has the name."""
         request = wire.BeginRequest(
             coordinator=coordinator_of(name, await self.count()), count=1, timeout_ms=timeout_ms, name=name,
             holder=self._holders.get(name, 0),
@@ -204,12 +204,13 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least)
 
     def take_anew(self, name: str) -> None:
-        """Makes the next begin of the name take it from who has it, also from this client."""
+        """Makes the next begin under that name take it from its holder, even if that is this client."""
         self._holders.pop(name, None)
 
     # ------------------------------------------------------------------------------ ends
     async def end(self, item: wire.EndItem) -> Answer:
-        """Raises the last error when the time of an operation is over; TimedOut."""
+        """Ends a transaction; returns the coordinator's answer. Raises TimedOut, or the last error, when the
+        operation's deadline has passed."""
         lane = item.txn.most, item.visible
         queue = self._queues.get(lane)
         if queue is None:
@@ -232,7 +233,7 @@ class Coordinators:
             await asyncio.sleep(pause)
 
     async def send_ends(self, coordinator: int, request: wire.EndRequest) -> wire.EndReply:
-        """Sends the ends to their coordinator, once; returns its answer."""
+        """Sends several ends to their coordinator, once; returns its reply."""
         longest = self._connections.settings.connection_timeout_s
         if request.items[0].visible:
             longest = self._connections.settings.operation_timeout_s
@@ -240,7 +241,7 @@ class Coordinators:
         return reply
 
     async def status(self, txn: TxnId) -> Answer:
-        """Returns the state of a transaction. TransactionForgotten is an Answer too."""
+        """Returns the state of a transaction. An error such as TransactionForgotten is returned in the Answer."""
         request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
         longest = self._connections.settings.connection_timeout_s
 
@@ -286,7 +287,7 @@ class Coordinators:
         return self._owners.get(coordinator) or await self._find(coordinator)
 
     async def ask(self, coordinator: int, method: str, request: Message) -> Any:
-        """Asks a coordinator; again where it may have moved to, as long as an operation may take."""
+        """Asks a coordinator, again where it may have moved to, until the operation's deadline."""
         longest = self._connections.settings.connection_timeout_s
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
 
@@ -299,8 +300,8 @@ class Coordinators:
             raise
 
     def discard(self, coordinator: int) -> None:
-        """Forgets a coordinator that is not where it was, or lost transactions: it is looked for again, and no id that
-        it leased is used."""
+        """Drops what is known of a coordinator that moved or lost transactions: it is looked up again, and its leased
+        ids are not used."""
         self._owners.pop(coordinator, None)
         for each in self._leases.values():
             each.discard(coordinator)
@@ -311,7 +312,7 @@ class Coordinators:
 
 
 class EndQueue:
-    """The ends that wait for one coordinator, and the requests that are under way."""
+    """The ends that wait for one coordinator, and its requests in flight."""
 
     def __init__(self, coordinators: Coordinators, coordinator: int, tasks: Tasks) -> None:
         self._coordinators = coordinators
@@ -398,9 +399,9 @@ NUMBER_MAX = (1 << 63) - 1
 
 
 class Batch(NamedTuple):
-    """A try at one batch of one query.
+    """One attempt at one batch of one query.
 
-    `adopt`: another query takes the sink over, and its numbers begin anew; else SinkFenced.
+    `adopt`: allows another query to take the sink over, and restarts its numbers; without it that raises SinkFenced.
     """
 
     sink_id: str
@@ -410,7 +411,7 @@ class Batch(NamedTuple):
     adopt: bool = False
 
     def check(self) -> None:
-        """Checks the values. Raises InvalidConfiguration."""
+        """Raises InvalidConfiguration if a value is wrong."""
         check(_TABLE, self._asdict())
         if not (self.sink_id or self.run):
             raise WrongValue("a batch has a sink_id, or a run")
@@ -423,21 +424,21 @@ BATCH = instance(Batch, optional=False)
 
 
 class BatchOutcome(Enum):
-    """The outcome of `commit_batch`: the rows count now, or those of an earlier try count already."""
+    """The outcome of `commit_batch`: the rows count now, or those of an earlier attempt count already."""
 
     COMMITTED = "COMMITTED"
     ALREADY = "ALREADY"
 
 
 class SinkStatus(NamedTuple):
-    """The status of a sink: the last batch that was committed, and whose it is."""
+    """The status of a sink: the last committed batch, and the query that wrote it."""
 
     query_id: str
     batch: int  # the last one that was committed
 
 
 async def begin(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> TxnId | None:
-    """Begins a transaction of the batch; None: the sink has the batch already. Raises SinkFenced."""
+    """Begins a transaction of the batch. Returns None if the sink has the batch already. Raises SinkFenced."""
     request = wire.BeginRequest(coordinator=await _home(coordinators, batch), count=1, timeout_ms=timeout_ms)
     if batch.sink_id:
         request.sink.CopyFrom(_tag(batch))
@@ -446,8 +447,8 @@ async def begin(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> Tx
 
 
 async def commit(coordinators: Coordinators, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
-    """Commits the transactions of a batch. TransactionAborted: one of them is, and nothing is committed. SinkFenced.
-    OutcomeUnknown: no coordinator told."""
+    """Commits the transactions of a batch together. Raises TransactionAborted if one of them is aborted, and then
+    commits none; SinkFenced; OutcomeUnknown if no coordinator answered."""
     number = await _home(coordinators, batch)
     if not txns and not batch.sink_id:
         return BatchOutcome.COMMITTED
@@ -469,7 +470,7 @@ async def commit(coordinators: Coordinators, batch: Batch, txns: Sequence[TxnId]
 
 
 async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | None:
-    """Returns the status of a sink. None: nothing was committed for it."""
+    """Returns the status of a sink; None: nothing was committed to it."""
     number = coordinator_of(sink_id, await coordinators.count())
     request = wire.SinkRequest(coordinator=number, sink_id=sink_id)
     reply: wire.SinkReply = await coordinators.ask(number, "SinkStatus", request)
@@ -477,8 +478,8 @@ async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | 
 
 
 async def end_prepared(coordinators: Coordinators, txn: TxnId, *, is_commit: bool) -> None:
-    """Ends a transaction that another program may have prepared. An open one is only aborted: what was stored of it is
-    known to its own client alone."""
+    """Ends a transaction that another program may have prepared. An open one can only be aborted, because only its own
+    client knows what is stored of it."""
     state, error = await coordinators.status(txn)
     if error is not None:
         raise translate(error) from error

@@ -57,7 +57,7 @@ TABLE = {
 
 
 class Watch(Protocol):
-    """The watch that asks a program about its half messages (client/transactions/halves.py)."""
+    """The watch that answers checks of half messages with a program's function (client/transactions/halves.py)."""
 
     def stop(self) -> None: ...
     async def close(self) -> None: ...
@@ -73,7 +73,7 @@ class Halves:
 
     @classmethod
     def of_client(cls, connections: Connections) -> Halves:
-        """Returns the halves of a client, made when first used."""
+        """Returns the half messages of a client; makes the object at first use."""
         from .transaction import Transactions
 
         found = connections.halves
@@ -95,7 +95,7 @@ class Halves:
 
     # ------------------------------------------------------------------------------ checks
     def watch(self, group: str, watch: Callable[[Halves], Watch]) -> None:
-        """Watches a group. InvalidConfiguration: it has a function already."""
+        """Registers the watch of a group. Raises InvalidConfiguration if the group has one already."""
         if group in self._watches:
             raise WrongValue(f"this client answers for group {group!r} already: a group has one function")
         self._watches[group] = watch(self)
@@ -106,7 +106,7 @@ class Halves:
         self._watches.clear()
 
     async def close(self) -> None:
-        """Closes the halves: nothing is asked of this client any more."""
+        """Closes the watches: this client is not asked about half messages any more."""
         watches, self._watches = self._watches, {}
         await asyncio.gather(*[each.close() for each in watches.values()])
 
@@ -134,7 +134,8 @@ class Halves:
             raise
 
     async def _store(self, request: wire.HalfRequest) -> Half:
-        """Stores a half. Errors are translated; what may be stored is rolled back."""
+        """Stores a half message. Raises translated errors; a half that may be stored in spite of the error is rolled
+        back."""
         try:
             number = coordinator_of(request.group, await self.coordinators.count())
             for left in reversed(range(IDS_TRIED)):
@@ -165,7 +166,7 @@ class Halves:
         return found
 
     def _undo(self, request: wire.HalfRequest) -> None:
-        """Rolls a half back of which its program was not told."""
+        """Rolls back, in the background, a half message whose id its program never got."""
         id_ = TxnId(request.half.most, request.half.least)
         with suppress(AlreadyClosed):  # its group is asked
             self._spawn(self._roll_back_quietly(id_), f"rollback of half {id_}")
@@ -186,7 +187,7 @@ class Halves:
     async def end(
         self, id_: TxnId, verb: wire.EndHalfRequest.Verb, number: int = 0, why: str = ""
     ) -> TransactionState:
-        """Ends a half. `number`: of the question that is answered."""
+        """Ends a half message. `number`: that of the check which is answered."""
         request = wire.EndHalfRequest(verb=verb, check=number, why=why)
         request.half.most, request.half.least = id_
         try:
@@ -200,8 +201,8 @@ class Halves:
         return TransactionState[TxnState(reply.state).name]
 
     async def _outlived(self, work: Coroutine[Any, Any, TransactionState]) -> TransactionState:
-        """Returns the result of `work`, which goes on if the caller is cancelled. OutcomeUnknown: the client is closed.
-        """
+        """Returns the result of `work`, which goes on even if the caller is cancelled. Raises OutcomeUnknown if the
+        client is closed meanwhile."""
         task = self._spawn(work, "end of a half")
         try:
             return _result(await unbroken(task))
@@ -211,7 +212,7 @@ class Halves:
             raise
 
     def _spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T | MagnetarError]:
-        """Starts a task. Raises AlreadyClosed."""
+        """Starts a task. Raises AlreadyClosed if the client is closed."""
         try:
             return self._home.spawn(_outcome(work), name)
         except RuntimeError as error:
@@ -220,7 +221,7 @@ class Halves:
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | MagnetarError:
-    """Returns the result of `work`, or its error, which is its caller's, and none of the task's."""
+    """Returns the result of `work`, or its error, so that the caller and not the task raises it."""
     try:
         return await work
     except MagnetarError as error:
@@ -253,7 +254,7 @@ CONNECTED_S = 5.0
 
 
 class Decision(Enum):
-    """The answer of a check of a half message. UNKNOWN: it cannot be said yet; too many of them park the half."""
+    """The answer to a check of a half message. UNKNOWN: not decided yet; too many of these park the half message."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -267,8 +268,7 @@ VERBS = {
 
 
 class HalfContent(NamedTuple):
-    """A message of a half. `data`: as it was encoded by its producer's schema; None: it is encrypted, or a message
-    without a value."""
+    """A message of a half. `data`: as its producer's schema encoded it; None: it is encrypted, or has no value."""
 
     topic: str
     data: bytes | None
@@ -278,7 +278,7 @@ class HalfContent(NamedTuple):
 
 
 class HalfCheck(NamedTuple):
-    """A half message that its group is asked about."""
+    """A question about a half message to its group."""
 
     id: TxnId
     group: str
@@ -289,7 +289,7 @@ class HalfCheck(NamedTuple):
 
 
 class CheckWatch:
-    """The watch of one group and function, in the event loop of the client."""
+    """The watch of one group with one function, in the event loop of the client."""
 
     def __init__(self, halves: Halves, group: str, function: Callable[[HalfCheck], Any]) -> None:
         self.group = group
@@ -344,7 +344,7 @@ class CheckWatch:
     async def _ask(
         self, check: wire.HalfCheck, id_: TxnId
     ) -> tuple[wire.EndHalfRequest.Verb, str]:
-        """Returns the answer; FAILED and why: there is none."""
+        """Returns the function's answer, or FAILED and the reason why there is none."""
         if self._busy >= AT_ONCE:
             return wire.EndHalfRequest.FAILED, f"{AT_ONCE} checks are under way, or hang"
         answer_s = check.answer_ms / 1000

@@ -19,14 +19,15 @@ _clock = SystemClock()
 
 class DjangoInbox:
     """The inbox of an application that uses Django. `using`: the alias of the database; by default the one that
-    Django's routers say."""
+    Django's routers choose."""
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
 
     def first_time(self, subscription: str, key: str) -> bool:
-        """Whether the message was not done yet; it is from here on, if this transaction commits.
-        TransactionManagementError outside of `atomic()`: the row would commit before the work is done."""
+        """Returns whether `subscription` has not processed the message `key` before, and records it as processed if
+        this transaction commits. Raises TransactionManagementError outside of `atomic()`: the row would be committed
+        before the work."""
         from .models import InboxRow
 
         using = self._using or router.db_for_write(InboxRow)
@@ -39,7 +40,8 @@ class DjangoInbox:
         return bool(created)
 
     def purge(self, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
-        """Deletes up to `limit` rows that are older than any message may be delivered again; returns their number."""
+        """Deletes up to `limit` rows that are older than `older_than_s`, which must exceed the time within which a
+        message may be delivered again. Returns the number of deleted rows."""
         from .models import InboxRow
 
         using = self._using or router.db_for_write(InboxRow)

@@ -43,7 +43,7 @@ class OutboxRow(models.Model):  # type: ignore[misc]  # Django has no types
 
 
 class OutboxShard(models.Model):  # type: ignore[misc]
-    """The relay of a shard."""
+    """The record of a shard: its holder, epoch and next sequence id."""
 
     shard = models.SmallIntegerField(primary_key=True)
     shards = models.SmallIntegerField()

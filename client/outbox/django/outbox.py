@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Written:
-    """The rows that were written in a transaction: called when it commits."""
+    """The callback on commit of a transaction that wrote rows; it has the unit of these rows."""
 
     def __init__(self, outbox: DjangoOutbox) -> None:
         self.outbox = outbox
@@ -37,7 +37,7 @@ class _Written:
 
 class DjangoOutbox:
     """The outbox of an application that uses Django. `using`: the alias of the database; by default the one that
-    Django's routers say."""
+    Django's routers choose."""
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
@@ -45,7 +45,7 @@ class DjangoOutbox:
         self._tables: SQLAlchemyOutbox | None = None
 
     def tables(self) -> SQLAlchemyOutbox:
-        """Returns the tables as SQLAlchemy's, for the relay."""
+        """Returns the tables as SQLAlchemy's, which the relay needs."""
         from sqlalchemy import MetaData
 
         from ..tables import SQLAlchemyOutbox
@@ -58,8 +58,9 @@ class DjangoOutbox:
         self, topic: str, value: object, *, key: str | None = None, properties: Mapping[str, str] | None = None,
         event_time: int | None = None, deliver_at: int | None = None, schema: Schema | None = None,
     ) -> None:  # fmt: skip
-        """Writes a message, like SQLAlchemyOutbox.send, in the transaction of this thread. TransactionManagementError
-        outside of `atomic()`: the row would commit alone, without what it tells of."""
+        """Writes a message, like SQLAlchemyOutbox.send, in the transaction of this thread. Raises
+        TransactionManagementError outside of `atomic()`: the row would be committed without the change that it reports.
+        """
         from .models import OutboxRow
 
         using = self._using or router.db_for_write(OutboxRow)
@@ -73,8 +74,9 @@ class DjangoOutbox:
         OutboxRow.objects.using(using).create(**row)
 
     def _written(self, connection: Any) -> _Written:
-        """Returns what the transaction of this thread has written. Django forgets it with the transaction, or with the
-        savepoint in which it was made: then the rows of it are gone too."""
+        """Returns the callback that the transaction of this thread has for this outbox; registers one if there is none.
+        Django drops it with the transaction, or with the savepoint in which it was registered, together with the rows.
+        """
         for each in connection.run_on_commit:
             if isinstance(each[1], _Written) and each[1].outbox is self:
                 return each[1]
@@ -83,6 +85,6 @@ class DjangoOutbox:
         return written
 
     def wake(self) -> None:
-        """Makes the relays of this process look for rows at once."""
+        """Makes the relays of this process search for rows at once."""
         for relay in list(self.relays):
             relay.wake()
