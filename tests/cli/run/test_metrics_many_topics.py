@@ -59,7 +59,7 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
         longest = steps.longest
         text = b"".join(page.series_chunks()).decode()
     assert longest < STEP_S * slowness(), f"{longest:.3f} s of {steps.all:.3f} s in one step"
-    assert text.count("\n") == TOPICS * 13 + 26, "eight lines of a topic and five of a subscription, each with a head"
+    assert text.count("\n") == TOPICS * 15 + 30, "ten lines of a topic and five of a subscription, each with a head"
     whose = '{subscription="s",topic="persistent://public/default/topic-42"}'
     assert f"magnetar_subscription_unacked_messages{whose} 42.0\n" in text
     assert page.shown["magnetar_broker_degraded_ledgers", ()] == 1
