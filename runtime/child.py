@@ -69,13 +69,13 @@ def packed(frame: Frame) -> bytes:
 
 
 class Frames:
-    """Takes bytes as they come, and gives whole frames."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yields the frames in the data so far. ValueError: that is no frame."""
+        """Adds `data`; yields the frames that are complete. Raises ValueError if the bytes are not a frame."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             length, kind, number = _HEAD.unpack_from(self._bytes)
@@ -102,7 +102,9 @@ Text = Callable[[], Awaitable[bytes]]
 
 
 class Others(NamedTuple):
-    """The other processes, by name: the texts of those that answered in time, and how often each was started again."""
+    """The metrics of the other processes: by name the texts of those that answered in time, and how often each process
+    was restarted.
+    """
 
     pages: Mapping[str, bytes]
     restarts: Mapping[str, int]
@@ -133,20 +135,25 @@ class Child:
         self._last = 0
 
     async def attach(self, text: Text) -> None:
+        """Connects to the parent. `text` returns the text of this process's metrics; it is called when another process
+        asks for them.
+        """
         reader, self._writer = await asyncio.open_connection(sock=self._link)
         self._tasks.spawn(self._read(reader, text), "child-link")
 
     async def detach(self) -> None:
-        """Detaches at the end of this process: nothing more is said, and the parent's end is not watched."""
+        """Closes the link at the end of this process; the end of the parent is not noticed any more."""
         await self._tasks.close()
         if self._writer is not None:
             self._writer.close()
 
     def report_ready(self, **facts: object) -> None:
+        """Tells the parent that this process serves."""
         shown = {name: str(value) for name, value in facts.items()}
         self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
 
     async def others(self) -> Others:
+        """Asks the other processes for their metrics; returns what has arrived after OTHERS_S at the latest."""
         async with self._asking:
             self._last += 1
             question = self._questions[self._last] = _Question()
