@@ -400,8 +400,8 @@ class BookieService:
             _answer(request, head, Status.OK, entries=(answer,))
 
     async def close(self) -> None:
-        """Closes the service: no request is answered any more. Waits for the reads under way, but not for admin
-        requests.
+        """Closes the service: no request is answered any more. Cancels admin requests, and waits for the reads under
+        way.
         """
         self._closed = True
         self.adds.close()

@@ -1,6 +1,6 @@
 """Copies of the metadata tree's file: what a copy contains, and how a copy replaces a file that is lost or older.
 
-    look(path)                                  what bookies can be asked to compare with the copy
+    inspect(path)                               what bookies can be asked to compare with the copy
     restore(backup, target, least_id, token)    the copy replaces the file; the service must be stopped
 
 A restore never overwrites: the replaced file is kept beside the new one, numbered. In the new file, in one transaction

@@ -190,7 +190,7 @@ class SessionStore(MetadataStore):
 # -------------------------------------------------------------------------------------------------- reconnecting
 # Consecutive sessions as one `MetadataStore`: for a process that goes on serving when its session is lost.
 #
-#     serving ──suspend()──▶ suspended ──renew(session)──▶ serving … ──end()──▶ ended (SessionExpired, for ever)
+#     serving ──suspend()──▶ suspended ──renew(session)──▶ serving … ──stop_reconnecting()──▶ ended (SessionExpired)
 #
 # The owner of the sessions calls `suspend` when one is lost, and `renew` with the next one. The ephemerals of the lost
 # session are deleted, now or soon; the owner makes them again. The rest of the tree is unchanged.

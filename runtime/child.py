@@ -1,11 +1,12 @@
-"""A process that a parent forked, and its link to that parent (child.py).
+"""A process that a parent forked, and its link to that parent (parent.py).
 
-    child.attach(measure)                  in its event loop; `measure`: the text of its own metrics
-    child.ready(url=…, …)                  it serves
+    await child.attach(text)               in its event loop; `text` returns the text of its own metrics
+    child.report_ready(url=…, …)           it serves
     others = await child.others()          the metrics of the other processes, for the one page of all
     await child.detach()
 
-When the link ends the parent is dead, and this process ends at once, as by `kill -9`: the parent's `kill -9` means all.
+When the link ends, the parent is dead, and this process ends at once, as by `kill -9`. So `kill -9` of the parent ends
+all processes.
 """
 
 from __future__ import annotations

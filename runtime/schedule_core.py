@@ -3,7 +3,7 @@
     schedule = Schedule([["storage"], ["broker-1", "broker-2"]])     tiers: each needs those before it
     effects = schedule.start(now)                                    Fork …
     effects = schedule.became_ready("storage", now)                  Fork of the next tier; at last Serve, once
-    effects = schedule.ended("broker-2", code, now)                  its next Fork comes from `tick`
+    effects = schedule.on_exit("broker-2", code, now)                its next Fork comes from `tick`
     effects = schedule.stop(code, now)                               Terminate, the last tier first; at last Exit
     effects = schedule.tick(now)                                     what is due, at `next_at` or later
 

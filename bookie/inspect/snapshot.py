@@ -1,7 +1,7 @@
 """A look into a bookie's directory: what all readers of this folder share. No code here writes, locks or makes files.
 
-    found = take(files, directory)       cookie, mark and the ends that they name, as they are now
-    found.damages                        what of these could not be read
+    found = take_snapshot(files, directory)   cookie, mark and the ends that they name, as they are now
+    found.damages                             what of these could not be read
 
 The readers (`journals`, `logs`, `indexes`, `ledgers`) are generators. They yield what they find, in the order of the
 bytes, yield a `Damage` in the place of what is not whole, and continue after it. Memory is bounded by a window of the

@@ -18,7 +18,7 @@ logs are moved together (store/entrylog/compaction.py). Any error ends the pass 
 
     collector.plan()                                   what would be done with each log, and why; changes nothing
     collector.run(force, minor, major, on_progress)    one pass, then deletion and compaction; one at a time
-    collector.keep()                                   for ever: passes, minor and major compactions by their intervals
+    collector.run_forever()                            for ever: passes, minor and major compactions by their intervals
 
 Guarded by tests/bookie/maintenance/test_garbage.py and test_garbage_doubt.py.
 """

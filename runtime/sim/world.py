@@ -341,7 +341,7 @@ class Simulation:
 
     def pause(self, name: str) -> bool:
         """Pauses the node's process as SIGSTOP does: it takes no step until `go_on`, and messages to it wait. Returns
-        False if there is no process.
+        False if there is no process, or it is paused already.
         """
         process = self.node(name).process
         if process is None or process.held is not None:

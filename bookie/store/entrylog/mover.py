@@ -69,7 +69,7 @@ class Action(enum.Enum):
 
 
 class KeepReason(enum.Enum):
-    """The reason for an action; the module's table has the rules."""
+    """The reason for an action; `decide` has the rules."""
 
     DEAD = "nothing in it lives"
     OPEN = "it still grows"

@@ -4,7 +4,7 @@ Two writers share one sequence of numbers (`LogNumbers`): the hot one takes the 
 what compaction moves; no log is ever written by both. All calls come from workers, in this order:
 
     begin(size) ; append(buffers) … ; write_index(extents, tables)      → Written(open, group)
-    committed()                                                         after the mark is durable
+    on_committed()                                                      after the mark is durable
 
 `ensure_room` may end a log and make another: only under the checkpoint's lock, because a mark names both open logs and
 the last number. A flush or a move goes whole into one log; a new one is begun when it would pass `log_bytes_max`, and
