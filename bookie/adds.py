@@ -52,7 +52,7 @@ SHARE = 0.5
 
 
 class RequestBudget:
-    """A bound for requests that wait, in bytes: for all of them, and for each connection."""
+    """A bound, in bytes, for the requests that wait: one for all of them together, and one for each connection."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -60,7 +60,9 @@ class RequestBudget:
         self.bytes = 0
 
     def add(self, connection: Hashable, size: int) -> bool:
-        """Adds a request. False: it is beyond the bound, and was not added."""
+        """Reserves `size` bytes for a request. Returns False, and reserves nothing, if that would exceed a bound; a
+        request that is alone is within every bound.
+        """
         own = self._by_connection.get(connection, 0) + size
         if self.bytes and (self.bytes + size > self._bytes_max or own > SHARE * self._bytes_max):
             return False
@@ -83,6 +85,7 @@ class RequestBudget:
 
 
 def cost_of(request: Request) -> int:
+    """Returns the memory in bytes that the request needs while it waits."""
     return REQUEST_BYTES + len(request.head) + sum(map(len, request.frames))
 
 
@@ -96,10 +99,11 @@ REQUESTS_MAX = 32_768
 
 
 class AddBatch:
-    """A request with its entries, verified, from the turn in which it came to its answer.
+    """A verified ADD or ADD_MANY, from its arrival until it is answered.
 
-    `statuses` has one for each entry of an ADD_MANY, OK or BAD_REQUEST; None: it is an ADD, whose entry is OK.
-    `entries` are those that are OK, `size` bytes together, `lac` the largest of theirs."""
+    `statuses` has OK or BAD_REQUEST for each entry of an ADD_MANY; it is None for an ADD, whose entry is good.
+    `entries` are the good entries, `size` is the sum of their bytes, `lac` the largest last-add-confirmed among them.
+    """
 
     __slots__ = ("came", "entries", "entry", "key", "lac", "ledger", "recovery", "request", "size", "statuses")
 
@@ -128,7 +132,8 @@ slower."""
 
 
 class Intents:
-    """The intents of a turn, in their order, and their bytes. `seal` makes them one group of the journal."""
+    """The intents of one turn of the event loop, in order, and their bytes. `seal` makes them one group of the journal.
+    """
 
     __slots__ = ("bytes", "seal", "turn")
 
@@ -138,6 +143,7 @@ class Intents:
         self.seal = seal
 
     def take(self) -> list[Intent]:
+        """Removes and returns the intents of the turn."""
         turn, self.turn, self.bytes = self.turn, [], 0
         return turn
 
@@ -149,7 +155,7 @@ class _Queue:
         self._by_connection: dict[Hashable, int] = {}
 
     def takes(self, batch: AddBatch, bytes_max: int) -> bool:
-        """Whether it is within the bounds; a single one always is."""
+        """Returns whether the queue has room for the batch; an empty queue takes any batch."""
         size = batch.size + REQUEST_BYTES
         own = self._by_connection.get(batch.request.connection, 0)
         if not self.batches:
@@ -203,6 +209,7 @@ class Adds:
 
     # ------------------------------------------------------------------------------------ requests
     def on_request(self, request: Request, head: RequestHead, came: float) -> None:
+        """Handles an ADD or ADD_MANY: admits, holds or refuses it."""
         try:
             batch = self._open(request, head, came)
         except ValueError:
@@ -223,7 +230,7 @@ class Adds:
             self._admit(batch)
 
     def take_one(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
-        """Takes an ADD without flags, as most requests are."""
+        """Handles an ADD without flags, as `on_request` does, but faster: most requests are such ones."""
         opened = open_add(ledger, entry, request.frames, self._entry_bytes_max)
         if opened is None:
             self._refuse_whole(request, Op.ADD, ledger, entry, came)
@@ -251,6 +258,7 @@ class Adds:
         return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, None, [stored], stored[2], lac)
 
     def _admit(self, batch: AddBatch) -> None:
+        """Gives the batch to the store; holds or refuses the batch if the store does not admit it."""
         if self._in_flight >= REQUESTS_MAX:
             self._hold(batch)
             return
@@ -270,7 +278,9 @@ class Adds:
             self._refuse(batch, status)
 
     def complete(self, intents: Sequence[Intent], ok: bool) -> None:
-        """Answers what was durable, or found no room, in the order in which it came."""
+        """Answers the requests of a sealed group, in the order of their arrival. `ok`: they are durable; False: there
+        was no room.
+        """
         now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
         for each in intents:
             if self.closed:
@@ -297,6 +307,7 @@ class Adds:
 
     # ------------------------------------------------------------------------------------ what waits
     def _hold(self, batch: AddBatch) -> None:
+        """Queues the batch until there is room; refuses it if the queue is full or waiting would not help."""
         queue = self._held_recovery if batch.recovery else self._held
         if self._store.flush_blocked and not batch.recovery:
             self._refuse(batch, Status.READ_ONLY)
@@ -307,8 +318,11 @@ class Adds:
             self._press()
 
     def admit_held(self) -> None:
-        """Admits held adds in their order while there is room, recoverers' first; a full disk refuses clients', the
-        want of a descriptor all."""
+        """Admits held adds in order while there is room, those of recoveries first.
+
+        If the disk is full, the held adds of clients are refused (READ_ONLY). If no file descriptor is free, all held
+        adds are refused (BUSY).
+        """
         if not (self._held.batches or self._held_recovery.batches or self._pressed):
             return
         for queue in (self._held_recovery, self._held):
@@ -338,12 +352,13 @@ class Adds:
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
 
     def close(self) -> None:
+        """Closes: held adds and adds under way are not answered any more."""
         self.closed = True
         self._held, self._held_recovery = _Queue(), _Queue()
 
     # ------------------------------------------------------------------------------------ answers
     def _refuse(self, batch: AddBatch, status: Status) -> None:
-        """Refuses all entries that were not refused before."""
+        """Answers the batch with `status` for each entry that was not refused before."""
         statuses = batch.statuses
         if statuses is None:
             self._refuse_whole(batch.request, Op.ADD, batch.ledger, batch.entry, batch.came, status)
@@ -356,7 +371,7 @@ class Adds:
     def _refuse_whole(
         self, request: Request, op: Op, ledger: int, entry: int, came: float, status: Status = Status.BAD_REQUEST
     ) -> None:
-        """Refuses all of a request by the head of the answer."""
+        """Answers with `status` and no status for each entry: for an ADD, or a request that cannot be parsed."""
         if self.closed:
             return
         self.refused[status] += 1
@@ -364,7 +379,7 @@ class Adds:
         request.reply(AnswerHead(op, status, ledger, entry, -1, 0).encode())
 
     def _answer(self, batch: AddBatch) -> None:
-        """Answers that some entries of an ADD_MANY, or all, are refused."""
+        """Answers a batch of which some or all entries are refused."""
         statuses = batch.statuses
         if self.closed or statuses is None:
             return

@@ -68,8 +68,9 @@ Verb = Callable[[Options], Awaitable[Json]]
 
 
 class BookieAdmin:
-    """Answers the administration of a bookie: `answer` is BookieService's `on_admin`; `metadata` returns the present
-    session."""
+    """Answers the admin requests of a bookie: `BookieService` calls `answer` (its `on_admin`). `metadata` returns the
+    current metadata session.
+    """
 
     def __init__(
         self, bookie_id: str, store: Store, upkeep: DiskMonitor, collector: Collector, limbo: LimboExit,
@@ -94,11 +95,13 @@ class BookieAdmin:
         }
 
     def add(self, verbs: Mapping[str, Verb]) -> None:
-        """Adds the verbs of another part of the bookie."""
+        """Adds verbs that another part of the bookie answers."""
         self._verbs |= verbs
 
     async def answer(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
-        """Answers a request. `local`: it comes from this machine. ValueError: it is no JSON object with a verb."""
+        """Answers one request. `local` says that it comes from this machine. Raises ValueError if it is not a JSON
+        object with a verb.
+        """
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")
@@ -118,7 +121,8 @@ class BookieAdmin:
         return msgspec.json.encode(answer)
 
     async def close(self) -> None:
-        """Ends a run that was started by hand; work that is not committed is left as after a crash."""
+        """Cancels a garbage collection that an operator started. Work that is not committed is left as after a crash.
+        """
         await self._runs.close()
 
     # ------------------------------------------------------------------------------------ verbs
@@ -183,7 +187,7 @@ class BookieAdmin:
         return self._scrubber.describe()
 
     async def _owners(self, ledgers: Sequence[int]) -> dict[int, Json]:
-        """The properties of each ledger in the metadata, or that it is gone."""
+        """Returns for each ledger its properties in the metadata, or that its record does not exist any more."""
         metadata = self._metadata()
 
         async def owner(ledger: int) -> Json:
@@ -198,12 +202,14 @@ class BookieAdmin:
 
 
 def reject_unknown_options(options: Options, names: Sequence[str]) -> None:
+    """Raises InvalidRequest if `options` has a name that is not in `names`."""
     strange = sorted(options.keys() - set(names))
     if strange:
         raise InvalidRequest(f"no option {', '.join(strange)}; there are {', '.join(names) or 'none'}")
 
 
 def flag(options: Options, name: str) -> bool:
+    """Returns a boolean option, False if it is missing. Raises InvalidRequest if it is not a boolean."""
     value = options.get(name, False)
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name} is true or false, not {value!r}")
@@ -230,13 +236,13 @@ def _log(plan: LogPlan, owners: Mapping[int, Json]) -> Json:
 
 
 def _check_administers(sender: Principal, verb: object) -> None:
-    """Raises Unauthorized if the sender may not use the verb."""
+    """Raises Unauthorized if `sender` may not use this verb."""
     if sender.kind is not PrincipalKind.MEMBER or sender.name.partition("/")[0] not in ADMINISTRATORS:
         raise Unauthorized(f"{sender} may not ask for {verb!r}: an operator or a broker may")
 
 
 class _Runs:
-    """Garbage collections that were started by hand, one at a time, and the result of the last."""
+    """The garbage collections that operators start, one at a time, and the result of the last one."""
 
     def __init__(self, collector: Collector, clock: Clock) -> None:
         self._collector = collector

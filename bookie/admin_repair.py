@@ -53,7 +53,7 @@ FRESH_MS = 15_000
 
 
 class RepairVerbs:
-    """The table of these verbs; `metadata` returns the present session."""
+    """The verbs about ledgers and their copies. `metadata` returns the current metadata session."""
 
     def __init__(self, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
         self._session = metadata
@@ -207,6 +207,7 @@ class RepairVerbs:
 
     # ------------------------------------------------------------------------------ reading
     async def _named(self, bookie: str) -> list[LedgerRecord]:
+        """Returns the records of all ledgers that have a fragment on the bookie."""
         records = await self._records(await marks.listed(self._session(), paths.LEDGERS))
         return [record for record in records if bookie in placed(record)]
 
@@ -226,6 +227,7 @@ class RepairVerbs:
 
 
 async def _in_parts(ledgers: Sequence[int], read: Callable[[int], Awaitable[T]]) -> list[T]:
+    """Returns `read(ledger)` of each ledger, with `READS_AT_ONCE` reads at a time."""
     found: list[T] = []
     for at in range(0, len(ledgers), READS_AT_ONCE):
         found += await asyncio.gather(*map(read, ledgers[at : at + READS_AT_ONCE]))
@@ -233,7 +235,7 @@ async def _in_parts(ledgers: Sequence[int], read: Callable[[int], Awaitable[T]])
 
 
 def _share(record: LedgerRecord, bookies: set[str]) -> int:
-    """Returns about how many bytes of a closed ledger are on these bookies, as if its fragments had equal sizes."""
+    """Returns about how many bytes of a closed ledger are on these bookies, assuming fragments of equal size."""
     slots = sum(bookie in bookies for fragment in record.fragments for bookie in fragment.bookies)
     copies = record.ensemble_size * len(record.fragments)
     return record.length * record.write_quorum * slots // copies

@@ -56,7 +56,7 @@ class DiskState(enum.Enum):
 
 
 class DiskLimits(NamedTuple):
-    """The limits from which the state of a disk follows: shares of its size, and bytes."""
+    """The limits by which `judge` decides the state of a disk: shares of its size, and bytes."""
 
     full_share: float
     low_water_share: float
@@ -64,6 +64,7 @@ class DiskLimits(NamedTuple):
     free_bytes_min: int  # -1: not set
 
     def floor(self, total: int) -> int:
+        """Returns the free bytes below which a disk of `total` bytes is FULL."""
         return self.free_bytes_min if self.free_bytes_min >= 0 else min(FLOOR_BYTES, int(total * SMALL_SHARE))
 
 
@@ -79,7 +80,9 @@ class Usage(NamedTuple):
 
 
 def judge(usage: Usage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
-    """The state now. `no_room`: a write found no room and none has been found since, or the reserve is missing."""
+    """Returns the state of the disk now. `was` is its state before. `no_room` says that a write found no room and none
+    has succeeded since, or that the reserve is missing.
+    """
     floor = limits.floor(usage.total) * (LEAVES_SHARE if was.read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM
@@ -91,9 +94,10 @@ def judge(usage: Usage, limits: DiskLimits, was: DiskState, *, no_room: bool) ->
 
 
 class DiskMonitor:
-    """Owns `state`. Calls `on_read_only` at once when it changes, and registers it when the metadata answers.
+    """Owns `state`, the state of the bookie's disk, and checks it periodically.
 
-    `note` tells the metadata everything else, at each check.
+    Each change is given to `on_read_only` at once, and to the registration when the metadata answers. `note` is called
+    at each check; it compares the rest with the metadata.
     """
 
     def __init__(
@@ -117,6 +121,7 @@ class DiskMonitor:
         return self.departing or self.state.read_only
 
     def depart(self, departing: bool) -> None:
+        """Sets whether an operator empties this bookie; while it departs it is read-only."""
         if departing is not self.departing:
             how = "departing: it takes no new ledgers" if departing else "not departing any more"
             _LOG.warning("the bookie is %s", how)
@@ -124,16 +129,18 @@ class DiskMonitor:
         self._on_read_only(self.read_only)
 
     def no_space_found(self) -> None:
-        """Refuses clients' adds at once, as a write found no room; the rest follows at the next check of the disk."""
+        """Refuses adds of clients from now on because a write found no room, and starts a check of the disk."""
         self._become(DiskState.NO_ROOM)
         self.look_soon()
 
     def look_soon(self) -> None:
-        """Checks the disk now, not after the interval, and tells the metadata what is new."""
+        """Makes `run` check the disk and update the registration now instead of after the interval."""
         self._asked.set()
 
     async def check_disk(self) -> None:
-        """Checks the disk; gives room to the work that waits for it, if there is some."""
+        """Checks the disk and sets `state`. First repeats work that waits for room, and fills the reserve, if there is
+        room.
+        """
         limits = self._limits
         limit = limits.low_water_share if self.state.read_only else limits.full_share
         no_room = not await self._store.room.ensure(limit)
@@ -149,6 +156,7 @@ class DiskMonitor:
         self._on_read_only(self.read_only)
 
     def _floor_told(self, usage: Usage) -> str:
+        """Returns a text for the log if fewer bytes are free than the floor; else ""."""
         floor = self._limits.floor(usage.total)
         if usage.free >= floor:
             return ""
@@ -157,7 +165,7 @@ class DiskMonitor:
         return f", fewer than the {floor} of {why}: read-only{never}"
 
     async def run(self) -> None:
-        """Watches the disk for ever."""
+        """Checks the disk and updates the registration at each interval, until it is cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._interval_s):

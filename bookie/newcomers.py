@@ -47,7 +47,9 @@ Parked = tuple[Request, RequestHead, float]
 
 
 class Newcomers:
-    """Holds requests for new ledgers. Calls `introduce(ledger, key)`, then `again(parked)`; or `refuse`."""
+    """Holds requests for ledgers that are new here. When a record allows it, calls `introduce(ledger, key)` and then
+    `again(parked)`; else `refuse`.
+    """
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], introduce: Callable[[int, bytes], None],
@@ -66,7 +68,7 @@ class Newcomers:
         self.lookups = 0
 
     def park(self, request: Request, head: RequestHead, came: float) -> None:
-        """Makes the request wait for its ledger's record."""
+        """Makes the request wait until its ledger's record is read; refuses it (BUSY) if too much waits."""
         size = cost_of(request)
         if not self._waiting.add(request.connection, size):
             self._refuse(request, head, Status.BUSY)
@@ -97,7 +99,7 @@ class Newcomers:
         self._settle(ledger, key, status)
 
     async def _key_of(self, ledger: int) -> bytes | None:
-        """The ledger's key. None: any key is right. b"": none is."""
+        """Returns the ledger's key. None: any key is accepted. b"": no key is accepted."""
         metadata = self._metadata()
         found = await get_record(metadata, paths.ledger(ledger), LedgerRecord)
         if found is not None:
@@ -124,7 +126,7 @@ class Newcomers:
             self._again(fine)
 
     async def close(self) -> None:
-        """Ends the reads; requests that wait get no answer."""
+        """Cancels the reads. Requests that wait get no answer."""
         self._closed = True
         await self._lookups.close()
         self._parked.clear()

@@ -49,16 +49,18 @@ NewSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Registration:
-    """The registration of a bookie. `metadata` stays the caller's; `new_session` makes another when its session is lost
-    (None: it stays lost)."""
+    """The registration of a bookie. The caller closes `metadata`; `new_session` makes another session when this one is
+    lost. Without `new_session` the bookie then stays unregistered.
+    """
 
     def __init__(
         self, metadata: MetadataStore, new_session: NewSession | None, retry_s: float,
         record: Callable[[], Awaitable[records.BookieRecord]],
         trust: Callable[[MetadataStore], Awaitable[None]], clock: Clock,
     ) -> None:  # fmt: skip
-        """Makes the registration of a bookie. `trust` raises when the metadata is older than the bookie has seen it
-        (seen.py)."""
+        """Creates the object and registers nothing yet. `trust` raises if the metadata is older than what the bookie
+        has seen of it (seen.py).
+        """
         self._trust = trust
         self._clock = clock
         self.metadata = metadata  # of the present session
@@ -70,7 +72,9 @@ class Registration:
         self._said_at = 0.0  # by the monotonic clock
 
     async def refuse_a_second(self, world: World, bookie: UUID) -> None:
-        """Raises Busy when another process serves as this bookie; before anything of the directory is changed."""
+        """Raises Busy if another process serves as this bookie. Must be called before anything in the directory is
+        changed.
+        """
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
         if found is None:
             return
@@ -91,13 +95,16 @@ class Registration:
         )  # fmt: skip
 
     async def is_replaced(self) -> bool:
-        """Whether another process put its node in place of ours."""
+        """Returns whether another process has replaced our node by its own."""
         if self._said is None:
             return False
         found = await get_record(self.metadata, paths.bookie(self._said.bookie), records.BookieRecord)
         return found is not None and found[0].process not in ("", self._said.process)
 
     async def register(self) -> None:
+        """Writes the node. Raises InvalidConfiguration if the bookie's cookie record was deleted, or the metadata is
+        too old.
+        """
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
@@ -115,15 +122,16 @@ class Registration:
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
 
     async def withdraw(self) -> None:
-        """Withdraws the registration: no client chooses the bookie for a new ledger until it registers again."""
+        """Deletes the registration: no client chooses the bookie for a new ledger until it registers again."""
         if self._said is not None:
             with contextlib.suppress(NotFound):
                 await self.metadata.delete(paths.bookie(self._said.bookie))
             self._said = None
 
     def says(self, *, read_only: bool, free_bytes: int) -> bool:
-        """Whether the node has this already; free bytes, which weigh in the choice of bookies, to within `FREE_DRIFT`
-        for `FREE_AGE_S`."""
+        """Returns whether the node already says this. Free bytes, which weigh in the choice of bookies, may differ by
+        `FREE_DRIFT` until the node is older than `FREE_AGE_S`.
+        """
         said = self._said
         if said is None or said.read_only != read_only:
             return False
@@ -131,7 +139,9 @@ class Registration:
         return abs(said.free_bytes - free_bytes) <= (0 if is_old else said.total_bytes * FREE_DRIFT)
 
     async def run(self) -> None:
-        """Keeps the bookie registered for ever: registers again in a new session when the old one is lost."""
+        """Keeps the bookie registered until cancelled: when the metadata session is lost, registers again in a new one.
+        Returns if it cannot have a new one.
+        """
         while True:
             await self.metadata.wait_session_lost()
             _LOG.warning("the metadata session is lost")
@@ -157,7 +167,7 @@ class Registration:
                 await asyncio.sleep(self._retry_s)
 
     async def close(self) -> None:
-        """Deletes the node, if the metadata can be reached."""
+        """Deletes the node if the metadata can be reached."""
         try:
             if self._own_session:
                 await self.metadata.close()
@@ -191,8 +201,9 @@ END_S = 2.0
 
 
 class JournalNotes:
-    """The notes of how far a bookie's journal is synced. `hold` takes the answers of before the first note; `on_first`
-    says that there are none to hold any more."""
+    """Stores in the metadata how far the bookie's journal is synced. Before the first store, answers to clients wait
+    (`hold`); `on_first` is called when none has to wait any more.
+    """
 
     def __init__(
         self, store: Store, metadata: Callable[[], MetadataStore], mine: Identity, on_first: Callable[[], None]
@@ -210,12 +221,16 @@ class JournalNotes:
         """The metadata forgot what this process stored in it."""
 
     def hold(self, answer: Callable[[], None]) -> None:
-        """Calls `answer` after the next note, in order. Its entries are synced."""
+        """Calls `answer` after the next successful `store`; answers keep their order. The entries of the answer must be
+        synced.
+        """
         self._held.append(answer)
         self._due.set()
 
     async def store(self) -> None:
-        """Stores the position if it moved. After an error of the metadata it is as before."""
+        """Stores the position if it changed, then sends the held answers. If the metadata raises an error, nothing
+        changed.
+        """
         async with self._noting:
             position = self._store.journal_position
             if position != self.noted:
@@ -231,7 +246,7 @@ class JournalNotes:
                 answer()
 
     async def run(self) -> None:
-        """Notes the position in the metadata for ever."""
+        """Stores the position periodically, and when answers wait, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(NOTE_S):
@@ -245,7 +260,7 @@ class JournalNotes:
                 _LOG.warning("up to where the journal is synced is not noted: %s", error)
 
     async def close(self) -> None:
-        """Ends the notes: nothing is answered any more."""
+        """Stores the position a last time, if the metadata answers in time."""
         try:
             async with asyncio.timeout(END_S):
                 await self.store()

@@ -101,8 +101,9 @@ class BookieConfig(msgspec.Struct, frozen=True):
 
 
 class Bookie:
-    """A bookie. `metadata` stays the caller's; `new_session` makes another when its session is lost (None: it stays
-    lost)."""
+    """A bookie. The caller closes `metadata`; `new_session` makes another session when this one is lost. Without
+    `new_session` the bookie then stays unregistered.
+    """
 
     def __init__(
         self, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
@@ -136,6 +137,7 @@ class Bookie:
     async def start(
         cls, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
     ) -> Bookie:
+        """Starts a bookie, which serves and is registered when this returns."""
         bookie = cls(world, config, metadata, new_session)
         await bookie._start()
         return bookie
@@ -265,7 +267,8 @@ class Bookie:
         return error if isinstance(error, NewerFormat) else InvalidConfiguration(str(error))
 
     async def close(self) -> None:
-        """Runs to its end also when the caller is cancelled; every further caller waits for the same end."""
+        """Stops the bookie in order. Completes even if the caller is cancelled; a second caller waits for the same end.
+        """
         if self._ending is None:
             self._ending = asyncio.create_task(self._shut_down(), name="bookie-close")
         await unbroken(self._ending)
@@ -295,7 +298,7 @@ class Bookie:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The endpoint at which other processes reach it."""
+        """Returns the endpoint at which other processes reach the bookie."""
         found = self._serving.endpoint
         return Endpoint(self._config.advertised_host or found.host, found.port)
 
@@ -351,14 +354,18 @@ class Bookie:
         self._service.read_only = read_only
 
     async def _learn_departing(self) -> None:
+        """Reads whether an operator empties this bookie."""
         self._upkeep.depart(await self._registration.metadata.get(paths.departing(self.id)) is not None)
 
     def _highest(self) -> int:
-        """The largest ledger id that is here, or was here and has a tombstone."""
+        """Returns the largest ledger id that is here, or has a tombstone here."""
         facts = self._store.descriptors
         return max(facts.highest, max((last for _, last in facts.tombstones), default=-1))
 
     async def _trust(self, metadata: MetadataStore) -> None:
+        """Raises InvalidConfiguration if the metadata is older than what the bookie has seen of it; then nothing is
+        deleted until a restart.
+        """
         try:
             await self._memory.check_trust(metadata)
         except InvalidConfiguration:

@@ -85,10 +85,11 @@ READ_BYTES_MIN = 64 << 10
 """Least bytes that a read counts, however little was asked for: its entry may be long."""
 
 class BookieService:
-    """The peer service of a bookie. `serve` is the PeerService. Owns the requests that wait; none is answered after
-    `close`.
+    """The peer service of a bookie: the socket calls `serve` with requests. Owns the requests that wait; none is
+    answered after `close`.
 
-    With `metadata` a ledger that is not here begins only when the metadata has its record. `slow_down` is the socket's.
+    With `metadata`, a ledger that is not here may only begin if the metadata has its record. `slow_down` makes the
+    sockets read slowly (True) or normally.
     """
 
     def __init__(
@@ -178,18 +179,19 @@ class BookieService:
                 self._start_admin(request, head)
 
     def _take_again(self, parked: list[Parked]) -> None:
-        """Handles parked requests again, now that their ledger is introduced."""
+        """Handles parked requests again, because their ledger was introduced."""
         if not self._closed:
             for request, head, came in parked:
                 self._handle(request, head, came)
             self._seal()
 
     def _seal(self) -> None:
+        """Seals the intents of this turn, if there are any."""
         if self._intents.turn:
             self._store.seal(partial(self._sealed, self._intents.take()))
 
     def _sealed(self, turn: list[Intent], ok: bool) -> None:
-        """Handles the end of a seal: all intents of a turn are durable, or there was no room for them."""
+        """Handles the end of a seal. `ok`: all intents of the turn are durable; False: there was no room for them."""
         if self._closed:
             return
         if self.hold is not None:
@@ -204,7 +206,7 @@ class BookieService:
         self.room_found()
 
     def room_found(self) -> None:
-        """Tries held adds again: the store may have room."""
+        """Admits held adds, because the store may have room again."""
         if not self._closed:
             self.adds.admit_held()
             self._seal()
@@ -227,6 +229,7 @@ class BookieService:
             self._turn_away(request, head, came, status)
 
     def _fenced(self, request: Request, head: RequestHead, came: float, size: int, ok: bool) -> None:
+        """Answers a request with FENCE after its fence was sealed; UNKNOWN if the fence is not durable."""
         self._fences.release(request.connection, size)
         if not (ok and self._store.fence_is_durable(head.ledger)):
             self._refuse(request, head, Status.UNKNOWN)
@@ -256,13 +259,16 @@ class BookieService:
         _answer(request, head, Status.OK if ok else Status.UNKNOWN)
 
     def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
-        """Whether the request has the ledger's key; else it is answered, or waits for the metadata."""
+        """Returns whether the request has the ledger's key. If not, the request is answered here, or waits for the
+        metadata.
+        """
         status = self._store.keys.opens(head.ledger, head.key)
         if status is not Status.OK:
             self._turn_away(request, head, came, status)
         return status is Status.OK
 
     def _turn_away(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
+        """Parks a request of a ledger that is unknown here; refuses any other with `status`."""
         if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
             self.newcomers.park(request, head, came)
         else:
@@ -296,7 +302,7 @@ class BookieService:
             self._start_read(request, head, came)
 
     def _has_room(self, head: RequestHead) -> bool:
-        """Whether there is room for one more read of the disk."""
+        """Returns whether one more read of the disk may start."""
         size = self._read_size(head)
         return len(self._reads) < self._reads_max and (
             not self._reads_bytes or self._reads_bytes + size <= self._reads_bytes_max
@@ -306,15 +312,18 @@ class BookieService:
         return 0 if head.op is Op.HELD else max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
 
     def _wait_for_room(self, request: Request, head: RequestHead, came: float) -> None:
-        """Queues a read until there is room, in the order of arrival; BUSY if too much waits, of this connection or in
-        all."""
+        """Queues a read until it may start, in the order of arrival. Answers BUSY if too much waits, of this connection
+        or in all.
+        """
         if self._waiting_reads.add(request.connection, cost_of(request)):
             self._queued.append((request, head, came))
         else:
             self._refuse(request, head, Status.BUSY)
 
     def _read_ended(self, _: object) -> None:
-        """Starts the next reads. One that waited for READ_WAIT_S is refused: its sender gives it up soon."""
+        """Starts reads that waited. One that waited longer than READ_WAIT_S is refused, because its sender gives up
+        soon.
+        """
         while self._queued and not self._closed:
             request, head, came = self._queued[0]
             late = self._clock.monotonic() - came > READ_WAIT_S
@@ -336,6 +345,7 @@ class BookieService:
         task.add_done_callback(self._read_ended)
 
     def _say_held(self, request: Request, head: RequestHead) -> None:
+        """Starts or queues the search that answers HELD."""
         if _is_no_read(head) or head.count > ENTRIES_MAX:
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._queued or not self._has_room(head):
@@ -375,8 +385,9 @@ class BookieService:
             self._admins.spawn(self._do_admin(request, head, sender), "bookie-admin")
 
     async def _do_admin(self, request: Request, head: RequestHead, sender: Principal) -> None:
-        """Answers an admin request. A ValueError of the verb is the caller's fault; any other error is ours, and must
-        not end the service."""
+        """Answers an admin request. A ValueError of the verb is the caller's fault; any other error is a bug, and must
+        not end the service.
+        """
         try:
             answer = await self.on_admin(bytes(request.frames[0]), sender, request.is_local)
         except ValueError as error:
@@ -389,7 +400,8 @@ class BookieService:
             _answer(request, head, Status.OK, entries=(answer,))
 
     async def close(self) -> None:
-        """Closes the service: no request is answered any more. Waits for the reads under way, not for admin requests.
+        """Closes the service: no request is answered any more. Cancels admin requests, and waits for the reads under
+        way.
         """
         self._closed = True
         self.adds.close()
@@ -426,6 +438,7 @@ class BookieService:
 
 
 def _is_no_read(head: RequestHead) -> bool:
+    """Returns whether the entry, ledger or count is out of range."""
     return head.count < 1 or head.entry < 0 or head.ledger < 0
 
 
@@ -434,7 +447,7 @@ def _unknown(request: Request, head: RequestHead, came: float) -> None:
 
 
 async def _no_verbs(request: bytes, sender: Principal, local: bool) -> bytes:
-    """Answers ADMIN in a service without verbs."""
+    """Answers ADMIN in a service without admin verbs."""
     raise ValueError("this bookie takes no admin requests")
 
 

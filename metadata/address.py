@@ -24,8 +24,9 @@ JUTE_MAXBUFFER = (1 << 20) - 1
 
 
 class ZookeeperAccess(NamedTuple):
-    """The TLS files and credentials with which a process connects to ZooKeeper; with them its nodes are open to that
-    identity alone."""
+    """The TLS files and credentials with which a process connects to ZooKeeper. With them its nodes are accessible to
+    that identity only.
+    """
 
     ca: str = ""  # PEM file of the authority of ZooKeeper's certificates; empty: in clear
     certificate: str = ""  # PEM files of the client certificate, where ZooKeeper asks for one
@@ -34,7 +35,7 @@ class ZookeeperAccess(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether ZooKeeper can tell it from others."""
+        """Returns whether ZooKeeper can tell this process from strangers."""
         return self.credentials is not None or bool(self.certificate)
 
 
@@ -58,7 +59,7 @@ Address = Endpoint | ZookeeperAddress
 
 
 def parse(text: str) -> Address:
-    """The address in `text`. Raises ValueError, which says what is wrong with it."""
+    """Returns the address in `text`. Raises ValueError, which says what is wrong with it."""
     if not text.startswith(SCHEME):
         return Endpoint.parse(text)
     where, _, query = text[len(SCHEME) :].partition("?")

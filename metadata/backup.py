@@ -1,6 +1,6 @@
 """Copies of the metadata tree's file: what a copy contains, and how a copy replaces a file that is lost or older.
 
-    look(path)                                  what bookies can be asked to compare with the copy
+    inspect(path)                               what bookies can be asked to compare with the copy
     restore(backup, target, least_id, token)    the copy replaces the file; the service must be stopped
 
 A restore never overwrites: the replaced file is kept beside the new one, numbered. In the new file, in one transaction
@@ -29,7 +29,7 @@ from .tree_core import Commit
 
 
 class Contents(NamedTuple):
-    """The content of a copy that bookies can be asked about."""
+    """What a copy contains, as far as bookies compare it with their own data."""
 
     revision: int
     highest: int  # ledger id that was allocated, 0: none
@@ -39,7 +39,8 @@ class Contents(NamedTuple):
 
 def inspect(path: str) -> Contents:
     """Returns what a copy contains. The file is neither changed nor locked. Raises NotFound, DataLost,
-    InvalidConfiguration, Busy."""
+    InvalidConfiguration or Busy.
+    """
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"
@@ -73,7 +74,9 @@ def _next_id(tree: Tree) -> int:
 
 
 def restore(backup: str, target: str, least_id: int, token: str) -> str:
-    """Returns where the replaced file is kept, "" for none. Busy: the service runs."""
+    """Replaces the file `target` by a copy. Returns where the replaced file is kept, "" if there was none. Raises Busy
+    if the service runs.
+    """
     check_stopped(target)
     scratch = f"{target}.restoring"
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
@@ -93,7 +96,7 @@ def restore(backup: str, target: str, least_id: int, token: str) -> str:
 
 
 def check_stopped(target: str) -> None:
-    """Raises Busy if a process has the file open, which locks it."""
+    """Raises Busy if the metadata service has the file open."""
     if not os.path.exists(target):
         return
     sql = sqlite3.connect(target, isolation_level=None, timeout=0)
@@ -110,7 +113,7 @@ def check_stopped(target: str) -> None:
 
 
 def _set_aside(target: str) -> str:
-    """Renames the file and its write-ahead log."""
+    """Renames the file and its write-ahead log; returns the new name, "" if there was no file."""
     if not os.path.exists(target):
         if os.path.exists(target + ENDING):
             os.remove(target + ENDING)  # the file that it was of is lost
@@ -126,7 +129,7 @@ def _set_aside(target: str) -> str:
 
 
 def _copy(source: str, to: str) -> None:
-    """Copies the file with its write-ahead log."""
+    """Copies the file and its write-ahead log."""
     remove(to)
     private_file(to)
     shutil.copyfile(source, to)
@@ -136,7 +139,7 @@ def _copy(source: str, to: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes the file, its write-ahead log and its note, where they are."""
+    """Removes the file, its write-ahead log and its note, as far as they exist."""
     for end in ("", "-wal", "-shm", ENDING):
         if os.path.exists(path + end):
             os.remove(path + end)

@@ -45,7 +45,9 @@ OpenSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Members:
-    """The gate of this process' peer server (`runtime.access.PeerGate`)."""
+    """The table of the cluster's members, which is the gate of this process's peer server
+    (`runtime.peer.keys.PeerGate`).
+    """
 
     def __init__(self, world: World, open_session: OpenSession, role: str, name: str) -> None:
         self.keys = world.network.new_keys()
@@ -63,7 +65,9 @@ class Members:
 
     @classmethod
     async def start(cls, world: World, open_session: OpenSession, role: str, name: str) -> Members:
-        """Returns when our key is written and the others' are read. Raises what the first session raises."""
+        """Returns when this process's key is written and the keys of others are read. Raises what the first session
+        raises.
+        """
         members = cls(world, open_session, role, name)
         try:
             await members._open_keyed()
@@ -74,25 +78,28 @@ class Members:
         return members
 
     def world(self, world: World) -> World:
-        """The world whose peers have keys; what a member network had before (certificates) stays."""
+        """Returns `world` with a network whose peer connections use these keys. The certificates of a member network
+        are kept.
+        """
         network = world.network
         if not isinstance(network, MemberNetwork):
             network = MemberNetwork(network, OPEN, NOTHING)
         return replace(world, network=network.with_peers(PeerListening(self.keys, self)))
 
     async def record(self, path: str, cls: type[records.R]) -> records.R | None:
-        """Returns a record, or None, by the session that has our key."""
+        """Returns a record, or None if there is none; reads it in the session that has this process's key."""
         found = await get_record(self._living(), path, cls)
         return None if found is None else found[0]
 
     def keys_of(self, role: str) -> list[str]:
-        """The public keys that processes of the role show now, as far as this process knows them."""
+        """Returns the public keys of the processes with this role, as far as this process knows them."""
         return sorted(key for key, each in self._known.items() if each.name.startswith(f"{role}/"))
 
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
-        """Whether the key is a member's. Unavailable: the metadata do not answer, and the key is not among those that
-        are known."""
+        """Returns whether the key is a member's. Raises Unavailable if it is not among the known keys and the metadata
+        does not answer.
+        """
         if key not in self._known:
             try:
                 await self._look_again()
@@ -108,12 +115,14 @@ class Members:
         return principal if self._clock.monotonic() < until else None
 
     def _left(self, keys: Iterable[str]) -> None:
+        """Keeps the principals of members that have left, so that their connections are served for LEAVE_S."""
         now = self._clock.monotonic()
         self._gone = {key: left for key, left in self._gone.items() if now < left[1]}
         for key in keys:
             self._gone[key] = self._known[key], now + LEAVE_S
 
     async def _look_again(self) -> None:
+        """Lists the members again, once for all callers that wait, and at most every LOOK_EVERY_S."""
         looks = self._looks
         async with self._looking:
             if self._looks != looks:
@@ -127,12 +136,13 @@ class Members:
 
     # ------------------------------------------------------------------------------ the table
     def _living(self) -> MetadataStore:
+        """Returns the current session. Raises Unavailable if there is none."""
         if self._session is None:
             raise Unavailable("there is no metadata session")
         return self._session
 
     async def _open_keyed(self) -> None:
-        """Opens a session with our key in it."""
+        """Opens a session, writes this process's key in it, and lists the members."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -143,7 +153,9 @@ class Members:
         await self._list(self._session)
 
     async def _follow(self) -> None:
-        """Follows the keys for ever. A watch that breaks lists again; a session that is lost is followed by another."""
+        """Keeps the table current until cancelled. A watch that breaks leads to a new listing, a lost session to
+        another session.
+        """
         while True:
             session = self._living()
             watching = asyncio.ensure_future(self._watch(session))
@@ -196,8 +208,9 @@ class Members:
             self._known[key] = principal
 
     async def _read(self, session: MetadataStore, role: str, key: str) -> Principal | None:
-        """Returns the member of a key; None: the record does not say the same as its path. The role is the path's:
-        writing there needs it."""
+        """Returns the member with this key; None if there is none, or its record does not match its path. The role in
+        the path counts, because writing there requires that role.
+        """
         path = paths.member(role, key)
         try:
             found = await get_record(session, path, records.MemberRecord)
@@ -213,7 +226,7 @@ class Members:
         return Principal(f"{record.role}/{record.name}", PrincipalKind.MEMBER, "key")
 
     async def close(self) -> None:
-        """Leaves the cluster: our key is deleted with its session."""
+        """Leaves the cluster: this process's key is deleted with its session."""
         await self._background.close()
         session, self._session = self._session, None
         if session is not None:

@@ -89,7 +89,7 @@ def ledger(ledger_id: int) -> str:
 
 
 def ledger_id(segment_: str) -> int:
-    """Returns the ledger of a segment. ValueError: it is no ledger's, as `ledger` names them."""
+    """Returns the ledger id in a segment. Raises ValueError if it is not a name that `ledger` makes."""
     if len(segment_) != 20 or not segment_.isascii() or not segment_.isdigit():
         raise ValueError(f"{segment_!r} is no ledger id of 20 digits")
     return int(segment_)
@@ -188,7 +188,7 @@ def namespace_policies(tenant_: str, namespace_: str) -> str:
 
 
 def topic_policies(tenant_: str, namespace_: str, topic_: str) -> str:
-    """The policies of a topic; `topic_` is its name without a partition's suffix."""
+    """Returns the path of a topic's policies; `topic_` must be without the suffix of a partition."""
     return f"{namespace_policies(tenant_, namespace_)}/{segment(topic_)}"
 
 
@@ -198,7 +198,7 @@ def schemas_of(tenant_: str, namespace_: str) -> str:
 
 
 def schemas(tenant_: str, namespace_: str, topic_: str) -> str:
-    """The versions of a topic's schema; `topic_` is its name without a partition's suffix."""
+    """Returns the path of the versions of a topic's schema; `topic_` must be without the suffix of a partition."""
     return f"{schemas_of(tenant_, namespace_)}/{segment(topic_)}"
 
 

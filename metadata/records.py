@@ -37,7 +37,8 @@ BODY_ALONE = 1
 class DamagedRecord(DataLost, ValueError):
     """The bytes of a metadata node are not the record that its path requires. (On the wire: DataLost.)
 
-    As text it is what is wrong; its message, which callers get, says what to do as well."""
+    Its `str` says what is wrong; its message, which callers get, also says what to do.
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: what this record decides is not known; restore the metadata from a copy that has it")
@@ -76,7 +77,7 @@ CLOSED = "closed"
 
 
 class Fragment(msgspec.Struct, frozen=True, array_like=True):
-    """A ledger's stretch with one ensemble."""
+    """The entries of a ledger from `first_entry` on, up to the next fragment, and their ensemble."""
 
     first_entry: int
     bookies: tuple[str, ...]  # uuids; slot i is bookies[i]
@@ -100,7 +101,7 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
     properties: dict[str, str] = {}  # the ledger's owner: {"topic": …} or {"cursor": …, "topic": …}
 
     def __repr__(self) -> str:
-        """Leaves the key out, because logs show it."""
+        """Returns a text without the key, because logs show it."""
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "key")
         return f"LedgerRecord({', '.join(shown)})"
 
@@ -472,13 +473,13 @@ PLACES: dict[type[Record], Callable[[Any], str]] = {
 
 
 def encode(record: Record, path: str) -> bytes:
-    """The bytes of the node at `path`."""
+    """Returns the bytes of the node at `path`."""
     body = msgspec.json.encode(record)
     return _HEAD.pack(MAGIC, VERSION, record.kind, crc32c(body, crc32c(path.encode()))) + body
 
 
 def decode(data: bytes, cls: type[R], path: str) -> R:
-    """The record of class `cls` in the node at `path`. Raises DamagedRecord, which names the path."""
+    """Returns the record of class `cls` in the node at `path`. Raises DamagedRecord, which names the path."""
     if len(data) < _HEAD.size:
         raise DamagedRecord(f"{path}: {len(data)} bytes are too few for a record")
     magic, version, kind, crc = _HEAD.unpack_from(data)

@@ -74,7 +74,7 @@ def _to_wire(operation: Operation) -> wire.Operation:
 
 
 def operations_of(request: wire.CommitRequest) -> list[Operation]:
-    """The operations of a commit. Raises InvalidRequest for a kind that this version does not know."""
+    """Returns the operations of a commit. Raises InvalidRequest for a kind that this version does not know."""
     return [_from_wire(operation) for operation in request.operations]
 
 
@@ -89,7 +89,9 @@ def _from_wire(operation: wire.Operation) -> Operation:
 
 
 def watch_events(watch_id: int, news: Sequence[Changed] | Reset, revision: int) -> wire.SessionReply:
-    """Returns one reply with a watch's changes; with them the watch has seen everything up to `revision`."""
+    """Returns one reply with the changes for a watch. It tells the client that the watch has seen everything up to
+    `revision`.
+    """
     if isinstance(news, Reset):
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
     else:
@@ -112,12 +114,14 @@ def news_of(message: wire.WatchEvents) -> list[Changed | Reset]:
 
 
 async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 10.0) -> RemoteStore:
-    """A store with an open session. Tries for `timeout_s`, then Unavailable; WrongProtocol and similar at once."""
+    """Returns a store with an open session. Tries for `timeout_s`, then raises Unavailable; raises WrongProtocol and
+    similar errors at once.
+    """
     return await RemoteStore(world, endpoint, timeout_s).started()
 
 
 class _Watch:
-    """The changes that a watch has received and its reader has not taken yet."""
+    """The changes that a watch has received and its reader has not read yet."""
 
     def __init__(self, prefix: str, revision: int) -> None:
         self.prefix = prefix
@@ -136,7 +140,7 @@ class _Watch:
 
 
 class RemoteStore(SessionStore):
-    """A session and its calls over gRPC. Made by `connect_metadata`."""
+    """A session with a metadata service, and its calls, over gRPC. Made by `connect_metadata`."""
 
     def __init__(self, world: World, endpoint: Endpoint, timeout_s: float) -> None:
         self._world = world
@@ -156,7 +160,7 @@ class RemoteStore(SessionStore):
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
-        """Raises Unavailable when there is no session within the timeout."""
+        """Opens the session. Raises Unavailable if that does not succeed within the timeout."""
         self._start_keeper()
         await self._settled.wait()
         if self._state is SessionState.LOST:
@@ -239,7 +243,9 @@ class RemoteStore(SessionStore):
             await stream.send(wire.SessionRequest(ping=self._ping_number))
 
     async def _read(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> NoReturn:
-        """Reads until two pings have no answer: this connection is dead, at least in one direction."""
+        """Reads replies, and raises when two pings have no answer: then this connection is dead, at least in one
+        direction.
+        """
         while True:
             async with asyncio.timeout(self._left_s(self._answered + self._timeout_s * 2 / 3)):
                 self._on_replies(await stream.receive())
@@ -260,6 +266,7 @@ class RemoteStore(SessionStore):
                     raise InternalError(f"{self._endpoint} sent {kind} in an open session")
 
     def _ponged(self, number: int) -> None:
+        """Handles the answer to a ping: the session lives."""
         while self._pings and self._pings[0][0] <= number:
             self._answered = self._clock.monotonic()
             self._lived(self._pings.popleft()[1])
@@ -283,7 +290,7 @@ class RemoteStore(SessionStore):
         return self._session
 
     async def close(self) -> None:
-        """Ends the session at the server if it can be reached; otherwise it expires there."""
+        """Ends the session at the server if the server can be reached; otherwise it expires there."""
         if self._keeper is None or self._closing:
             await self._channel.close()
             return
@@ -365,7 +372,9 @@ def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
 
 
 async def connect(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
-    """Opens a store. Tries for `timeout_s`, then Unavailable; a lasting error (no kazoo, another protocol) at once."""
+    """Opens a store at `address`. Tries for `timeout_s`, then raises Unavailable; raises a lasting error (no kazoo,
+    another protocol) at once.
+    """
     if isinstance(address, Endpoint):
 
         return await connect_metadata(world, address, timeout_s)

@@ -54,7 +54,7 @@ SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
 
 
 class MetadataServer:
-    """A store and its service at an endpoint."""
+    """A store, and the service that gives access to it at an endpoint."""
 
     def __init__(self, store: SqliteStore, serving: Serving, memory: CallerMemory) -> None:
         self._store = store
@@ -66,9 +66,10 @@ class MetadataServer:
         cls, world: World, endpoint: Endpoint, path: str, memory_bytes: int = sys.maxsize,
         service: type[MetadataService] | None = None,
     ) -> MetadataServer:  # fmt: skip
-        """Starts a server. `path`: the SQLite file; `memory_bytes`: what clients may hold here, half each way;
-        `service`: another handler than MetadataService. Raises Busy (the port or the file is taken) and what
-        SqliteStore.open raises."""
+        """Starts a server. `path` is the SQLite file; `memory_bytes` bounds what clients may use, half of it in each
+        direction; `service` replaces MetadataService as the handler. Raises Busy if the port or the file is taken, and
+        what SqliteStore.open raises.
+        """
         store = await SqliteStore.open(world, path)
         try:
             memory = CallerMemory(memory_bytes)
@@ -92,7 +93,7 @@ class MetadataServer:
         return self._store.statistics()
 
     async def close(self) -> None:
-        """Ends the streams, then the store. Sessions do not end: they go on at the next start."""
+        """Ends the streams, then closes the store. Sessions do not end: they continue at the next start."""
         await self._serving.close()
         await self._store.close()
 
@@ -175,7 +176,9 @@ class MetadataService:
         return session, timeout_s
 
     def _check_room(self, address: str) -> None:
-        """Raises BackPressure. At the limit it first drops the sessions that have ended."""
+        """Raises BackPressure if the address has too many sessions. At the limit it first drops sessions that have
+        ended.
+        """
         if self._count(address) >= SESSIONS_OF_ADDRESS_MAX:
             self._addresses = {each: at for each, at in self._addresses.items() if self._store.has_session(each)}
         if self._count(address) >= SESSIONS_OF_ADDRESS_MAX:
@@ -189,7 +192,7 @@ class MetadataService:
 
 
 def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None:
-    """Raises Unauthorized if a member writes where its role may not. A listener without certificates checks nothing."""
+    """Raises Unauthorized if a member writes where its role may not. Without certificates nothing is checked."""
     if principal.kind is PrincipalKind.LOCAL:
         return
     role = principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
@@ -200,7 +203,9 @@ def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None
 
 
 class _Attachment:
-    """A session's stream: reads requests, and has one task for each watch. The first of its tasks to end ends it."""
+    """A session's stream at the server: reads requests, and has a task for each watch. The first of its tasks that
+    ends, ends it.
+    """
 
     def __init__(
         self, store: SqliteStore, session: str, stream: SessionStream, address: str, watching: Counter[str]
@@ -291,7 +296,9 @@ class _Attachment:
             task.cancel()
 
     async def _follow(self, watch_id: int, prefix: str, after_revision: int) -> None:
-        """Sends the changes. Reading and queueing are one step: `_seen` never exceeds what was sent."""
+        """Sends the changes for one watch until cancelled. Reading and queueing are one step, so that `_seen` is never
+        ahead of what was sent.
+        """
         history = self._store.history
         seen = after_revision
         while True:  # also without news of its own: `_seen` tells the client from where on it may go on elsewhere
@@ -358,6 +365,7 @@ def _check(path: str, *others: str) -> None:
 
 
 def _away(what: str) -> Unavailable:
+    """Returns the error for what this service does not do during a restore."""
     return Unavailable(f"{what}: the metadata is being restored, and only its members are known meanwhile")
 
 

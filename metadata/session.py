@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class SessionState(enum.Enum):
-    """The state of the session, as its holder sees it."""
+    """The state of a session, as the client sees it."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -57,7 +57,7 @@ class SessionState(enum.Enum):
 
 
 class SessionStore(MetadataStore):
-    """The session's deadline, its loss, and calls that wait for its connection."""
+    """A session of a client: its deadline, its loss, and calls that wait for its connection."""
 
     def __init__(self, service: str, clock: Clock) -> None:
         self._service = service  # which, and where: for errors
@@ -82,11 +82,12 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its deadline
     def _lived(self, sent: float) -> None:
-        """Notes that the service answered what was sent at that moment."""
+        """Moves the deadline, because the service answered a request that was sent at `sent`."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
         self._alarm.set_by(self._deadline)
 
     def _ring(self) -> None:
+        """Handles the alarm: the session is lost if its deadline has passed."""
         if self._left_s(self._deadline) > 0:  # a sign of life has moved it meanwhile
             self._alarm.set_by(self._deadline)
         else:
@@ -94,6 +95,7 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its end
     def _lose(self, failure: MagnetarError) -> None:
+        """Ends the session: it is lost because of `failure`, or closed. Idempotent."""
         if self._state is SessionState.LOST:
             return
         self._state = SessionState.LOST
@@ -115,8 +117,8 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its beginning
     async def started(self) -> Self:
-        """Starts the store and returns it, with an open session. If the start fails, the store is closed and the error
-        raised."""
+        """Starts the store and returns it, with an open session. If that fails, closes the store and raises the error.
+        """
         try:
             await self.start()
         except BaseException:
@@ -126,7 +128,7 @@ class SessionStore(MetadataStore):
 
     @abstractmethod
     async def start(self) -> None:
-        """Opens the session. Raises Unavailable when there is none within the timeout."""
+        """Opens the session. Raises Unavailable if that does not succeed within the timeout."""
 
     def _start_keeper(self) -> None:
         self._keeper = self._tasks.spawn(self._keep(), "metadata-session")
@@ -138,7 +140,8 @@ class SessionStore(MetadataStore):
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
         """Handles the end of the task that keeps the session. Without it there are no signs of life, so the session is
-        lost."""
+        lost.
+        """
         if keeper.cancelled() and not self._closing:
             self._lose(InternalError("the task that keeps the metadata session was cancelled"))
         elif not keeper.cancelled() and (fault := keeper.exception()) is not None:
@@ -149,12 +152,13 @@ class SessionStore(MetadataStore):
         return self._clock.monotonic() + CALL_TIMEOUT_S
 
     def _left_s(self, end: float) -> float:
-        """Seconds until that moment of the clock; negative after it."""
+        """Returns the seconds until `end`, a time of the clock; negative afterwards."""
         return end - self._clock.monotonic()
 
     async def _connected(self, end: float) -> None:
-        """Raises Unavailable when there is no connection by `stop_reconnecting`, SessionExpired when there will be
-        none."""
+        """Waits for a connection. Raises Unavailable if there is none by `end`, SessionExpired if the session is lost
+        or closed.
+        """
         try:
             async with asyncio.timeout(self._left_s(end)):
                 await self._settled.wait()
@@ -169,7 +173,7 @@ class SessionStore(MetadataStore):
             raise SessionExpired(self._why.message, **self._why.fields)
 
     async def _repeated(self, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Repeats a read until it is answered or its deadline, the argument of `ask`, has passed."""
+        """Calls `ask`, a read, with its deadline, again and again until it is answered or the deadline has passed."""
         end = self._deadline_of_call()
         pause_s = PAUSE_S_MIN
         while True:
@@ -186,7 +190,7 @@ class SessionStore(MetadataStore):
 # -------------------------------------------------------------------------------------------------- reconnecting
 # Consecutive sessions as one `MetadataStore`: for a process that goes on serving when its session is lost.
 #
-#     serving ──suspend()──▶ suspended ──renew(session)──▶ serving … ──end()──▶ ended (SessionExpired, for ever)
+#     serving ──suspend()──▶ suspended ──renew(session)──▶ serving … ──stop_reconnecting()──▶ ended (SessionExpired)
 #
 # The owner of the sessions calls `suspend` when one is lost, and `renew` with the next one. The ephemerals of the lost
 # session are deleted, now or soon; the owner makes them again. The rest of the tree is unchanged.
@@ -200,7 +204,7 @@ class SessionStore(MetadataStore):
 
 
 class ReconnectingStore(MetadataStore):
-    """A store over one session at a time; its owner replaces the session."""
+    """A store that uses one session at a time; its owner replaces a lost session."""
 
     def __init__(self, session: MetadataStore) -> None:
         self._session: MetadataStore = session
@@ -210,17 +214,17 @@ class ReconnectingStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its owner's
     def suspend(self) -> None:
-        """Lets calls wait: the session is lost."""
+        """The session is lost: calls wait for the next one."""
         self._lost = self._session
         self._changed.clear()
 
     def renew(self, session: MetadataStore) -> None:
-        """Calls that wait use this session."""
+        """Gives the store its next session; calls that wait continue with it."""
         self._session = session
         self._changed.set()
 
     def stop_reconnecting(self) -> None:
-        """Ends for good: no further session follows, and every call, also one that waits, raises SessionExpired."""
+        """There will be no further session: every call, also one that waits, raises SessionExpired."""
         self._ended = True
         self._changed.set()
 
@@ -230,6 +234,9 @@ class ReconnectingStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- calls
     async def _living(self) -> MetadataStore:
+        """Returns the current session, and waits for the next one after a loss. Raises Unavailable or SessionExpired if
+        there is none.
+        """
         if self.suspended and not self._ended:
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -241,7 +248,7 @@ class ReconnectingStore(MetadataStore):
         return self._session
 
     def _on_loss(self, session: MetadataStore) -> None:
-        """Notes a loss of which a call learns before the owner."""
+        """Suspends the store, because a call learned of the loss before the owner did."""
         if session is self._session and not self._ended:
             self.suspend()
 
@@ -293,7 +300,7 @@ class ReconnectingStore(MetadataStore):
         return self._session.session_id
 
     async def wait_session_lost(self) -> None:
-        """Waits for the loss of the current session."""
+        """Waits until the current session is lost."""
         await self._session.wait_session_lost()
 
     async def close(self) -> None:

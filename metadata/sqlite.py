@@ -52,7 +52,7 @@ R = TypeVar("R")
 
 
 class _Watch:
-    """A watch that waits: nothing of its prefix has changed up to revision `seen`."""
+    """A watch that waits: nothing below its prefix has changed up to the revision `seen`."""
 
     __slots__ = ("news", "prefix", "seen")
 
@@ -63,7 +63,7 @@ class _Watch:
 
 
 class SqliteStore:
-    """The tree in one file, for many sessions. Made by `open`; each user in the process gets a `session`."""
+    """The tree in one file, for many sessions. Made by `open`; each user in the process has a `session`."""
 
     def __init__(self, world: World, tree: Tree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
         self._world = world
@@ -93,7 +93,9 @@ class SqliteStore:
 
     @classmethod
     async def open(cls, world: World, path: str) -> Self:
-        """Raises Busy, DataLost, InvalidConfiguration or Unavailable."""
+        """Opens the file, and deletes the ephemerals of the former process. Raises Busy, DataLost, InvalidConfiguration
+        or Unavailable.
+        """
         if path != MEMORY:
             world.files.make_directories(str(PurePath(path).parent))
         worker = world.workers.start("metadata")
@@ -107,7 +109,9 @@ class SqliteStore:
             raise
 
     async def close(self) -> None:
-        """Waits for queued jobs. The process' sessions end; their ephemerals end with the next open at the latest."""
+        """Waits for queued jobs and closes the file. The sessions of this process end; their ephemerals are deleted at
+        the next open at the latest.
+        """
         if self.closed:
             return
         self.closed = True
@@ -144,9 +148,10 @@ class SqliteStore:
         return node
 
     async def back_up(self, name: str) -> tuple[str, int, int]:
-        """Writes a copy beside the file, as `name` or named by its revision; (path, revision, bytes). Commits wait.
+        """Writes a copy beside the file, as `name` or named by its revision. Returns (path, revision, bytes). Commits
+        wait meanwhile.
 
-        Raises InvalidRequest, AlreadyExists, Unavailable (the disk is full).
+        Raises InvalidRequest, AlreadyExists, or Unavailable if the disk is full.
         """
         if self._tree.path == MEMORY:
             raise InvalidRequest("this metadata is in memory alone")
@@ -162,7 +167,7 @@ class SqliteStore:
         return await self._ask(partial(self._tree.children, path))
 
     def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
-        """Queues a read, or that of the node at a path; returns its future."""
+        """Queues a read (a path: of that node); returns its future."""
         if self.closed:
             raise Unavailable(_CLOSED)
         future: asyncio.Future[R] = self._loop.create_future()
@@ -172,7 +177,7 @@ class SqliteStore:
         return future
 
     def _read(self) -> None:
-        """Gives the worker all reads that wait."""
+        """Gives all waiting reads to the worker."""
         asked, self._asked = self._asked[:BATCH_MAX], self._asked[BATCH_MAX:]
         self._reading = bool(asked)
         if asked:
@@ -186,6 +191,7 @@ class SqliteStore:
         self, asked: list[tuple[str | Callable[[], Any], asyncio.Future[Any]]],
         done: asyncio.Future[list[tuple[Any, Exception | None]]],
     ) -> None:  # fmt: skip
+        """Answers the callers of a batch of reads, and starts the next batch."""
         for (read, future), (answer, error) in zip(asked, done.result(), strict=True):
             if isinstance(error, DiskFailed):
                 error = self._die(error)
@@ -200,14 +206,16 @@ class SqliteStore:
         self._read()
 
     def _die(self, error: DiskFailed) -> InternalError:
+        """Ends the process, because the file cannot be trusted any more."""
         self._world.files.die(str(error))
         return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
 
     # -------------------------------------------------------------------------------------------- writing
     async def commit(self, operations: Sequence[Operation], session: str) -> Done:
-        """Commits all operations or none, durable when it returns. `session` "": none, and ephemerals are refused.
+        """Commits all operations or none; durable when it returns. `session` "" is no session: ephemerals are then
+        refused.
 
-        Raises BadVersion, SessionExpired, Unavailable, or a fault of the caller (tree_core.py).
+        Raises BadVersion, SessionExpired, Unavailable, or an error that is the caller's fault (tree_core.py).
         """
         check_operations(operations)
         if session:
@@ -229,7 +237,7 @@ class SqliteStore:
         return future
 
     def _write(self) -> None:
-        """Gives the worker all jobs that wait, as one batch."""
+        """Gives all waiting jobs to the worker, as one batch."""
         batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
         self._writing = bool(batch)
         if batch:
@@ -271,8 +279,10 @@ class SqliteStore:
             self._commits += 1
 
     def _refresh_known(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
-        """Keeps known nodes known: a caller that changes a node usually reads it before the next change. A node that is
-        made becomes known: a topic is opened then, and a bookie asks for a new ledger's record."""
+        """Updates the known nodes after a commit: a caller that changes a node usually reads it before the next change.
+        A node that is created becomes known too: a topic is opened then, and a bookie asks for the record of a new
+        ledger.
+        """
         for operation, version in zip(operations, versions, strict=True):
             made = version == 0 and isinstance(operation, Put)
             if isinstance(operation, Check) or not (made or operation.path in self._known.nodes):
@@ -284,8 +294,9 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- watching
     async def wait_news(self, after_revision: int, session: str, prefix: str = "/") -> int:
-        """Waits until something of `prefix` has changed after a revision; returns a revision up to which nothing has.
-        SessionExpired when the session or the store ends first."""
+        """Waits until something at or below `prefix` has changed after a revision. Returns a revision up to which
+        nothing has changed there. Raises SessionExpired if the session or the store ends first.
+        """
         watch = _Watch(prefix, after_revision)
         while not self.history.since(prefix, watch.seen):
             watch.seen = self.history.revision
@@ -299,7 +310,7 @@ class SqliteStore:
         return watch.seen
 
     def _tell_watches(self) -> None:
-        """Wakes those of whose nodes something has changed: a commit of many topics is no matter of most."""
+        """Wakes the watches below whose prefix something has changed; most commits concern few watches."""
         for watch in self._watches:
             if not self.history.since(watch.prefix, watch.seen):
                 watch.seen = self.history.revision
@@ -307,13 +318,16 @@ class SqliteStore:
                 watch.news.set_result(None)
 
     def _wake_watches(self) -> None:
+        """Wakes all watches, because a session or the store has ended."""
         for watch in self._watches:
             if not watch.news.done():
                 watch.news.set_result(None)
 
     # -------------------------------------------------------------------------------------------- sessions
     def session(self, timeout_s: float = 10.0) -> LocalSession:
-        """A session for a user in this process, until `close`; `timeout_s` counts from `LocalSession.abandon`."""
+        """Returns a session for a user in this process. It lasts until `close`, or until `timeout_s` after
+        `LocalSession.abandon`.
+        """
         if self.closed:
             raise Unavailable(_CLOSED)
         session = f"local-{self._world.rng.randbytes(12).hex()}"
@@ -332,17 +346,17 @@ class SqliteStore:
         return self._sessions.touch(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
-        """Lets the session expire after its timeout: its user left without closing it."""
+        """Makes the session expire after its timeout, because its user left without closing it."""
         self._sessions.abandon(session, self._clock.monotonic())
         self._set_alarm()
 
     async def end_session(self, session: str) -> None:
-        """Ends a session, with its ephemerals deleted when it returns. A session that has ended is no error."""
+        """Ends a session; its ephemerals are deleted when this returns. Does nothing if the session has ended."""
         if self._sessions.close(session) and not self.closed:
             await self._forget_session(session)
 
     async def wait_session_ended(self, session: str) -> None:
-        """Returns when the session ends, for any reason."""
+        """Waits until the session ends, for any reason."""
         if session in self._sessions and not self.closed:
             await self._lost[session].wait()
 
@@ -350,7 +364,7 @@ class SqliteStore:
         return session in self._sessions
 
     def check_session(self, session: str) -> None:
-        """Raises SessionExpired if the session is not open any more, or the store is closed."""
+        """Raises SessionExpired if the session has ended, or the store is closed."""
         if session not in self._sessions.open_ones:
             self._sessions.require(session)
         if self.closed:
@@ -362,12 +376,15 @@ class SqliteStore:
         self._set_alarm()
 
     def _forget_session(self, session: str) -> asyncio.Future[Done]:
+        """Handles the end of a session: wakes those that wait for it, and deletes its ephemerals."""
         self._lost.pop(session).set()
         self._wake_watches()  # the session's own watches find that it has ended
         return self._delete_ephemerals(session)
 
     def _delete_ephemerals(self, session: str) -> asyncio.Future[Done]:
-        """Repeats until it succeeds: an ephemeral that outlived its session would name a dead owner for ever."""
+        """Deletes the session's ephemerals, and repeats that until it succeeds: an ephemeral that outlived its session
+        would name a dead owner for ever.
+        """
         ending = self._queue(EndSession(session))
         ending.add_done_callback(lambda ended: self._delete_again(session, ended))
         return ending
@@ -394,7 +411,7 @@ class SqliteStore:
 
 
 def _read_all(tree: Tree, reads: Sequence[str | Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
-    """Returns the answer to each, or its error. All nodes are read together."""
+    """Returns for each read its answer, or its error. All nodes are read together."""
     paths = [read for read in reads if isinstance(read, str)]
     nodes, failed = _outcome(lambda: tree.get_all(paths)) if len(paths) > 1 else ({}, None)
     answers: list[tuple[Any, Exception | None]] = []
@@ -467,7 +484,7 @@ class LocalSession(MetadataStore):
         await self._store.wait_session_ended(self._session)
 
     def abandon(self) -> None:
-        """Leaves the session like a user that crashed: it is not closed, and expires after its timeout."""
+        """Leaves the session as a user does that crashed: it is not closed, and expires after its timeout."""
         self._store.abandon_session(self._session)
 
     async def close(self) -> None:

@@ -42,14 +42,14 @@ VALUE_BYTES_MAX = 1 << 20
 
 
 class Versioned(msgspec.Struct, frozen=True, gc=False):
-    """A node's value and version."""
+    """The value and version of a node."""
 
     value: bytes
     version: int
 
 
 class Put(msgspec.Struct, frozen=True):
-    """Writes a node, at the expected version."""
+    """Writes a node if it has the expected version."""
 
     path: str
     value: bytes
@@ -58,14 +58,14 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Deletes a node, at the expected version."""
+    """Deletes a node if it has the expected version."""
 
     path: str
     expected: int = ANY  # ANY: fine when absent
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Changes nothing; the commit fails unless the node has the expected version."""
+    """Changes nothing; the commit fails if the node does not have the expected version."""
 
     path: str
     expected: int
@@ -75,7 +75,7 @@ Operation = Put | Delete | Check
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """A change of a node, in the commit that made `revision`."""
+    """A change of a node, by the commit that made `revision`."""
 
     path: str
     version: int  # -1: deleted
@@ -83,17 +83,17 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """Changes up to `revision` were missed: list again, and watch after it."""
+    """Changes up to `revision` were missed: the reader must list again, and watch after that revision."""
 
     revision: int
 
 
 class MetadataStore(Protocol):
-    """A session with the tree. The head of this module has the guarantees."""
+    """A session with the tree. The module's docstring states what its callers may rely on."""
 
     async def get(self, path: str) -> Versioned | None: ...
     async def children(self, path: str) -> list[str]:
-        """Names of the direct children (segments, not paths), sorted: all of them, or an error.
+        """Returns the names of the direct children (segments, not paths), sorted: all of them, or an error.
 
         Linearizable, as `get` is: it sees every commit that was answered to any client before the call. A bookie
         deletes the ledgers that are not listed, so a store that may read an older state (ZooKeeper) syncs first.
@@ -101,7 +101,9 @@ class MetadataStore(Protocol):
         ...
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
-        """The new version of each operation's node (-1 for a delete). BadVersion: nothing was done."""
+        """Commits all operations or none. Returns the new version of each operation's node (-1 for a delete). Raises
+        BadVersion if nothing was done because of a version.
+        """
         ...
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
@@ -115,14 +117,14 @@ class MetadataStore(Protocol):
     async def revision(self) -> int: ...
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
-        """Changes of `prefix` itself and everything below it."""
+        """Yields the changes of `prefix` itself and of everything below it."""
         ...
 
     @property
     def session_id(self) -> str: ...
     async def wait_session_lost(self) -> None: ...
     async def close(self) -> None:
-        """Ends the session at once, and its ephemerals with it."""
+        """Ends the session at once; its ephemerals are deleted."""
         ...
 
 
@@ -153,20 +155,21 @@ PATHS_MAX = 1000
 
 
 class Unreadable:
-    """The records that cannot be read now, by path."""
+    """The records that cannot be read now, by path; they are logged once and counted."""
 
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}  # path → why
         self.skipped = 0
 
     def skip(self, path: str, error: DamagedRecord) -> None:
+        """Counts and logs a record that is skipped because of `error`."""
         self.skipped += 1
         if path not in self.paths and len(self.paths) < PATHS_MAX:
             _LOG.error("skipped, because it cannot be read here: %s", error)
             self.paths[path] = str(error)
 
     def forgive(self, path: str) -> None:
-        """Ends the note on a record that was deleted, or can be read again."""
+        """Removes a record that was deleted, or can be read again."""
         self.paths.pop(path, None)
 
     def statistics(self) -> dict[str, int]:
@@ -177,7 +180,9 @@ UNREADABLE = Unreadable()
 
 
 async def readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
-    """The record and its version; None also when it cannot be read here, which is noted."""
+    """Returns the record and its version. Returns None if there is none, and also if it cannot be read here, which is
+    logged and counted.
+    """
     node = await store.get(path)
     if node is None:
         UNREADABLE.forgive(path)
@@ -192,7 +197,7 @@ async def readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, in
 
 
 def ledger_of(path: str) -> int | None:
-    """Returns the ledger that the node is of; None if it is named otherwise, which is noted."""
+    """Returns the ledger id in a node's path; None if the name is not a ledger's, which is logged and counted."""
     try:
         return paths.ledger_id(path.rpartition("/")[2])
     except ValueError as error:
@@ -201,7 +206,7 @@ def ledger_of(path: str) -> int | None:
 
 
 def ledgers_in(folder: str, names: list[str]) -> list[int]:
-    """Returns the ledgers that the nodes of a listing are of; a node that is named otherwise is noted."""
+    """Returns the ledger ids in a listing; other names are logged and counted."""
     return [ledger for name in names if (ledger := ledger_of(f"{folder}/{name}")) is not None]
 
 
@@ -238,7 +243,9 @@ TROUBLE_PAUSE_S_MAX = 1.0
 
 
 class Change(NamedTuple):
-    """A change of one node. `absent`: it probably does not exist, and the first attempt does not read it."""
+    """A change of one node. `absent` says that the node probably does not exist, so that the first attempt does not
+    read it.
+    """
 
     path: str
     transform: Transform
@@ -249,7 +256,7 @@ async def update(
     store: MetadataStore, path: str, transform: Transform, *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
 ) -> Versioned | None:  # fmt: skip
-    """Updates one node, like `update_together`."""
+    """Updates one node like `update_together`."""
     changes = (Change(path, transform, absent),)
     return (await update_together(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
 
@@ -258,10 +265,12 @@ async def update_together(
     store: MetadataStore, changes: Sequence[Change], *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
 ) -> list[Versioned | None]:  # fmt: skip
-    """The nodes after the changes, which happen all or not at all; or unchanged when there was nothing to do.
+    """Reads the nodes and writes what `transform` makes of each, all or nothing, with retries. Returns the nodes
+    afterwards, unchanged if there was nothing to do.
 
-    Raises what a transform raises; SessionExpired and faults of the caller at once; after the last attempt its error
-    (BadVersion, Unavailable, TimedOut), or OutcomeUnknown when an earlier attempt may have been written.
+    Raises what a transform raises, and at once SessionExpired and errors that are the caller's fault. After the last
+    attempt raises its error (BadVersion, Unavailable, TimedOut), or OutcomeUnknown if an earlier attempt may have been
+    written.
     """
     last: MagnetarError | None = None  # what ended the last attempt; None: it is in progress
     unknown = writing = False  # unknown: an attempt that ended may have been written
@@ -302,14 +311,14 @@ async def update_together(
 
 
 class _GaveUp(Exception):
-    """Carries a transform's error past the retries."""
+    """Carries the error of a transform past the retries."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def _transformed(changes: Sequence[Change], found: Sequence[Versioned | None]) -> list[bytes | None] | None:
-    """The bytes to write to each (None: it stays), or None when all stay."""
+    """Returns the bytes to write to each node, None for one that stays as it is; None instead of a list if all stay."""
     values: list[bytes | None] = []
     stay = True
     try:
@@ -342,14 +351,16 @@ def _pause_s(attempt: int, error: MagnetarError) -> float:
 
 # ------------------------------------------------------------------------------------------ many nodes
 async def in_parts(store: MetadataStore, operations: Sequence[Operation]) -> None:
-    """Commits them in order, in as many commits as it takes: a crash leaves the first ones done. For numbers that a
-    user chooses, and that a single commit (metadata/tree_core.py `OPERATIONS_MAX`) may not take."""
+    """Commits the operations in order, in as many commits as necessary; a crash leaves the first ones done. For a
+    number of operations that a user chooses, which one commit (metadata/tree_core.py `OPERATIONS_MAX`) may not allow.
+    """
     for at in range(0, len(operations), PART_OPERATIONS):
         await store.commit(operations[at : at + PART_OPERATIONS])
 
 
 async def make_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
-    """Makes these nodes, each `ABSENT`, in parts; one that exists stays as it is. Once more is no harm."""
+    """Creates these nodes, each expected to be `ABSENT`, in parts. A node that exists stays as it is. May be repeated.
+    """
     for at in range(0, len(puts), PART_OPERATIONS):
         part = puts[at : at + PART_OPERATIONS]
         try:
@@ -362,28 +373,29 @@ async def make_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
 
 # ------------------------------------------------------------------------------------------ typed records
 async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
-    """The record and its version. Raises DamagedRecord."""
+    """Returns the record and its version, None if there is none. Raises DamagedRecord."""
     found = await store.get(path)
     return None if found is None else (decode(found.value, cls, path), found.version)
 
 
 def put_of(path: str, record: Record, expected: int = ANY) -> Put:
-    """Returns the put of a record, as a part of a commit."""
+    """Returns the Put of a record, as a part of a commit."""
     return Put(path, encode(record, path), expected)
 
 
 async def put_record(
     store: MetadataStore, path: str, record: Record, expected: int = ANY, *, ephemeral: bool = False
 ) -> int:
-    """Puts a record; returns its new version."""
+    """Writes a record; returns its new version."""
     return await store.put(path, encode(record, path), expected, ephemeral=ephemeral)
 
 
 async def update_record(
     store: MetadataStore, path: str, cls: type[R], change: Callable[[R | None], R | None]
 ) -> tuple[R, int] | None:
-    """Updates a record, like `update`: `change` returns the new record, or None for no change. Returns the record after
-    that."""
+    """Updates a record like `update`: `change` returns the new record, or None for no change. Returns the record and
+    its version afterwards.
+    """
 
     def transform(current: Versioned | None) -> bytes | None:
         record = change(None if current is None else decode(current.value, cls, path))
@@ -394,8 +406,8 @@ async def update_record(
 
 
 async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
-    """Takes `count` ids that no other caller has or will get. An unknown outcome wastes a block; none is allocated
-    twice.
+    """Allocates `count` ids that no other caller has or will get. An unknown outcome wastes the block; no id is
+    allocated twice.
 
     Ids begin at 1, so that a 0 on the wire is an unset field.
     """
@@ -410,13 +422,14 @@ async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_ID
 
 
 async def ensure_ids(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
-    """Makes the counter of ledger ids. While it exists, a bookie begins no ledger without a record
-    (bookie/newcomers.py)."""
+    """Creates the counter of ledger ids if there is none. While it exists, a bookie begins no ledger without a record
+    (bookie/newcomers.py).
+    """
     await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 
 async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRecord:
-    """The cluster's record; the first process makes it, with a random instance."""
+    """Returns the cluster's record; the first process creates it, with a random instance id."""
     instance = rng.randbytes(16).hex()
 
     def once(cluster: ClusterRecord | None) -> ClusterRecord:

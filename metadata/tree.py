@@ -97,11 +97,11 @@ READ_AT_ONCE = 64
 
 
 class DiskFailed(Exception):
-    """SQLite could not write, sync or trust its file. What is on disk is unknown."""
+    """SQLite could not write, sync or trust its file. What is on the disk is unknown."""
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """A node as a reader gets it."""
+    """A node as it is read."""
 
     value: bytes
     version: int
@@ -109,14 +109,14 @@ class Node(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenSession(msgspec.Struct, frozen=True):
-    """Stores a session, which then outlives the process."""
+    """Job: stores a session, which then outlives the process."""
 
     session: str
     timeout_s: float
 
 
 class EndSession(msgspec.Struct, frozen=True):
-    """Deletes the session and its ephemerals."""
+    """Job: deletes the session and its ephemerals."""
 
     session: str
 
@@ -125,7 +125,7 @@ Job = Commit | OpenSession | EndSession
 
 
 class Tree:
-    """The tables of one file, and the transactions on them. All calls come from one thread."""
+    """The tables of one file, and the transactions on them. All calls must come from one thread."""
 
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
         """Opens or makes the file and checks it; `token` names this incarnation.
@@ -183,13 +183,13 @@ class Tree:
         self._write_revision()
 
     def begin_incarnation(self, token: str, *, restored: bool) -> None:
-        """Adds a row, within the open transaction."""
+        """Adds the row of a new incarnation, within the open transaction."""
         number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))
 
     def restored(self, token: str) -> None:
-        """Marks this file as the replacement of a younger one: all sessions end, and an incarnation begins."""
+        """Marks this file as the replacement of a newer one: all sessions end, and an incarnation begins."""
         with _disk(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
             self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")
@@ -214,7 +214,9 @@ class Tree:
         return set(_SUMS) <= {row[1] for row in self._sql.execute("PRAGMA table_info(state)")}
 
     def _check_sum(self) -> int:
-        """The sum of the rows that are there. A version without sums may have written last: then none is known."""
+        """Returns the sum of all rows. Raises DataLost if it is not the stored one; none is stored if a version without
+        sums wrote last.
+        """
         total = self._sum()
         wanted = self._one("SELECT total FROM state WHERE summed = revision") if self._has_sums() else None
         if wanted not in (None, total):
@@ -227,17 +229,20 @@ class Tree:
         return sum(sum_of(path, version, revision) for path, version, revision in rows) & _SUM_MASK
 
     def _mark(self) -> None:
-        """Writes, within the open transaction, its revision and the sum of what is there then."""
+        """Stores the revision and the sum, within the open transaction."""
         self._sql.execute(_MARK, (self.revision, self._total))
 
     def _update_sum(self, path: str, before: Sequence[int] | None, after: Row | None) -> None:
-        """Updates the sum: takes a node out by its version and revision, and adds its row; None: there is none."""
+        """Updates the sum for a node: subtracts its old version and revision, and adds its new row; None means that
+        there is none.
+        """
         if before is not None:
             self._total = (self._total - sum_of(path, *before)) & _SUM_MASK
         if after is not None:
             self._total = (self._total + sum_of(path, after[2], after[3])) & _SUM_MASK
 
     def _check_answered(self, revision: int) -> None:
+        """Raises DataLost if changes after `revision` were answered already."""
         answered = -1 if self._answered is None else self._answered.read()
         if answered > revision:
             what = f"is of revision {revision}" if revision >= 0 else "is empty"
@@ -248,7 +253,9 @@ class Tree:
             )  # fmt: skip
 
     def _write_revision(self) -> None:
-        """Notes the revision beside the file: what is durable may be answered. Raises DiskFailed."""
+        """Writes the revision into the note beside the file; only then may a durable change be answered. Raises
+        DiskFailed.
+        """
         try:
             if self._answered is not None:
                 self._answered.write(self.revision)
@@ -271,7 +278,7 @@ class Tree:
         return None if row is None else Node(row[0], row[1], row[2] is not None)
 
     def get_all(self, asked: Sequence[str]) -> dict[str, Node]:
-        """The nodes that are there of so many paths."""
+        """Returns those of the nodes that exist, by path."""
         found: dict[str, Node] = {}
         for start in range(0, len(asked), READ_AT_ONCE):
             with _disk(self.path):
@@ -281,7 +288,7 @@ class Tree:
         return found
 
     def children(self, path: str) -> list[str]:
-        """The next segments below `path`, sorted."""
+        """Returns the next segments below `path`, sorted."""
         folder = path.rstrip("/")  # "" for the root
         first, low, high = len(folder) + 2, folder + "/", folder + "0"  # SQL counts from 1; '0' follows '/'
         query = """SELECT DISTINCT substr(path, ?1, instr(substr(path, ?1) || '/', '/') - 1) AS segment
@@ -290,21 +297,22 @@ class Tree:
             return [segment for (segment,) in self._sql.execute(query, (first, low, high))]
 
     def incarnations(self) -> bytes:
-        """The encoded IncarnationsRecord of the file, the youngest incarnation last."""
+        """Returns the encoded IncarnationsRecord of the file, the latest incarnation last."""
         with _disk(self.path):
             rows = self._sql.execute("SELECT number, token, revision, restored FROM incarnation ORDER BY number")
             found = [Incarnation(number=n, token=t, revision=r, restored=bool(back)) for n, t, r, back in rows]
         return encode(IncarnationsRecord(incarnations=tuple(found)), paths.INCARNATIONS)
 
     def sessions(self) -> list[tuple[str, float]]:
-        """The durable sessions: (id, timeout in seconds)."""
+        """Returns the durable sessions: (id, timeout in seconds)."""
         with _disk(self.path):
             return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
 
     def back_up(self, path: str) -> tuple[int, int]:
-        """Writes a whole copy to `path`, synced; returns its revision and size. AlreadyExists: `path` exists.
+        """Writes a complete copy to `path`, synced; returns its revision and size. Raises AlreadyExists if `path`
+        exists.
 
-        One step of SQLite's backup: no write happens meanwhile, because this thread does all writes.
+        It is one step of SQLite's backup: no write happens meanwhile, because this thread does all writes.
         """
         if os.path.exists(path):
             raise AlreadyExists(f"{path} exists already; give another name", path=path)
@@ -325,7 +333,8 @@ class Tree:
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[Job]) -> list[Done | MagnetarError]:
         """Makes one durable transaction of the jobs; returns the outcome of each, in order. Raises Unavailable (nothing
-        done), DiskFailed."""
+        was done) or DiskFailed.
+        """
         revision, total = self.revision, self._total
         try:
             with _disk(self.path):
@@ -373,7 +382,7 @@ class Tree:
         return outcomes
 
     def _versions(self, paths: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Returns version and revision of each path that exists."""
+        """Returns (version, revision) of each path that exists."""
         rows = self._one(_VERSIONS, msgspec.json.encode(paths).decode())
         found: dict[str, tuple[int, int]] = msgspec.json.decode(rows)
         return found
@@ -435,14 +444,16 @@ class AnsweredNote:
 
 
 def sum_of(path: str, version: int, revision: int) -> int:
-    """Returns the sum of a node's row. A revision is written once, so a row of another time has another sum; its value
-    has its own."""
+    """Returns the sum of a node's row. A revision is written once, so a row of another time has another sum; the value
+    has a checksum of its own.
+    """
     return int.from_bytes(blake2b(f"{path} {version} {revision}".encode(), digest_size=8).digest()) & _SUM_MASK
 
 
 def private_file(path: str) -> None:
-    """Makes it, if it is missing, and lets no other user of the machine read it: it has keys of ledgers, and grants.
-    SQLite gives its write-ahead log the same mode. OSError."""
+    """Creates the file if it is missing, and makes it readable for its owner only, because it has keys of ledgers, and
+    grants. SQLite gives its write-ahead log the same mode. Raises OSError.
+    """
     if path == ":memory:":
         return
     opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -472,14 +483,14 @@ def _cannot_open(path: str, error: sqlite3.Error) -> MagnetarError:
 
 
 def _primary(error: sqlite3.Error) -> int:
-    """Returns SQLite's primary result code: extended codes carry it in their low byte."""
+    """Returns SQLite's primary result code, which is the low byte of an extended one."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code & 0xFF
 
 
 @contextlib.contextmanager
 def _disk(path: str) -> Iterator[None]:
-    """Translates SQLite's errors about the disk."""
+    """Translates SQLite's errors that concern the disk."""
     try:
         yield
     except sqlite3.Error as error:

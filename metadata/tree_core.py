@@ -29,7 +29,7 @@ _PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
 
 
 def check_path(path: str) -> None:
-    """Raises InvalidName if it is not a path of the metadata."""
+    """Raises InvalidName if it is not a valid path."""
     if _PATH.fullmatch(path) is None:
         raise InvalidName(f"{path!r} is not a metadata path such as '/a/b'", path=ascii(path))
     try:
@@ -41,18 +41,18 @@ def check_path(path: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises InvalidName if it is neither a path nor "/"."""
+    """Raises InvalidName if it is neither a valid path nor "/"."""
     if prefix != "/":
         check_path(prefix)
 
 
 def below(prefix: str, path: str) -> bool:
-    """Whether `path` is `prefix` itself or below it, at any depth."""
+    """Returns whether `path` is `prefix` itself or below it, at any depth."""
     return prefix == "/" or path == prefix or path.startswith(prefix + "/")
 
 
 def check_operations(operations: Sequence[Operation]) -> None:
-    """Raises InvalidName, InvalidRequest or MessageTooLarge."""
+    """Raises InvalidName, InvalidRequest or MessageTooLarge if the operations may not be a commit."""
     if not 1 <= len(operations) <= OPERATIONS_MAX:
         raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_MAX} are allowed")
     size = 0
@@ -80,7 +80,8 @@ def _too_large(put: Put) -> MessageTooLarge:
 
 
 def check_version(path: str, expected: int, found: int) -> None:
-    """Compares, as compare-and-set does. Raises NodeExists, NoNode or BadVersion, with path, expected and found."""
+    """Raises NodeExists, NoNode or BadVersion, with path, expected and found, if `found` is not the expected version.
+    """
     if expected in (ANY, found):
         return
     facts = {"path": path, "expected": expected, "found": found}
@@ -108,8 +109,9 @@ _NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
 
 
 def may_write(role: str, path: str, *, lasting: bool = True) -> bool:
-    """Whether a role ("broker", "bookie", "operator"; another one writes nothing) may write the path. `lasting`: the
-    node outlives its session."""
+    """Returns whether a role ("broker", "bookie", "operator"; no other one may write) may write the path. `lasting`
+    says that the node is not ephemeral.
+    """
     if _is_in(path, paths.MEMBERS):
         return role in _ROLES and path.startswith(paths.member(role, "")) and not lasting
     match role:
@@ -140,14 +142,14 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """A transaction; `session` owns the ephemerals that it puts."""
+    """Job: a commit; `session` is the owner of the ephemerals that it writes."""
 
     operations: Sequence[Operation]
     session: str
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The result of a job. `revision` is that of the tree after it; a Commit always makes it grow by one."""
+    """The result of a job. `revision` is that of the tree afterwards; every Commit increments it."""
 
     versions: list[int]
     revision: int
@@ -159,7 +161,7 @@ Row = tuple[str, bytes, int, int, str | None]
 
 
 class CommitBatch:
-    """A batch of commits. `revision`: of the tree, after the commits that were added."""
+    """A batch of commits. `revision` is that of the tree after the commits that were added."""
 
     def __init__(self, versions: Mapping[str, int], revision: int) -> None:
         self.revision = revision
@@ -167,6 +169,7 @@ class CommitBatch:
         self._versions = versions
 
     def add(self, commit: Commit) -> Done | BadVersion:
+        """Adds a commit. Returns its result, or BadVersion if a version refuses it; then nothing of it is added."""
         done, nodes = Done([], self.revision + 1), dict[str, Row | None]()
         try:
             for operation in commit.operations:
@@ -204,7 +207,7 @@ class CommitBatch:
 
 
 def paths_of(commits: Sequence[Commit]) -> Iterator[str]:
-    """Returns the paths of the nodes that the commits name, each once."""
+    """Yields the path of each node that the commits name, once."""
     return iter({operation.path: None for commit in commits for operation in commit.operations})
 
 
@@ -226,7 +229,7 @@ class History:
     """The last changes of one tree, bounded by `changes_max`."""
 
     def __init__(self, revision: int, changes_max: int = CHANGES_MAX) -> None:
-        """Begins empty at `revision`: earlier changes are a Reset."""
+        """Begins without changes at `revision`: a watch from an earlier revision gets a Reset."""
         assert changes_max >= 1
         self.revision = revision
         self.floor = revision
@@ -237,7 +240,7 @@ class History:
         return len(self._changes)
 
     def append(self, revision: int, changes: Sequence[Changed]) -> None:
-        """Adds the next revision of the tree and all its changes, which may be none."""
+        """Adds the next revision of the tree with all its changes, of which there may be none."""
         assert revision == self.revision + 1, f"revision {revision} after {self.revision}"
         self.revision = revision
         self._changes.extend(changes)
@@ -247,7 +250,9 @@ class History:
                 self._changes.popleft()
 
     def since(self, prefix: str, after_revision: int) -> list[Changed] | Reset:
-        """The changes of `prefix` and below it after a revision. With them the watcher has seen `self.revision`."""
+        """Returns the changes at or below `prefix` after a revision; with them the watch has seen everything up to
+        `self.revision`. Returns a Reset if some of them are not kept any more.
+        """
         if not self.floor <= after_revision <= self.revision:
             return Reset(self.revision)
         news: list[Changed] = []
@@ -294,7 +299,9 @@ N = TypeVar("N", bound=Known)
 
 
 class KnownNodes(Generic[N]):
-    """The nodes that were read last, by path; None: the node does not exist. At most `bytes_max` bytes of memory."""
+    """A cache of the nodes that were read last, by path; None is a node that does not exist. At most `bytes_max` bytes
+    of memory.
+    """
 
     def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
         self.bytes = 0
@@ -302,13 +309,13 @@ class KnownNodes(Generic[N]):
         self._bytes_max = bytes_max
 
     def get(self, path: str) -> N | None:
-        """Returns the node of a known path, None if it does not exist. Raises KeyError if the path is not known."""
+        """Returns the cached node, None if it does not exist in the tree. Raises KeyError if the path is not cached."""
         node = self.nodes.pop(path)
         self.nodes[path] = node
         return node
 
     def learn(self, path: str, node: N | None) -> None:
-        """Notes the node as the tree has it."""
+        """Caches the node as the tree has it."""
         if path in self.nodes:
             self.discard(path)
         if node is not None and len(node.value) > KNOWN_VALUE_BYTES_MAX:
@@ -319,12 +326,12 @@ class KnownNodes(Generic[N]):
             self.discard(next(iter(self.nodes)))
 
     def discard(self, path: str) -> None:
-        """Forgets a path. Idempotent."""
+        """Removes a path from the cache, if it is there."""
         if path in self.nodes:
             self.bytes -= _size(path, self.nodes.pop(path))
 
     def on_changes(self, changes: Sequence[Changed]) -> None:
-        """Forgets these nodes: they have other values, or are deleted."""
+        """Removes the changed or deleted nodes from the cache."""
         for change in changes:
             self.discard(change.path)
 
@@ -381,7 +388,7 @@ class Sessions:
         return list(self.open_ones)
 
     def open(self, session: str, timeout_s: float, now: float | None) -> None:
-        """Adds a session with a deadline `timeout_s` after `now`; `now` None: without a deadline."""
+        """Adds a session that expires `timeout_s` after `now`; without `now` it does not expire."""
         assert session, "a session has a name"
         assert session not in self.open_ones, f"session {session!r} is opened twice"
         assert timeout_s > 0
@@ -395,13 +402,13 @@ class Sessions:
         return found.timeout_s
 
     def abandon(self, session: str, now: float) -> None:
-        """Lets the session expire: its user left without closing it, and the deadline counts from now."""
+        """Makes the session expire after its timeout from `now`, because its user left without closing it."""
         if session in self.open_ones:
             found = self.open_ones[session]
             found.deadline = now + found.timeout_s
 
     def require(self, session: str) -> _Session:
-        """Raises SessionExpired unless the session is open."""
+        """Returns the session. Raises SessionExpired if it is not open."""
         found = self.open_ones.get(session)
         if found is None:
             raise SessionExpired(f"metadata session {session} has ended; open a new one", session=session)
@@ -415,7 +422,11 @@ class Sessions:
         return min((s.deadline for s in self.open_ones.values() if s.deadline is not None), default=None)
 
     def expire(self, now: float) -> list[str]:
-        """Ends the sessions whose deadline has passed; returns their ids, in the order of their opening."""
+        """Removes the sessions whose deadline has passed; returns their ids, in the order in which they were opened.
+
+        If the check comes much too late (LATE_S), this process was stopped: then every session gets more time, and none
+        is removed.
+        """
         first = self.next_deadline()
         if first is None or now < first:
             return []
@@ -428,6 +439,7 @@ class Sessions:
         return ended
 
     def _excuse(self, late_s: float) -> None:
+        """Moves all deadlines, because this process could not receive signs of life."""
         for state in self.open_ones.values():
             if state.deadline is not None:
                 state.deadline += late_s + state.timeout_s

@@ -55,24 +55,24 @@ def _unescape(segment: str) -> str:
 
 
 def folder(prefix: str) -> str:
-    """The folder of all keys below `prefix`; "" for "/"."""
+    """Returns the folder of all keys below `prefix`; "" for "/"."""
     return "" if prefix == "/" else "/".join(map(_escape, prefix.split("/")))
 
 
 def value(path: str) -> str:
-    """The znode that contains the value of a key."""
+    """Returns the path of the znode that contains the value of a key."""
     above, _, last = path.rpartition("/")
     return f"{folder(above) if above else ''}/{VALUE}{_escape(last)}"
 
 
 def folders(path: str) -> list[str]:
-    """The folders that the value of a key needs, the outermost first."""
+    """Returns the folders that the value of a key needs, the outermost first."""
     parts = folder(path.rpartition("/")[0] or "/").split("/")
     return ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
 
 
 def key(znode: str) -> str | None:
-    """The key whose value the znode contains; None for a folder. Inverse of `value`."""
+    """Returns the key whose value the znode contains; None for a folder. The inverse of `value`."""
     above, _, last = znode.rpartition("/")
     if not last.startswith(VALUE):
         return None
@@ -80,7 +80,7 @@ def key(znode: str) -> str | None:
 
 
 class Listed(NamedTuple):
-    """The content of a folder: segments of keys, sorted."""
+    """What a folder contains: the segments that have a value, and those with keys below them; sorted."""
 
     values: list[str]
     below: list[str]  # segments that have a folder, which may be empty
@@ -101,7 +101,7 @@ class NodeRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A step: make the znode."""
+    """Step: create the znode."""
 
     path: str
     value: bytes
@@ -110,7 +110,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """A step: write the znode at this version."""
+    """Step: write the znode if it has this version."""
 
     path: str
     value: bytes
@@ -119,7 +119,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A step: delete the znode at this version."""
+    """Step: delete the znode if it has this version."""
 
     path: str
     version: int
@@ -127,7 +127,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Require:
-    """A step: the znode has this version."""
+    """Step: fail if the znode does not have this version."""
 
     path: str
     version: int
@@ -137,14 +137,16 @@ Step = Create | Set | Remove | Require
 
 
 class Plan(NamedTuple):
-    """The transaction of a commit, and its answer."""
+    """The transaction for a commit, and the versions that are its answer."""
 
     steps: list[Step]  # empty: nothing to do
     versions: list[int]  # the answer to the commit
 
 
 def plan(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], session: int) -> Plan:
-    """The steps of a commit, from what was read of each of its paths. BadVersion: those versions refuse the commit."""
+    """Returns the steps of a commit, by what was read of each of its paths. Raises BadVersion if those versions refuse
+    it.
+    """
     nodes = dict(found)
     steps: list[Step] = []
     absences: dict[str, None] = {}  # paths whose steps depend only on the node's absence
@@ -197,7 +199,9 @@ MULTI_BYTES = 64
 
 
 def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
-    """Returns at least the bytes of the transaction on the wire; `root_bytes`: of the path above the tree."""
+    """Returns a lower bound of the transaction's size on the wire; `root_bytes` is the length of the path above the
+    tree.
+    """
     size = MULTI_BYTES
     for step in steps:
         size += STEP_BYTES + root_bytes + len(value(step.path).encode())

@@ -73,7 +73,9 @@ HANDSHAKE_S = 5.0
 
 
 async def check_tls(address: ZookeeperAddress) -> None:
-    """Raises UntrustedServer, WrongProtocol, or InvalidConfiguration: the files cannot be used."""
+    """Raises UntrustedServer or WrongProtocol if there is no TLS with a server, InvalidConfiguration if the files
+    cannot be used.
+    """
     access = address.access
     try:
         context = ssl.create_default_context(cafile=access.ca)
@@ -115,7 +117,7 @@ LOOKED_AT_ONCE = 200
 
 
 class TreeWatch:
-    """The changes that one watch has received and its reader has not taken yet."""
+    """The changes that one watch has received and its reader has not read yet."""
 
     def __init__(self, prefix: str, seen: int) -> None:
         self.prefix = prefix
@@ -127,6 +129,7 @@ class TreeWatch:
         self.news = asyncio.Event()
 
     def reset(self) -> None:
+        """Begins to attach the watch anew, without known versions."""
         self.attached, self.calm = False, True
         self.versions.clear()
 
@@ -143,12 +146,15 @@ class TreeWatch:
             self._queue_change(Changed(path, version, revision))
 
     def looked(self, youngest: int, now: int) -> None:
-        """Ends `reset`: from here on the watch receives every change above `now`."""
+        """Ends `reset`: from now on the watch receives every change after revision `now`. `youngest` is the revision of
+        the latest change that was read.
+        """
         self.attached = True
         if not (self.calm and youngest <= self.seen <= now):
             self._queue_change(Reset(now))
 
     def broken(self, heard: int) -> None:
+        """Handles the end of the connection; all changes up to revision `heard` were received."""
         if self.attached:
             self.attached, self.seen = False, heard
         self.news.set()
@@ -172,7 +178,7 @@ class Watches:
         self._connection = 0
 
     def on_event(self, event: Event) -> None:
-        """Called in order with all answers of the connection."""
+        """Called for each event, in order with all answers of the connection."""
         if event.kind == EventKind.CHILD or not event.path.startswith(self._root + "/"):
             return
         path = znodes.key(event.path[len(self._root) :])
@@ -194,7 +200,9 @@ class Watches:
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[Changed | Reset]:
-        """Yields changes for ever. `ready` is awaited before each attempt to attach, and may raise SessionExpired."""
+        """Yields changes until the caller stops. `ready` is awaited before each attempt to attach, and may raise
+        SessionExpired.
+        """
         self._number += 1
         number, watch = self._number, TreeWatch(prefix, after)
         self._watches[number] = watch
@@ -219,8 +227,9 @@ class Watches:
         return [folder] if prefix == "/" else [folder, self._root + znodes.value(prefix)]
 
     async def _attach(self, watch: TreeWatch) -> None:
-        """Attaches a watch; `watch.attached` tells whether that succeeded. After a broken connection the next one
-        attaches."""
+        """Attaches a watch; `watch.attached` says whether that succeeded. If the connection broke, the caller tries
+        again with the next one.
+        """
         connection = self._connection
         watch.reset()
         try:
@@ -235,7 +244,7 @@ class Watches:
 
 
 class _Look:
-    """Reads all versions below a prefix into its watch, and finds the revision of the youngest change."""
+    """Reads all versions below a prefix into its watch, and finds the revision of the latest change."""
 
     def __init__(self, line: ZooKeeperConnection, root: str, watch: TreeWatch) -> None:
         self._line = line
@@ -279,7 +288,9 @@ class _Look:
         return True
 
     async def _above(self, prefix: str) -> None:
-        """Learns from the pzxid of the nearest existing folder when a missing node may have been deleted."""
+        """Finds out from the pzxid of the nearest existing folder when a node that does not exist may have been
+        deleted.
+        """
         for folder in reversed(["", *znodes.folders(prefix)]):
             stat = (await self._line.exists(self._root + folder)).value
             if stat is not None:
@@ -299,7 +310,9 @@ T = TypeVar("T")
 
 
 async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
-    """A store with an open session. Tries for `timeout_s`, then Unavailable; Unauthorized at once."""
+    """Returns a store with an open session. Tries for `timeout_s`, then raises Unavailable; raises Unauthorized at
+    once.
+    """
     if address.access.ca:
         await check_tls(address)
     return await ZookeeperStore(world, address, timeout_s).started()
@@ -321,7 +334,9 @@ class ZookeeperStore(SessionStore):
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
-        """Raises Unavailable when there is no session within the timeout; Unauthorized when the root refuses us."""
+        """Opens the session. Raises Unavailable if that does not succeed within the timeout, Unauthorized if this
+        process may not use the root.
+        """
         self._start_keeper()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):
@@ -333,7 +348,7 @@ class ZookeeperStore(SessionStore):
             await self._check_access_list()
 
     async def _check_access_list(self) -> None:
-        """Logs, for a tree that was made before, what to type when others may read and write it."""
+        """Logs, for a tree that was created earlier, what an operator must type if others may read and write it."""
         found = (await self._read(partial(self._line.acl, self._address.root), fresh=True)).value[0]
         if any(each.id.scheme == "world" for each in found):
             _LOG.warning(
@@ -349,7 +364,7 @@ class ZookeeperStore(SessionStore):
                     await self._read(partial(self._line.create, znode), fresh=False)
 
     async def _keep(self) -> None:
-        """Asks for signs of life, until the session is lost."""
+        """Requests signs of life, until the session is lost."""
         unanswered = 0
         while self._state is not SessionState.LOST:
             sent = self._clock.monotonic()
@@ -425,7 +440,7 @@ class ZookeeperStore(SessionStore):
         return Versioned(value, stat.version)
 
     async def children(self, path: str) -> list[str]:
-        """Lists, at one moment, the names that have values; each other name is checked a moment later."""
+        """Lists the names that have values, all at one moment; the other names are checked a moment later."""
         check_prefix(path)
         listed = await self._list(path, fresh=True)
         there = set(listed.values)
@@ -434,7 +449,7 @@ class ZookeeperStore(SessionStore):
         return sorted(listed.values + [segment for segment, any_ in zip(doubtful, holds, strict=True) if any_])
 
     async def _holds(self, prefix: str) -> bool:
-        """Whether a key below the prefix has a value: a folder may be empty until ZooKeeper deletes it."""
+        """Returns whether a key below the prefix has a value. A folder may be empty until ZooKeeper deletes it."""
         listed = await self._list(prefix, fresh=False)
         if listed.values:
             return True
@@ -458,7 +473,9 @@ class ZookeeperStore(SessionStore):
         return self._address.root + znodes.value(path)
 
     async def _read(self, ask: Callable[[], Awaitable[T]], *, fresh: bool) -> T:
-        """Repeats until it is answered or the deadline has passed. `fresh`: the current state; else the server's."""
+        """Repeats a read until it is answered or its deadline has passed. `fresh`: reads the latest state; else that of
+        the connected server.
+        """
 
         async def once(end: float) -> T:
             return await (self._read_fresh(ask, end) if fresh else self._within(ask(), end))
@@ -466,10 +483,10 @@ class ZookeeperStore(SessionStore):
         return await self._repeated(once)
 
     async def _read_fresh(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
-        """Reads after a sync on the same connection, where the read waits for the sync at the server.
+        """Reads after a sync on the same connection, where the server handles the read after the sync.
 
         Kazoo's thread may drop the connection between the two: the read then uses the next one, to a server that may
-        lag. So the answer counts only when the sync was answered and the connection is still the same.
+        lag. So the answer counts only if the sync was answered and the connection is still the same.
         """
         connection, synced = self._line.connection, self._line.sync(self._address.root)
         answer: T | Missing
@@ -513,7 +530,9 @@ class ZookeeperStore(SessionStore):
         raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
 
     async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.Plan:
-        """Returns the plan of a commit; one without steps, or a refusal, is decided by a fresh read."""
+        """Returns the plan of a commit. If it has no steps, or the versions refuse the commit, it was made from a fresh
+        read.
+        """
         try:
             plan = znodes.plan(operations, await self._found(operations, fresh=fresh), self._line.session)
         except BadVersion:
@@ -554,7 +573,7 @@ class ZookeeperStore(SessionStore):
         return self._watches.follow(prefix, after_revision, self._ready)
 
     async def _ready(self) -> None:
-        """Waits for a connection, as a watch does until the session is lost."""
+        """Waits for a connection, as long as the session is not lost."""
         await self._settled.wait()
         self._check_session()
 
@@ -564,7 +583,7 @@ def _below(prefix: str, segment: str) -> str:
 
 
 async def _in_turns(items: Sequence[str], ask: Callable[[str], Awaitable[bool]]) -> list[bool]:
-    """Returns the answer for each item; ASKED_AT_ONCE are requested together."""
+    """Returns the answer for each item, with at most ASKED_AT_ONCE requests at a time."""
     answers: list[bool] = []
     for start in range(0, len(items), ASKED_AT_ONCE):
         answers += await asyncio.gather(*[ask(item) for item in items[start : start + ASKED_AT_ONCE]])

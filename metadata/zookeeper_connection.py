@@ -76,7 +76,7 @@ ANY_WATCH = 3  # WatcherType.Any
 
 @dataclass(frozen=True, slots=True)
 class AddWatch:
-    """Begins a persistent recursive watch on a znode."""
+    """Request: begins a persistent recursive watch on a znode."""
 
     path: str
     type: ClassVar[int] = 106
@@ -91,7 +91,7 @@ class AddWatch:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWatches:
-    """Ends the watches on a znode."""
+    """Request: ends the watches on a znode."""
 
     path: str
     type: ClassVar[int] = 18
@@ -106,7 +106,7 @@ class RemoveWatches:
 
 @dataclass(frozen=True, slots=True)
 class CreateFolder:
-    """Makes a container, with an access list."""
+    """Request: creates a container, with an access list."""
 
     path: str
     acl: Any
@@ -122,7 +122,7 @@ class CreateFolder:
 
 @dataclass(frozen=True, slots=True)
 class Multi:
-    """A transaction. Its answer: the error code of each step, 0 for one that held."""
+    """Request: a transaction. Its answer is the error code of each step, 0 for one that succeeded."""
 
     requests: tuple[Any, ...]
     type: ClassVar[int] = 14
@@ -213,7 +213,7 @@ class Answer(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ kazoo, adapted
 class _Threadless(SequentialThreadingHandler):  # type: ignore[misc]
-    """A handler of kazoo's without the callback threads, which this program does not use."""
+    """A handler of kazoo without its callback threads, which this program does not use."""
 
     def start(self) -> None:
         self._running = True
@@ -252,7 +252,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
 
 class _Hidden(str):
-    """A secret in a request that kazoo logs."""
+    """A secret in a request, which kazoo would log."""
 
     __slots__ = ()
 
@@ -261,8 +261,9 @@ class _Hidden(str):
 
 
 def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
-    """Returns the access list of the nodes that are made. With a certificate alone it admits every process that shows
-    one, so all show the same."""
+    """Returns the access list for nodes that are created. With only a certificate it admits the identity of that
+    certificate, so all processes must share one.
+    """
     if credentials is not None:
         user, _, password = credentials.partition(":")
         return [make_digest_acl(user, password, all=True)]
@@ -270,7 +271,7 @@ def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
 
 
 class _Reply:
-    """The place for one answer: kazoo's thread puts it here, and it is passed to the loop."""
+    """Receives one answer in kazoo's thread, and passes it to the event loop."""
 
     def __init__(self, line: ZooKeeperConnection, then: Callable[[Answer], None], fail: Callable[[Exception],
         None]) -> None:
@@ -286,7 +287,8 @@ class _Reply:
 
 
 class ZooKeeperConnection:
-    """The connection of one session. `on_state` and `on_event` are called on the loop, in order with the answers."""
+    """The connection of one session. `on_state` and `on_event` are called in the event loop, in order with the answers.
+    """
 
     def __init__(
         self, hosts: str, timeout_s: float, clock: Clock, access: ZookeeperAccess,
@@ -316,21 +318,23 @@ class ZooKeeperConnection:
 
     @property
     def timeout_s(self) -> float:
-        """Returns the timeout that was agreed with the server; 0 before the first handshake."""
+        """Returns the session timeout that was agreed with the server, in seconds; 0 before the first handshake."""
         return float(self._connection.timeout_s)
 
     @property
     def connection(self) -> int:
-        """Returns a number that differs after each handshake: request and answer at one number used one connection."""
+        """Returns the number of the current connection, which changes with each handshake: a request and an answer at
+        the same number used the same connection.
+        """
         return int(self._connection.number)
 
     @property
     def greeted(self) -> float:
-        """Returns when the last answered handshake was sent, by the clock."""
+        """Returns when the last handshake that was answered was sent, by the clock."""
         return float(self._connection.greeted)
 
     def _listen(self, state: str) -> None:
-        """Runs on kazoo's thread."""
+        """Handles a change of state; runs in kazoo's thread."""
         if state == KazooState.CONNECTED:
             self.session = self.client._session_id
             self.on_loop(self._on_state, ConnectionState.CONNECTED)
@@ -345,13 +349,15 @@ class ZooKeeperConnection:
             self._loop.call_soon_threadsafe(function, *args)
 
     def _heard(self, event: Event) -> None:
+        """Passes an event to `on_event`, with the latest zxid."""
         self.zxid = max(self.zxid, event.zxid)
         self._on_event(event)
 
     # -------------------------------------------------------------------------------------------- asking
     def request(self, request: Any, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
-        """Sends a request; its future gets the answer, or Missing, Taken, or a MagnetarError; `then` is called with it
-        in order with events."""
+        """Sends a request. Returns a future of the answer, which fails with Missing, Taken or a MagnetarError. `then`
+        is called with the answer, in order with events.
+        """
         future: asyncio.Future[Answer] = self._loop.create_future()
         if self._waiting >= WAITING_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
@@ -383,15 +389,15 @@ class ZooKeeperConnection:
         return future
 
     def get(self, path: str) -> asyncio.Future[Answer]:
-        """Asks for (value, stat) of a node."""
+        """Reads (value, stat) of a node."""
         return self.request(GetData(path, None))
 
     def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
-        """The znode's stat, or None."""
+        """Reads the stat of a znode; the answer is None if it does not exist."""
         return self.request(Exists(path, None), then)
 
     def children(self, path: str) -> asyncio.Future[Answer]:
-        """Asks for (names, stat) of a node's children."""
+        """Reads (names, stat) of a node's children."""
         return self.request(GetChildren2(path, None))
 
     def sync(self, path: str) -> asyncio.Future[Answer]:
@@ -404,18 +410,19 @@ class ZooKeeperConnection:
         return self.request(CreateFolder(path, self._acl))
 
     def acl(self, path: str) -> asyncio.Future[Answer]:
-        """Asks for (access list, stat) of a node."""
+        """Reads (access list, stat) of a node."""
         return self.request(GetACL(path))
 
     def watch(self, path: str) -> asyncio.Future[Answer]:
-        """Events of the znode and of everything below it, from the answer until the connection ends."""
+        """Begins to watch the znode and everything below it: events come after the answer, until the connection ends.
+        """
         return self.request(AddWatch(path))
 
     def unwatch(self, path: str) -> None:
         self.request(RemoveWatches(path))
 
     async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
-        """The transaction's zxid (or a later one). Refused, Missing: nothing was done."""
+        """Sends a transaction; returns its zxid or a later one. Raises Refused or Missing if nothing was done."""
         answer = await self.request(Multi(tuple(_request(root, step, self._acl) for step in steps)))
         failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
         if zk.NoAuthError.code in failed:
@@ -428,12 +435,13 @@ class ZooKeeperConnection:
 
     # -------------------------------------------------------------------------------------------- ending
     def drop(self) -> None:
-        """Ends this connection; kazoo makes another."""
+        """Ends this connection; kazoo makes another one."""
         self._push(_CONNECTION_DROP)
 
     def disconnect(self, *, farewell: bool) -> None:
-        """Ends the connection; LOST follows. With a farewell the session ends at the server if it can be reached;
-        otherwise it expires."""
+        """Ends the connection for good; the state LOST follows. With `farewell` the session ends at the server if it
+        can be reached; otherwise it expires.
+        """
         self.client._stopped.set()
         self._push(CloseInstance if farewell else _CONNECTION_DROP)
 
@@ -443,7 +451,7 @@ class ZooKeeperConnection:
             self._connection._write_sock.send(b"\0")
 
     def release(self) -> None:
-        """Frees, after LOST, what kazoo still has. Its thread keeps two sockets while it tries to reach a server."""
+        """Frees kazoo's resources after LOST, unless its thread still uses them to try to reach a server."""
         if self._connection.connection_stopped.is_set():
             self.client.close()
 

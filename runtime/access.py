@@ -20,7 +20,7 @@ from .budget import CallerMemory
 
 
 class PrincipalKind(Enum):
-    """The way in which a principal was identified."""
+    """How a principal was identified."""
 
     LOCAL = "local"  # nothing was asked: a listener without security
     ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers
@@ -30,7 +30,9 @@ class PrincipalKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The authenticated caller. `name` is Pulsar's role; for a member `broker/NAME`, `bookie/UUID`, `operator/NAME`."""
+    """An authenticated caller. `name` is Pulsar's role; for a member of the cluster it is `broker/NAME`, `bookie/UUID`
+    or `operator/NAME`.
+    """
 
     name: str
     kind: PrincipalKind
@@ -49,7 +51,7 @@ LOCAL = Principal("", PrincipalKind.LOCAL)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller, as the listener knows it before it reads a request; nothing here is verified but `certificate`."""
+    """What the listener knows of a caller before it reads a request. Only `certificate` is verified."""
 
     peer: str  # HOST:PORT of the other end of the socket, never from a header
     authorization: str = ""  # of the header `authorization`, such as "Bearer …", at most AUTHORIZATION_MAX characters
@@ -65,11 +67,13 @@ AUTHORIZATION_MAX = 16 << 10
 
 
 class Guard(Protocol):
-    """Authenticates the callers of one listener, and says which rpcs a principal may call at all."""
+    """Authenticates the callers of one listener, and says which rpcs a principal may call."""
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Returns the principal of a caller. Unauthenticated: no credentials, or wrong, expired or foreign ones; the
-        text says which, never their value. Unavailable: a provider cannot decide now (its issuer does not answer)."""
+        """Returns the principal of a caller. Raises Unauthenticated if its credentials are missing, wrong, expired or
+        of another cluster; the text says which, and never quotes them. Raises Unavailable if a provider cannot decide
+        now, because its issuer does not answer.
+        """
         ...
 
     def authorize(self, principal: Principal, path: str) -> None:
@@ -78,15 +82,17 @@ class Guard(Protocol):
         ...
 
     def why_lapsed(self, principal: Principal) -> str:
-        """Returns why the credentials of a principal that has streams open hold no more, before they expire: they are
-        revoked, or the key that verified them is replaced. Empty: they hold. Must not wait."""
+        """Returns why the credentials of a principal with open streams are not valid any more although they have not
+        expired: they were revoked, or the key that verified them was replaced. Empty: they are valid. Must not wait.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. They are read again when they change: at a listener for its next handshake, at a client for its next
-    connection; open connections stay."""
+    """The PEM files of a listener or a client. Changed files are read again for the next handshake of a listener, and
+    for the next connection of a client; open connections stay.
+    """
 
     certificate: str = ""
     key: str = ""
@@ -96,7 +102,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of what the callers of a listener may hold of the process."""
+    """The limits of what the callers of a listener may use of the process."""
 
     connections: int = 10_000  # in all; further ones are refused
     streams_per_address: int = 1_000  # open ones of a host (IPv6: of a network of 64 bits); further ones: BackPressure
@@ -107,7 +113,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ListenerAccess:
-    """The access that a listener asks of its callers."""
+    """What a listener requires of its callers, and how it limits them."""
 
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it, or may (`optional`)
@@ -117,7 +123,9 @@ class ListenerAccess:
 
 @dataclass(frozen=True, slots=True)
 class CallerAccess:
-    """The access of a client. `authorization` gives the header's value for each call and stream; it must not wait."""
+    """What a client shows to a listener. `authorization` returns the header's value for each call and stream; it must
+    not wait.
+    """
 
     tls: TlsFiles | None = None
     authorization: Callable[[], str] | None = None

@@ -18,7 +18,9 @@ RESOLUTION_S = 0.001
 
 
 class Alarm:
-    """Calls `ring` once, at `at` (seconds of `clock`; infinity: it is not set). Made inside a running loop."""
+    """Calls `ring` once, at the time `at` (seconds of `clock`; infinity if the alarm is not set). Must be made inside a
+    running loop.
+    """
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self.at = math.inf
@@ -28,7 +30,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set_by(self, when: float) -> None:
-        """Sets the alarm to `when`, unless it rings earlier already."""
+        """Sets the alarm to `when`, unless it is set to an earlier time."""
         if when < self.at:
             self.cancel()
             self.at = when

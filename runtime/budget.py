@@ -27,17 +27,17 @@ SLOW_S, SLOW_LOOKS = 10.0, 4
 
 
 class LongMessage(Protocol):
-    """A message that waits for its place."""
+    """A message for which memory must be reserved (`Arrivals.admit`) before all of it may arrive."""
 
     def place(self) -> None:
-        """Called when there is room."""
+        """Called when there is memory for the message."""
 
     def too_slow(self) -> None:
-        """Ends the message: others wait for its room."""
+        """Ends the message, because it arrives slowly and others wait for its memory."""
 
 
 class Arrivals:
-    """The memory of arriving messages."""
+    """The memory of messages that are arriving, or have arrived and are not read."""
 
     def __init__(self, limit: int = sys.maxsize) -> None:
         self._windows_max = self._long_max = limit // 2
@@ -50,7 +50,7 @@ class Arrivals:
         self._timer: asyncio.TimerHandle | None = None
 
     def open_window(self, wanted: int) -> int:
-        """The window of a new stream, until `close_window`."""
+        """Returns the size of the window of a new stream; reserves it until `close_window`."""
         size = max(min(wanted, WINDOW_MIN), min(wanted, (self._windows_max - self.windows) // 8))
         self.windows += size
         return size
@@ -59,7 +59,9 @@ class Arrivals:
         self.windows -= size
 
     def admit(self, message: LongMessage, size: int) -> bool:
-        """Begins a long message. False: `place` is called when there is room."""
+        """Reserves memory for a long message. Returns False if there is none now: `message.place` is called when there
+        is.
+        """
         assert message not in self._coming, "one message of a stream comes at a time"
         if self._waiting or not self._fits(size):
             self._waiting[message] = size
@@ -69,20 +71,20 @@ class Arrivals:
         return True
 
     def whole(self, message: LongMessage) -> None:
-        """Notes that a message has all come, and is not read yet."""
+        """The message has arrived in full, and is not read yet."""
         size, _ = self._coming.pop(message, (0, 0))
         if size:
             self._whole[message] = self._whole.get(message, 0) + size
 
     def on_read(self, message: LongMessage) -> None:
-        """Notes that all that came whole of its stream was read."""
+        """All messages that have arrived on this stream in full were read: frees their memory."""
         size = self._whole.pop(message, 0)
         if size:
             self.long -= size
             self._go_on()
 
     def discard(self, message: LongMessage) -> None:
-        """Forgets a message whose stream is over."""
+        """Frees the memory of a message whose stream has ended."""
         self._waiting.pop(message, None)
         self.long -= self._coming.pop(message, (0, 0))[0] + self._whole.pop(message, 0)
         self._go_on()
@@ -133,8 +135,8 @@ ROOM_BYTES = 1 << 20
 
 
 class MemoryBudget:
-    """Bytes that all callers of a process hold together. The part that keeps such bytes adds them to `held`, and
-    subtracts them when it keeps them no more. `tight` is half of the limit.
+    """The bytes that all callers of a process use together. The part that keeps such bytes adds them to `held`, and
+    subtracts them when it drops them. `tight` is half of `limit`.
     """
 
     __slots__ = ("_timer", "_waiting", "held", "limit", "tight")
@@ -147,7 +149,7 @@ class MemoryBudget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def room(self) -> None:
-        """Returns when at most `limit` is held. Who waits comes in turn."""
+        """Waits until at most `limit` bytes are held. Waiters continue in order."""
         while self.held > self.limit:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
@@ -157,7 +159,7 @@ class MemoryBudget:
             await waiter
 
     def _wake_waiting(self) -> None:
-        """Lets as many waiters go on as there may be room for."""
+        """Wakes as many waiters as there may be room for."""
         self._timer, room = None, self.limit - self.held
         while self._waiting and room >= 0:
             waiter = self._waiting.popleft()
@@ -169,15 +171,15 @@ class MemoryBudget:
 
 
 class CallerMemory:
-    """The memory that all callers of a process hold. Requests and answers have parts of their own, so that who does not
-    read stops no publish.
+    """The memory that all callers of a process use. Requests and answers have separate parts, so that a caller that
+    does not read its answers stops no publish.
 
-    `arrivals`: a quarter, of what came and is not received yet (runtime/budget.py). `requests`: a half, of
-    what was received and is not handled, and publishes without an outcome. Above its tight half a publish is not kept
-    for later: what is held then is on its way to a disk and gets less by itself. Above the limit no request
-    is read. `answers`: a quarter, of what has not left. Above its tight half little is kept for one caller, and callers
-    that take nothing are cut early; above the limit no message is delivered.
-    Guarding tests: tests/runtime/grpc/test_memory.py.
+    `arrivals`, a quarter: what has arrived and is not received yet (runtime/budget.py). `requests`, a half: what was
+    received and is not handled, and publishes without an outcome. While it is above its tight half, a publish is not
+    kept for later, because what is held then is on its way to a disk and gets less by itself. Above the limit no
+    request is read. `answers`, a quarter: what was not sent yet. Above its tight half little is kept for one caller,
+    and callers that read nothing are cut early; above the limit no message is delivered. Guarding tests:
+    tests/runtime/grpc/test_memory.py.
     """
 
     __slots__ = ("answers", "arrivals", "connections", "requests")

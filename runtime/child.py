@@ -1,11 +1,12 @@
-"""A process that a parent forked, and its link to that parent (child.py).
+"""A process that a parent forked, and its link to that parent (parent.py).
 
-    child.attach(measure)                  in its event loop; `measure`: the text of its own metrics
-    child.ready(url=…, …)                  it serves
+    await child.attach(text)               in its event loop; `text` returns the text of its own metrics
+    child.report_ready(url=…, …)           it serves
     others = await child.others()          the metrics of the other processes, for the one page of all
     await child.detach()
 
-When the link ends the parent is dead, and this process ends at once, as by `kill -9`: the parent's `kill -9` means all.
+When the link ends, the parent is dead, and this process ends at once, as by `kill -9`. So `kill -9` of the parent ends
+all processes.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ def packed(frame: Frame) -> bytes:
 
 
 class Frames:
-    """Takes bytes as they come, and gives whole frames."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yields the frames in the data so far. ValueError: that is no frame."""
+        """Adds `data`; yields the frames that are complete. Raises ValueError if the bytes are not a frame."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             length, kind, number = _HEAD.unpack_from(self._bytes)
@@ -102,7 +103,9 @@ Text = Callable[[], Awaitable[bytes]]
 
 
 class Others(NamedTuple):
-    """The other processes, by name: the texts of those that answered in time, and how often each was started again."""
+    """The metrics of the other processes: by name the texts of those that answered in time, and how often each process
+    was restarted.
+    """
 
     pages: Mapping[str, bytes]
     restarts: Mapping[str, int]
@@ -133,20 +136,25 @@ class Child:
         self._last = 0
 
     async def attach(self, text: Text) -> None:
+        """Connects to the parent. `text` returns the text of this process's metrics; it is called when another process
+        asks for them.
+        """
         reader, self._writer = await asyncio.open_connection(sock=self._link)
         self._tasks.spawn(self._read(reader, text), "child-link")
 
     async def detach(self) -> None:
-        """Detaches at the end of this process: nothing more is said, and the parent's end is not watched."""
+        """Closes the link at the end of this process; the end of the parent is not noticed any more."""
         await self._tasks.close()
         if self._writer is not None:
             self._writer.close()
 
     def report_ready(self, **facts: object) -> None:
+        """Tells the parent that this process serves."""
         shown = {name: str(value) for name, value in facts.items()}
         self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
 
     async def others(self) -> Others:
+        """Asks the other processes for their metrics; returns what has arrived after OTHERS_S at the latest."""
         async with self._asking:
             self._last += 1
             question = self._questions[self._last] = _Question()

@@ -15,11 +15,11 @@ class Clock(Protocol):
     """The two clocks of a process."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch; may jump. For records that people read, never for deadlines."""
+        """Returns milliseconds since the epoch; may jump. For records that people read, never for deadlines."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back. Its origin has no meaning: compare it only with itself."""
+        """Returns seconds of a clock that never goes back. Its origin has no meaning: compare it only with itself."""
         ...
 
 

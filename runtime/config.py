@@ -56,8 +56,9 @@ def load(
     overrides: Mapping[str, object] | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> Config:
-    """The configuration `kind` (a frozen struct) of `section`. An override of None is ignored. `defaults`: instead
-    of its own."""
+    """Returns the configuration `kind` (a frozen struct) of `section`. `defaults` replace the defaults of `kind`;
+    overrides of None are ignored. Raises InvalidConfiguration.
+    """
     values: dict[str, object] = dict(defaults or {})
     if file is not None:
         _add_settings(kind, values, f"[{section}] in {file}", _from_file(file, section))
@@ -84,8 +85,9 @@ def chosen(
     file: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> frozenset[str]:
-    """Names of the settings that file and environment set, whatever their values; one of a table in the section is
-    `store.memtable_bytes`. `load` has found no mistake in them."""
+    """Returns the names of the settings that the file and the environment set, whatever their values. A setting of a
+    table inside the section is named like `store.memtable_bytes`. `load` must have accepted the same sources before.
+    """
     found: set[str] = set()
     for name, value in ({} if file is None else _from_file(file, section)).items():
         found |= {f"{name}.{each}" for each in value} if isinstance(value, dict) else {name}
@@ -102,7 +104,7 @@ def value_of(config: msgspec.Struct, name: str) -> object:
 
 
 def with_values(config: Config, values: Mapping[str, object]) -> Config:
-    """The configuration with these values of settings, as `chosen` names them."""
+    """Returns the configuration with these values; the names are like those of `chosen`."""
     direct = {name: value for name, value in values.items() if "." not in name}
     tables = dict.fromkeys(name.partition(".")[0] for name in values if "." in name)
     for table in tables:
@@ -124,8 +126,9 @@ def settings(kind: type) -> list[Setting]:
 
 
 def defaults_of(kind: type) -> dict[str, object]:
-    """Returns name → default of each setting, REQUIRED where there is none. `kind` is a struct or, in the SDK, a
-    dataclass."""
+    """Returns the default of each setting, by name; REQUIRED if it has none. `kind` is a struct or, in the SDK, a
+    dataclass.
+    """
     if issubclass(kind, msgspec.Struct):
         fields: Sequence[Any] = msgspec.structs.fields(kind)
     else:
@@ -179,7 +182,9 @@ def _add_settings(
 
 
 def _type_of(kind: type, name: str) -> Any:
-    """Returns the type of one setting: to evaluate the annotations of all of them takes milliseconds."""
+    """Returns the type of one setting. Only that one is evaluated: the annotations of all settings would take
+    milliseconds.
+    """
     owner = next(each for each in kind.__mro__ if name in inspect.get_annotations(each))
     alone = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(owner)[name]})
     return typing.get_type_hints(alone, vars(sys.modules[owner.__module__]), include_extras=True)[name]
@@ -207,7 +212,7 @@ def _is_tuple(kind: Any) -> bool:
 
 
 def _type_text(kind: Any) -> str:
-    """The type in words, with its bounds."""
+    """Returns the type in words, with its bounds."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if origin is typing.Annotated:
@@ -238,7 +243,7 @@ def _suggest(name: str, names: typing.Sequence[str]) -> str:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """Returns name → the comment on the field's line, or the string literal below the field; inherited ones too."""
+    """Returns for each field, by name, the comment on its line or the string literal below it; inherited fields too."""
     import ast
     import io
     import textwrap

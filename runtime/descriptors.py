@@ -48,7 +48,7 @@ class Shared(NamedTuple):
 
 
 class Descriptors:
-    """The file descriptors of one process; its threads open files."""
+    """The file descriptors of one process. Its threads may open files."""
 
     def __init__(self) -> None:
         self.connections = 0  # that ports accepted and that are open
@@ -64,7 +64,7 @@ class Descriptors:
         return max(self.limit - min(RESERVE, self.limit // 2), 1)
 
     def prepare(self) -> Shared:
-        """Raises the limit and takes the spares. Another process than the one that called it before begins anew."""
+        """Raises the limit and opens the spares. In a forked process the state of the parent is dropped."""
         self.limit = raised()
         if self._pid != os.getpid():  # those of a parent are open here, too
             for each in self._spares:
@@ -74,18 +74,19 @@ class Descriptors:
         return Shared(self.limit, self.connections_max)
 
     def refill(self) -> None:
-        """Takes the spares that are missing, as far as descriptors are free."""
+        """Opens the spares that are missing, as far as descriptors are free."""
         with self._lock, contextlib.suppress(OSError):
             while self._pid == os.getpid() and len(self._spares) < min(SPARES, self.limit // 8):
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
-        """Opens a file like `os.open`, with a spare when no descriptor is free. OSError, also when there is no spare
-        left."""
+        """Opens a file like `os.open`; if no descriptor is free, closes a spare for it. Raises OSError if there is no
+        spare left either.
+        """
         return self._opened(lambda: os.open(path, flags, mode))
 
     def list_directory(self, path: str) -> list[str]:
-        """Lists a directory like `os.listdir`, which opens the folder."""
+        """Lists a directory like `os.listdir`; if no descriptor is free, closes a spare for it."""
         return self._opened(lambda: os.listdir(path))
 
     def _opened(self, opening: Callable[[], T]) -> T:
@@ -101,6 +102,7 @@ class Descriptors:
         return found
 
     def _lend(self) -> bool:
+        """Closes a spare, so that its descriptor can be used; returns False if there is none."""
         with self._lock:
             if self._pid != os.getpid() or not self._spares:
                 return False
@@ -109,14 +111,16 @@ class Descriptors:
             return True
 
     def _recover(self) -> None:
-        """Takes back what was lent, when more than that is free: a file that opens then needs none."""
+        """Opens the lent spares again; they count as lent until all of them are open."""
         self.refill()
         with self._lock:
             if len(self._spares) >= min(SPARES, self.limit // 8):
                 self.lent = 0
 
     def connection(self) -> bool:
-        """Whether one more connection may stay open; then `connection_over` ends it."""
+        """Counts a new connection; returns False, and counts nothing, if there may be no more. A counted one must end
+        with `connection_over`.
+        """
         if self.connections >= self.connections_max:
             self.refused += 1
             return False
@@ -134,7 +138,7 @@ def soft_limit() -> int:
 
 
 def raised() -> int:
-    """Raises the soft limit to the hard one, at most FILES_MAX; returns what it is then."""
+    """Raises the soft limit to the hard one, at most to FILES_MAX; returns the limit that holds then."""
     if resource is None:
         return FILES_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -27,7 +27,7 @@ class File(Protocol):
     def path(self) -> str: ...
     @property
     def direct(self) -> bool:
-        """Whether each write is durable when it returns."""
+        """Returns whether each write is durable when it returns."""
         ...
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -35,13 +35,16 @@ class File(Protocol):
         ...
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fills the buffer as `pread`; returns how many bytes. For a `direct` file it is the start of an `arena`."""
+        """Fills the buffer like `pread`; returns the number of bytes. For a `direct` file the buffer must be the start
+        of an `arena`.
+        """
         ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Writes all buffers one after the other at `offset`; returns the number of bytes, never fewer than given.
+        """Writes all buffers one after the other at `offset`; returns the number of bytes, which is never short.
 
-        A `direct` file writes one buffer that is the start of an `arena` without a copy, and copies others into one.
+        A `direct` file writes a single buffer that is the start of an `arena` without a copy, and copies others into
+        one.
         """
         ...
 
@@ -53,11 +56,11 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
     def size(self) -> int: ...
     def advise_dontneed(self) -> None:
-        """Hints that the page cache may forget this file."""
+        """Hints that the page cache need not keep this file."""
         ...
 
     def advise_random(self) -> None:
-        """Hints not to read ahead."""
+        """Hints that the kernel need not read ahead."""
         ...
 
     def close(self) -> None: ...
@@ -69,24 +72,27 @@ class Files(Protocol):
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
     ) -> File:
-        """Opens a file. `create`: make it when absent (`exclusive`: FileExistsError when present).
+        """Opens a file. `create` creates it if it does not exist; with `exclusive` an existing one raises
+        FileExistsError.
 
-        `direct`: without the page cache, each write synced. Where the file system does not support that, this call or
-        the first read or write of the file fails with EINVAL or EOPNOTSUPP.
+        `direct`: without the page cache, and each write is synced. If the file system does not support that, this call
+        or the first read or write of the file raises OSError with EINVAL or EOPNOTSUPP.
         """
         ...
 
     def arena(self, size: int) -> memoryview:
-        """Returns memory, filled with zeros, that a `direct` file reads and writes without a copy."""
+        """Returns zeroed memory that a `direct` file reads and writes without a copy."""
         ...
 
     def exists(self, path: str) -> bool: ...
     def list_directory(self, path: str) -> list[str]:
-        """The names in a folder, sorted."""
+        """Returns the names in a folder, sorted."""
         ...
 
     def make_directories(self, path: str) -> None:
-        """Makes the folder and its parents, mode 0700, each synced into its parent; an existing one is no error."""
+        """Creates the folder and its parents with mode 0700, and syncs each into its parent. An existing folder is no
+        error.
+        """
         ...
 
     def rename(self, old: str, new: str) -> None: ...
@@ -97,11 +103,13 @@ class Files(Protocol):
         ...
 
     def lock(self, path: str) -> File:
-        """An exclusive lock on a lock file, until it is closed or the process ends; raises BlockingIOError."""
+        """Locks a lock file exclusively, until it is closed or the process ends. Raises BlockingIOError if it is
+        locked.
+        """
         ...
 
     def die(self, reason: str) -> None:
-        """Ends the process at once (exit code 70) and flushes nothing: the reaction to a failed fsync."""
+        """Ends the process at once (exit code 70) without flushing anything: the reaction to a failed fsync."""
         ...
 
 

@@ -40,7 +40,7 @@ class PartState(enum.Enum):
 
 
 class PartStatistics(msgspec.Struct):
-    """A part: its state, and the seconds that its start and its stop took."""
+    """The state of a part, and the seconds that its start and its stop took."""
 
     name: str
     state: PartState
@@ -69,7 +69,7 @@ class Parts:
         *,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Part:
-        """Awaits `starting` and returns its result, which `stop` will stop."""
+        """Awaits `starting` and returns its result; `close` will call `stop` with it."""
         began = self._clock.monotonic()
         part = await starting
         statistics = PartStatistics(name, PartState.RUNNING, self._clock.monotonic() - began, 0.0)
@@ -77,7 +77,7 @@ class Parts:
         return part
 
     async def close(self) -> None:
-        """Stops the running parts, last first. Raises nothing but its own cancellation."""
+        """Stops the running parts, the last one first. Raises nothing but CancelledError of the caller."""
         for started in reversed(self._started):
             if started.statistics.state is PartState.RUNNING:
                 await self._stop(started)

@@ -30,8 +30,9 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 def configure(
     format: Format = "text", level: str = "info", stream: TextIO | None = None, *, process: str = ""
 ) -> None:
-    """Sends all logs of the process to `stream` (default stderr) and replaces the configuration before. `process`: its
-    name, on each line, where several processes of one server write to the same stream (runtime/)."""
+    """Sends all logs of the process to `stream` (default: stderr), and replaces an earlier configuration. `process` is
+    a name for each line, for servers of several processes that write to the same stream. Raises InvalidConfiguration.
+    """
     if format not in ("text", "json"):
         raise InvalidConfiguration(f"log format {format!r} is unknown", setting="log_format", allowed="text, json")
     if level.lower() not in LEVELS:
@@ -48,12 +49,13 @@ def configure(
 
 
 def audit_to(path: str) -> None:
-    """Writes the audit log to this file, with mode 0600; a file that is moved away is made anew. InvalidConfiguration.
+    """Writes the audit log to this file, with mode 0600. The file is created again if a rotation moves it away. Raises
+    InvalidConfiguration.
     """
     from logging.handlers import WatchedFileHandler
 
     class PrivateFile(WatchedFileHandler):
-        """A file that is its owner's alone, also when it is made anew after a rotation."""
+        """A log file with mode 0600, also when it is created again after a rotation."""
 
         def _open(self) -> TextIOWrapper:
             descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -66,8 +68,7 @@ def audit_to(path: str) -> None:
 
 
 def _audit_to(handler: logging.Handler) -> None:
-    """Sends the audit log to `handler`: its records are lines of JSON already, and no level of the log leaves them out.
-    """
+    """Sends the audit log to `handler`. Its records are lines of JSON, and are written whatever the log level is."""
     handler.setFormatter(logging.Formatter("%(message)s"))
     audit = logging.getLogger(AUDIT)
     audit.handlers[:] = [handler]
@@ -76,7 +77,7 @@ def _audit_to(handler: logging.Handler) -> None:
 
 
 def facts(record: logging.LogRecord) -> dict[str, object]:
-    """Returns the values of `extra`."""
+    """Returns the values that the logging call passed in `extra`."""
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
 
@@ -143,7 +144,7 @@ NAME_CHARACTERS_MAX = 256
 
 
 class _Repeated:
-    """An act in its time: since when, how often, and what a line of its own would say."""
+    """An act that one caller repeats: since when, how often, and what its log line says."""
 
     __slots__ = ("act", "count", "on", "principal", "result", "since")
 
@@ -153,7 +154,9 @@ class _Repeated:
 
 
 class AuditLog:
-    """The audit log of a process."""
+    """Writes the audit log of a process. Repeated acts and denials of one caller are limited; the next line counts
+    those left out.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -164,7 +167,7 @@ class AuditLog:
         self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
         **more: object,
     ) -> None:  # fmt: skip
-        """Writes an act, once it has its result. A LOCAL caller has no name to write down."""
+        """Writes an act with its result. Acts of a LOCAL caller are not written, because it has no name."""
         if principal.kind is PrincipalKind.LOCAL:
             return
         now, name = self._clock.monotonic(), str(principal)
@@ -184,7 +187,9 @@ class AuditLog:
             self._write(principal, act, on, result, **{"from": peer}, **more)
 
     def _tell_old(self, now: float) -> None:
-        """Forgets acts whose time is over, and the oldest when there are too many; says what of them was left out."""
+        """Drops acts whose period is over, and the oldest ones if there are too many; writes how often each was left
+        out.
+        """
         while self._acts:
             key, oldest = next(iter(self._acts.items()))
             if now - oldest.since < ACTS_S and len(self._acts) < CALLERS_MAX:
@@ -195,10 +200,11 @@ class AuditLog:
                 self._write(oldest.principal, oldest.act, oldest.on, oldest.result, left_out=left_out)
 
     def denied(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
+        """Writes that an authenticated caller was denied something."""
         self._denied(str(principal), principal, act, on, why, peer)
 
     def record_refusal(self, caller: Caller, act: str, why: str) -> None:
-        """Writes that a caller's credentials were refused. `why` quotes nothing of them."""
+        """Writes that a caller's credentials were refused. `why` must not quote them."""
         host = caller.peer.rpartition(":")[0]
         self._denied(f"from {host}", Principal("", PrincipalKind.ANONYMOUS), act, "", why, caller.peer)
 

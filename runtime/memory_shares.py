@@ -33,7 +33,7 @@ NO_LIMIT = 1 << 50
 
 
 class Share(NamedTuple):
-    """The share of memory that one setting bounds."""
+    """The part of the process's memory that one setting bounds."""
 
     name: str  # in metrics and documents
     setting: str  # with its section, as in a file: bookie.store.memtable_bytes
@@ -44,12 +44,12 @@ class Share(NamedTuple):
     what: str  # takes this memory
 
     def times(self, count: int) -> Share:
-        """Returns the share of so many parts of one process that all have this setting."""
+        """Returns the share of `count` parts of one process that all have this setting."""
         return self._replace(unit_bytes=self.unit_bytes * count, weight=self.weight * count)
 
 
 class Plan(NamedTuple):
-    """The plan by which a process' memory is shared out."""
+    """How the memory of a process is divided among its shares."""
 
     budget: int
     shares: Sequence[Share]
@@ -57,22 +57,22 @@ class Plan(NamedTuple):
 
     @property
     def limits(self) -> dict[str, int]:
-        """Returns share → bytes."""
+        """Returns the bytes of each share, by its name."""
         return {each.name: self.values[each.setting] * each.unit_bytes for each in self.shares}
 
     def applied(self, config: Config, section: str) -> Config:
-        """The configuration of that section, with its shares."""
+        """Returns `config`, the configuration of this section, with the planned values."""
         own = {name.partition(".")[2]: value for name, value in self.values.items() if name.startswith(section + ".")}
         return with_values(config, own)
 
 
 def least_bytes(shares: Sequence[Share], given: Mapping[str, int]) -> int:
-    """Returns the bytes that the process needs."""
+    """Returns the bytes that the process needs at least, with the settings that were `given`."""
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
 
 
 def plan(budget: int, shares: Sequence[Share], given: Mapping[str, int]) -> Plan:
-    """Plans the memory. `given`: the shares that the operator set. Raises InvalidConfiguration."""
+    """Divides `budget` among the shares. `given` are the values that the operator set. Raises InvalidConfiguration."""
     needed = least_bytes(shares, given)
     if needed > budget:
         raise _too_small(budget, needed, shares, given)
@@ -129,8 +129,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def machine_bytes(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """The smallest of the machine's memory and the limits of the control groups that this process is in (cgroup 2 and
-    1). A limit of a group above it counts as well."""
+    """Returns the smallest of the machine's memory and the limits of the control groups (versions 1 and 2) of this
+    process, including those of the groups above.
+    """
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *(found for each in _limits(root, own) if (found := _read(each)) is not None)])
 
@@ -148,7 +149,7 @@ def _limits(root: Path, own: Path) -> Sequence[Path]:
 
 
 def _read(path: Path) -> int | None:
-    """Returns a limit; None: there is none."""
+    """Returns a limit in bytes; None if there is none."""
     text = _text(path).strip()
     return whole(text) or None
 
@@ -178,9 +179,10 @@ def memory_of(
     file: str | None, option: int | None, shares: Sequence[Share], given: Mapping[str, int], most: int = NO_LIMIT,
     processes: int = 1,
 ) -> int:  # fmt: skip
-    """The bytes that the process may share out: what is set, else a quarter of the machine, at most `most`, and never
-    less than it needs with the settings that were `given`; of `processes` each has its part of that.
-    InvalidConfiguration."""
+    """Returns the bytes that this process may use: its part of what is set for all `processes`, else of a quarter of
+    the machine, at most `most`. Without a setting it is never less than the process needs with the settings that were
+    `given`. Raises InvalidConfiguration.
+    """
     process = load(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
     needed = least_bytes(shares, given)
     own = process.memory_bytes // processes

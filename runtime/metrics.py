@@ -52,10 +52,12 @@ _NAME = re.compile(r"magnetar_[a-z0-9_]+")
 
 
 class Histogram:
-    """Counts per bucket: `counts[i]` values are ≤ `bounds[i]` and above the bound before; the last bucket is unbounded.
+    """Counts values by bucket: `counts[i]` values are ≤ `bounds[i]` and above the bound before; the last bucket is
+    unbounded.
 
-    One thread observes, the same that makes the page. Who observes one value a message appends it to `waiting` and
-    calls `count_waiting` at WAITING of them; they count from then on, or when the counts are read.
+    Only one thread may observe, and it must also make the page. A caller that observes one value per message may append
+    it to `waiting`, and call `count_waiting` when WAITING of them wait; they are counted then, or when the counts are
+    read.
     """
 
     __slots__ = ("_counts", "_total", "bounds", "waiting")
@@ -82,7 +84,7 @@ class Histogram:
         self._total += sum(values)
 
     def count_waiting(self) -> None:
-        """Counts the values that wait to be counted."""
+        """Counts the values in `waiting`."""
         self.observe_all(self.waiting)
         self.waiting.clear()  # the same list: who appends may hold it
 
@@ -102,7 +104,7 @@ class Histogram:
 
     @property
     def cumulative(self) -> list[tuple[str, float]]:
-        """Returns (bound, count of the values up to it), as in Prometheus' format."""
+        """Returns (bound, number of values up to it) for each bucket, as in Prometheus' format."""
         so_far = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
@@ -112,7 +114,7 @@ class Histogram:
 
 
 class Recent:
-    """The quantiles of a histogram's values of the last one or two minutes, for tools that cannot read buckets.
+    """Quantiles of the values that a histogram got in the last one or two minutes, for tools that cannot read buckets.
 
     Calls within a minute compare with the same earlier counts; after a long pause the quantiles are of all values since
     the last call. A quantile is interpolated inside its bucket; in the last bucket it is the last bound.
@@ -122,7 +124,9 @@ class Recent:
         self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # time, counts then, counts before that
 
     def quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
-        """Returns one value for each wanted share; NaN: no values. `key` identifies the histogram between calls."""
+        """Returns a value for each share of `wanted`; NaN if there are no values. `key` identifies the histogram
+        between calls.
+        """
         nothing = [0] * len(histogram.counts)
         since, then, before = self._looks.get(key, (now, nothing, nothing))
         if now - since >= RECENT_S or key not in self._looks:
@@ -148,7 +152,7 @@ _ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
 def labels(**values: str) -> str:
-    """The labels of a line: sorted and escaped."""
+    """Returns the labels of a line, sorted and escaped."""
     return "{" + ",".join([f'{name}="{escaped(text)}"' for name, text in sorted(values.items())]) + "} "
 
 
@@ -158,7 +162,7 @@ def escaped(text: str) -> str:
 
 
 class Series:
-    """The lines of one metric of very many things (topics), each written when its thing is read.
+    """The lines of one metric of very many things, such as topics. Each line is written when its topic is read.
 
     A sample costs prometheus-client 12 µs, half of it in the event loop; a line costs 0.4 µs.
     """
@@ -181,7 +185,7 @@ class Series:
             self._lines.append(f"{labels}{shown(value)}\n")  # type: ignore[no-untyped-call]
 
     def chunks(self) -> Iterator[bytes]:
-        """The text, in pieces of CHUNK_LINES: none of them takes the interpreter for a millisecond."""
+        """Yields the text in pieces of CHUNK_LINES, so that none of them keeps the interpreter for a millisecond."""
         for first in range(0, len(self._lines), CHUNK_LINES):
             text = self._name + self._name.join(self._lines[first : first + CHUNK_LINES])
             yield (text if first else self._head + text).encode()
@@ -190,7 +194,8 @@ class Series:
 class Page:
     """The metrics at one moment: prometheus-client's Collector interface, and the `series` of very many things.
 
-    `shown` has every number and histogram of the page, by name and labels, for a caller that shows it a second time.
+    `shown` has every number and histogram of the page, by name and labels, for a caller that exports it a second time
+    under another name.
     """
 
     def __init__(self) -> None:
@@ -201,7 +206,8 @@ class Page:
         self.others: dict[str, bytes] = {}  # the pages of those (metrics_server.py), where this one is of all
 
     def series(self, name: str, kind: str, help: str) -> Series:
-        """A counter or gauge of very many things; its samples are not in `shown`."""
+        """Returns a counter or gauge of very many things, to be filled by the caller; its samples are not in `shown`.
+        """
         made = Series(name, kind, help)
         self._series.append(made)
         return made
@@ -231,7 +237,7 @@ class Page:
         self.shown[name, tuple(labels.items())] = histogram
 
     def foreign(self, name: str, help: str, value: float, **labels: str) -> None:
-        """Adds a number under another system's name; without a type, which would add a suffix to the name."""
+        """Adds a number under another system's name. It has no type, because a type would add a suffix to the name."""
         from prometheus_client.core import UnknownMetricFamily
 
         self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
@@ -248,7 +254,7 @@ class Page:
         family.add_metric(list(labels.values()), count, total)
 
     def statistics(self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str) -> None:
-        """Adds all of a part's `statistics()`: the names in `gauges` as gauges, the others as counters."""
+        """Adds all numbers of a part's `statistics()`: those named in `gauges` as gauges, the others as counters."""
         for name, value in numbers.items():
             help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
             if name in gauges:

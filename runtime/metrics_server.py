@@ -51,7 +51,7 @@ _HELP, _TYPE = "# HELP ", "# TYPE "
 
 
 def together(texts: Mapping[str, bytes]) -> Iterator[bytes]:
-    """A piece for each metric of each process."""
+    """Joins the pages of several processes: yields a piece for each metric of each process."""
     heads: dict[str, list[str]] = {}
     groups: dict[str, list[tuple[str, list[str]]]] = {}  # metric → process, its lines
     for process, text in texts.items():
@@ -96,7 +96,7 @@ Measure = Callable[[Page], Awaitable[None]]
 
 
 class _Parts:
-    """The collector: calls the event loop from the thread of a request."""
+    """The collector of a page: asks the event loop for it from the thread of a request."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, measure: Measure) -> None:
         self._loop = loop
@@ -117,7 +117,7 @@ class _Parts:
 
 @functools.cache
 def _process() -> CollectorRegistry:
-    """The numbers of this process."""
+    """Returns the registry of the process's own numbers (memory, processor time, descriptors)."""
     from prometheus_client import CollectorRegistry, ProcessCollector
 
     found = CollectorRegistry()
@@ -126,7 +126,9 @@ def _process() -> CollectorRegistry:
 
 
 def as_text(page: Page) -> Iterator[bytes]:
-    """The page in Prometheus' plain format, with the numbers of this process first; then those of the others."""
+    """Yields the page in Prometheus' plain format: the numbers of this process, the parts', then those of the other
+    processes.
+    """
     if page.process:
         yield from together({page.process: b"".join(_own(page)), **page.others})
     else:
@@ -176,14 +178,14 @@ def _zipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServer, Thread]:
-    """Listens as prometheus-client does it, for our application."""
+    """Starts a server like that of prometheus-client, for our application; returns it and its thread."""
     from threading import Thread
     from wsgiref.simple_server import make_server
 
     from prometheus_client.exposition import ThreadingWSGIServer, _get_best_family, _SilentHandler
 
     class Server(ThreadingWSGIServer):
-        """A server of the endpoint's address family."""
+        """A server that uses the address family of the endpoint."""
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
@@ -203,11 +205,12 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
             super().shutdown_request(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignores the error of a client that sends no request, or does not wait for the answer: socketserver would
-            print it."""
+            """Ignores the error of a client that sends no request or does not wait for the answer, which socketserver
+            would print.
+            """
 
     class Handler(_SilentHandler):
-        """A handler of requests that ends after REQUEST_S."""
+        """A handler that ends a request after REQUEST_S."""
 
         timeout = REQUEST_S
 
@@ -219,7 +222,7 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
 
 
 class MetricsServer:
-    """A listener, its thread, and the loop that it asks for pages."""
+    """The metrics over HTTP: a listener, its thread, and the event loop that it asks for pages."""
 
     def __init__(self, server: WSGIServer, thread: Thread, host: str) -> None:
         self._server = server
@@ -228,7 +231,7 @@ class MetricsServer:
 
     @classmethod
     async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
-        """Starts the server. Busy: the port is taken, or the address is not of this machine."""
+        """Starts the server. Raises Busy if the port is taken, or the address is not one of this machine."""
         application = _application(_Parts(asyncio.get_running_loop(), measure))
         try:
             serving = await asyncio.to_thread(_listen, endpoint, application)
@@ -237,7 +240,7 @@ class MetricsServer:
         return cls(*serving, endpoint.host)
 
     async def close(self) -> None:
-        """Closes the server: the port is free when this returns. Requests in progress end by themselves."""
+        """Closes the server; the port is free when this returns. Requests in progress end by themselves."""
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:

@@ -68,7 +68,7 @@ class Endpoint(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only processes of this machine reach it."""
+        """Returns whether only processes of this machine can reach it."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -84,7 +84,9 @@ class Endpoint(NamedTuple):
 
 
 def network_of(peer: str) -> str:
-    """The host of HOST:PORT; of an IPv6 address its network of 64 bits, which one host has for itself."""
+    """Returns the host of HOST:PORT; for an IPv6 address its /64 network, because one host has such a network for
+    itself.
+    """
     host = peer.rpartition(":")[0].strip("[]")
     try:
         address = ipaddress.IPv6Address(host)
@@ -103,7 +105,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[Req, Rep]):
-    """An rpc of a service. For a streaming one the types are the envelopes."""
+    """An rpc of a service. For a streaming rpc `request` and `reply` are the envelopes."""
 
     path: str  # "/magnetar.wire.Broker/Lookup"
     request: type[Req]
@@ -112,14 +114,14 @@ class Rpc(Generic[Req, Rep]):
 
     @property
     def request_bytes_max(self) -> int:
-        """Returns the bound of a request, or of an envelope of requests."""
+        """Returns the largest size of a request, or of an envelope of requests."""
         large = self.path.endswith("/Connect") or "/magnetar.wire.Metadata/" in self.path
         return MESSAGE_BYTES_MAX if large else REQUEST_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """The caller, as its handler knows it."""
+    """What a handler knows of its caller."""
 
     peer: str  # address of the caller, for logs and statistics
     principal: Principal = LOCAL
@@ -141,28 +143,29 @@ class Stream(Protocol[Out, In]):
     def send_nowait(self, item: Out) -> None: ...
     async def send(self, item: Out) -> None: ...
     async def wait_drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
-        """Returns when at most `bytes_max` are queued."""
+        """Waits until at most `bytes_max` bytes are queued."""
         ...
 
     @property
     def queued_bytes(self) -> int: ...
     @property
     def left_bytes(self) -> int:
-        """Bytes sent that are no longer queued. With `queued_bytes`: the offset of the next item."""
+        """Returns how many bytes have left the queue. With `queued_bytes` added, it is the offset of the next item."""
         ...
 
     async def wait_sent(self, offset: int) -> None:
-        """Returns when the first `offset` bytes have left the queue. ConnectionLost."""
+        """Waits until the first `offset` bytes have left the queue. Raises ConnectionLost."""
         ...
 
     async def receive(self) -> Sequence[In]: ...
     async def close(self) -> None:
-        """Closes. Client: half-close after the queued items, and wait for the other side to end. Server: nothing to do.
+        """Closes the stream. Client: half-closes after the queued items, and waits for the other side to end. Server:
+        does nothing.
         """
         ...
 
     def cancel(self) -> None:
-        """Ends both directions now; `receive` raises ConnectionLost."""
+        """Ends both directions now; `receive` raises ConnectionLost afterwards."""
         ...
 
 
@@ -171,25 +174,27 @@ class EndOfStream(Exception):
 
 
 class Channel(Protocol):
-    """A connection to one server, made at its first use and again after it breaks."""
+    """A channel to one server; its connection is made at the first use, and again after it breaks."""
 
     @property
     def endpoint(self) -> Endpoint: ...
     async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep: ...
     def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]: ...
     async def answers(self, timeout_s: float) -> bool:
-        """Whether the server answers a ping in time. Without a connection: whether there is one by then."""
+        """Returns whether the server answers a ping in time. Without a connection: whether there is one at the end of
+        that time.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
 class Serving(Protocol):
-    """A listener that serves."""
+    """A listener that was started."""
 
     @property
     def endpoint(self) -> Endpoint:
-        """Returns where it listens, with the real port."""
+        """Returns the endpoint at which it listens, with the actual port."""
         ...
 
     async def close(self, grace_s: float = 0.0) -> None: ...
@@ -200,7 +205,7 @@ class ByteServing(Serving, Protocol):
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether its callers need TLS."""
+        """Returns whether its callers must use TLS."""
         ...
 
 
@@ -209,42 +214,44 @@ class PeerServing(Serving, Protocol):
 
     @property
     def key(self) -> str:
-        """The public key that its clients have to know; empty: it speaks in clear."""
+        """Returns the public key that its clients must know; empty if it is not encrypted."""
         ...
 
     def slow_down(self, slow: bool) -> None:
-        """Receives slowly (True) until False, so that what the requesters send waits with them.
+        """Receives slowly while `slow` is True, so that the requesters keep what they cannot send.
 
-        Slowly is one multipart every SLOW_S, from each connection in turn. So a request that ends the pressure, or has
-        nothing to do with it, still gets through, and a connection that is alive still answers heartbeats.
+        Slowly means one multipart message every SLOW_S, from each connection in turn. So a request that ends the
+        pressure, or has nothing to do with it, still gets through, and a connection that is alive still answers
+        heartbeats.
         """
         ...
 
 
 class Request(Protocol):
-    """A peer's request, at the server. Exactly one `reply`."""
+    """A peer's request, at the server, which must `reply` exactly once."""
 
     head: bytes
     frames: Sequence[Buffer]
 
     @property
     def connection(self) -> Hashable:
-        """Returns a value that is equal for requests of one connection."""
+        """Returns a value that is equal for all requests of one connection."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Whether it was sent from this machine: from a loopback address, or another address of the machine."""
+        """Returns whether it was sent from this machine: from a loopback address, or another address of the machine."""
         ...
 
     @property
     def principal(self) -> Principal | None:
-        """Returns the sender of the request, before it is answered. LOCAL: a server in clear. None: a member no more.
+        """Returns the sender of the request; to be asked before the reply. LOCAL: the server is not encrypted. None:
+        the sender is no member any more.
         """
         ...
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
-        """Replies. May be called later, from the event loop; replies of one turn leave together."""
+        """Sends the answer, now or later, from the event loop. Replies of one turn are sent together."""
         ...
 
 
@@ -256,14 +263,15 @@ class Reply(NamedTuple):
 
 
 class Asker(Protocol):
-    """The sender of a request to a peer. One of both methods is called, once, after `post`; neither may raise."""
+    """The sender of a request to a peer. After `post`, exactly one of its methods is called, once; neither may raise.
+    """
 
     def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
     def on_failed(self, error: BaseException) -> None: ...
 
 
 def pass_on(asker: Asker, answer: Future[Reply]) -> None:
-    """Tells the asker what became of a request that was made by `Peer.request`."""
+    """Calls the asker with the outcome of a request that was made with `Peer.request`."""
     error = CancelledError() if answer.cancelled() else answer.exception()
     if error is not None:
         asker.on_failed(error)
@@ -282,14 +290,17 @@ class Peer(Protocol):
     def endpoint(self) -> Endpoint: ...
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
         """Sends a request. Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol,
-        Unauthorized (no member, or keys where the other end has none) or BackPressure (the queue is full; definite)."""
+        Unauthorized (this process is no member, or only one of the two ends has keys) or BackPressure (the queue is
+        full; nothing was sent).
+        """
         ...
 
     def post(
         self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
-        """Sends like `request`, without a future: the asker is told, in the turn in which the answer comes. The error:
-        it was not taken, and nothing was sent."""
+        """Sends like `request`, without a future: the asker is called in the turn in which the answer arrives. Returns
+        an error if the request was not accepted: then nothing was sent, and the asker is not called.
+        """
         ...
 
     def statistics(self) -> dict[str, int]: ...
@@ -310,45 +321,51 @@ class ByteStream(Protocol):
 
     @property
     def peer(self) -> str:
-        """Address of the other end, for logs and statistics."""
+        """Returns the address of the other end, for logs and statistics."""
         ...
 
     @property
     def caller(self) -> Caller:
-        """Returns what the connection says of the other end before anything is read."""
+        """Returns what the connection says of the other end, before anything is read."""
         ...
 
     @property
     def guard(self) -> Guard | None:
-        """Returns the guard of its listener, which the service asks who calls. None: every caller is LOCAL."""
+        """Returns the guard of the listener, which the service must ask to authenticate the caller. None: every caller
+        is LOCAL.
+        """
         ...
 
     def on_admitted(self) -> None:
-        """Notes that the service knows its caller: the connection is no stranger any more, which others may push out.
-        ConnectionLost: its address has as many as it may have."""
+        """Called by the service when the caller is authenticated: other connections cannot push this one out any more.
+        Raises ConnectionLost if the caller's address has as many connections as it may have.
+        """
         ...
 
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
-        """Returns how many bytes came, straight into what `room` gave; 0: the other end has closed. ConnectionLost. One
-        reader at a time. With `enough` it returns when that says so, and its number is that of the last piece; a reader
-        that is cancelled has lost nothing that `enough` was told of, without it nothing."""
+        """Reads straight into the memory that `room` returns; returns the number of bytes, 0 if the other end has
+        closed. Raises ConnectionLost. Only one reader at a time.
+
+        With `enough` it goes on reading until `enough` returns True, and returns the bytes of the last piece. A
+        cancelled reader then loses nothing of what `enough` was told; without `enough` it loses nothing at all.
+        """
         ...
 
     def write_nowait(self, data: bytes) -> None:
-        """Queues the bytes; never waits. On a broken connection they are lost, which `read` reports."""
+        """Queues the bytes; never waits. On a broken connection they are lost, which the next read reports."""
         ...
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that were written and have not left this process."""
+        """Returns the number of bytes that were written and are still in this process."""
         ...
 
     async def wait_drained(self) -> None:
-        """Returns when less than STREAM_QUEUE_BYTES is queued. ConnectionLost."""
+        """Waits until less than STREAM_QUEUE_BYTES are queued. Raises ConnectionLost."""
         ...
 
     async def close(self) -> None:
-        """Closes it after the queued bytes. Idempotent; never raises."""
+        """Closes the connection after the queued bytes. Idempotent; never raises."""
         ...
 
 
@@ -362,42 +379,49 @@ class Network(Protocol):
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> Serving:
-        """Serves gRPC. Each service is (name in wire.proto, handler). Port 0: a free one. Busy: the port is taken;
-        InvalidConfiguration: a file of TLS cannot be read or is none."""
+        """Serves gRPC. Each service is (name in wire.proto, handler). Port 0 is a free one. Raises Busy if the port is
+        taken, InvalidConfiguration if a TLS file cannot be used.
+        """
         ...
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
-        """Returns a channel. InvalidConfiguration: a file of TLS cannot be read; or credentials would leave this
-        machine in clear."""
+        """Returns a channel. Raises InvalidConfiguration if a TLS file cannot be used, or if credentials would leave
+        this machine without encryption.
+        """
         ...
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
-        """Serves TCP, or TLS. Port 0: a free one. Busy: the port is taken. InvalidConfiguration: the TLS files.
+        """Serves TCP, or TLS. Port 0 is a free one. Raises Busy if the port is taken, InvalidConfiguration if a TLS
+        file cannot be used.
 
-        Of the limits of `access` it keeps to `connections` and `streams_per_address`.
+        Of the limits of `access` only `connections` and `streams_per_address` apply.
         """
         ...
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
-        """Connects. With `tls` the certificate and name of the other end are verified, by `ca` or the system's
-        authorities. Unavailable: no process listens there. UntrustedServer. InvalidConfiguration: the files."""
+        """Connects. With `tls`, the other end's certificate and name are verified by `ca` or the system's authorities.
+        Raises Unavailable if no process listens there, UntrustedServer, or InvalidConfiguration if a TLS file cannot be
+        used.
+        """
         ...
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
     ) -> PeerServing:
-        """Serves peers. Without `access` it speaks in clear. Busy: the port is taken."""
+        """Serves peers; without `access` the connections are not encrypted. Raises Busy if the port is taken."""
         ...
 
     def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer: ...
 
     def new_keys(self) -> KeyPair:
-        """Returns keys for the peers of this process."""
+        """Returns new keys for the peer connections of this process."""
         ...
 
 
 def rpc(service: str, method: str) -> Rpc[Any, Any]:
-    """The rpc `method` of `service` in proto/wire.proto, with its message classes; or of a row of administration."""
+    """Returns the rpc `method` of `service` in proto/wire.proto, with its message classes; for "Admin" also that of a
+    row of proto/operations.py.
+    """
     from google.protobuf.message_factory import GetMessageClass
 
     from ..proto import wire_pb2
@@ -418,7 +442,7 @@ def rpc(service: str, method: str) -> Rpc[Any, Any]:
 
 
 def rpcs_of(service: str) -> list[str]:
-    """The methods of a service: those of proto/wire.proto; of "Admin" also those of rows that it does not list."""
+    """Returns the methods of a service: those of proto/wire.proto; for "Admin" also those that only a row names."""
     from ..proto import wire_pb2
 
     listed = [each.name for each in wire_pb2.DESCRIPTOR.services_by_name[service].methods]
@@ -435,7 +459,8 @@ def rpcs_of(service: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Every driver, store and service reaches time, chance, disk, threads and network through this and nothing else.
+    """The clock, random numbers, disk, threads and network of a process. Drivers, stores and services use these only
+    through it.
 
     The real one is `runtime.process.real_world()`; the simulated one `runtime.sim.world.Simulation.world(node)`.
     """

@@ -48,14 +48,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Spec(NamedTuple):
-    """A process: `work` runs in it, and returns its exit code."""
+    """A process to run: `work` runs in it and returns its exit code."""
 
     name: str
     work: Callable[[Child], int]
 
 
 class _Running:
-    """A process that runs, as its parent sees it."""
+    """A running process, as its parent sees it."""
 
     def __init__(self, name: str, pid: int, link: socket.socket) -> None:
         self.name, self.pid, self.link = name, pid, link
@@ -64,7 +64,7 @@ class _Running:
 
 
 class Parent:
-    """The parent of several processes. `on_serve(facts)` is called once, when all serve."""
+    """The parent of several processes. Calls `on_serve(facts)` once, when all of them serve."""
 
     def __init__(self, tiers: Sequence[Sequence[Spec]], on_serve: Callable[[Facts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}
@@ -81,7 +81,9 @@ class Parent:
         self._now = SystemClock().monotonic
 
     def run(self) -> int:
-        """The exit code of the server: 0 after SIGTERM, 130 after SIGINT, else that of a process that did not start."""
+        """Runs the processes until they have ended. Returns the exit code: 0 after SIGTERM, 130 after SIGINT, else that
+        of a process that did not start.
+        """
         tune_memory()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
@@ -156,7 +158,7 @@ class Parent:
 
     # ------------------------------------------------------------------ effects
     def _do(self, effects: list[Effect]) -> None:
-        """Carries out effects in their order, also those that come of one of them."""
+        """Carries out effects in order; effects that result from them follow."""
         self._effects += effects
         while self._effects and not self._doing:
             self._doing = True
@@ -180,7 +182,7 @@ class Parent:
                 self._code = code
 
     def _signal(self, name: str, number: int) -> None:
-        """Sends a signal. A process that could not be forked has ended before it was told to."""
+        """Sends a signal to the process, unless it has ended or could not be forked."""
         if name in self._running:
             os.kill(self._running[name].pid, number)
 
@@ -210,7 +212,7 @@ class Parent:
         self._selector.register(ours, selectors.EVENT_READ, running)
 
     def _be(self, spec: Spec, parent: int, ours: socket.socket, theirs: socket.socket) -> None:
-        """Lives the rest of the life of a process."""
+        """Runs in the forked process, until it exits."""
         code = 1
         try:
             _die_with(parent)
@@ -296,13 +298,15 @@ class Parent:
 
 
 def _be_called(name: str) -> None:
-    """Sets the name that `ps -o comm` and `top` show (Linux): at most 15 bytes."""
+    """Sets the name that `ps -o comm` and `top` show (Linux only), of at most 15 bytes."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
         file.write(name)
 
 
 def _die_with(parent: int) -> None:
-    """Sends SIGKILL to this process when its parent ends (Linux; elsewhere the link's end says it)."""
+    """Makes the kernel send SIGKILL to this process when its parent ends (Linux only; elsewhere the end of the link
+    says so).
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -53,7 +53,7 @@ BLOCK_BYTES = 4096
 
 
 class SystemChance(random.SystemRandom):
-    """Random numbers of the system, for one thread. `randbytes` never returns a byte twice."""
+    """Random numbers of the system, for one thread. `randbytes` reads them in blocks, and returns no byte twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class SystemChance(random.SystemRandom):
         return taken
 
     def reset(self) -> None:
-        """Forgets what was drawn and not used."""
+        """Drops the rest of the current block."""
         self._block, self._at = b"", 0
 
 
@@ -123,7 +123,9 @@ class SystemNetwork:
 
 
 def real_world(seed: int | None = None) -> World:
-    """The system's clock, disk, threads and network. `seed` fixes only the random numbers."""
+    """Returns the world of this process: the system's clock, disk, threads and network. `seed` fixes only the random
+    numbers.
+    """
     rng = random.Random(seed) if seed is not None else SystemChance()
     clock = SystemClock()
     return World(clock, rng, SystemFiles(), SystemWorkers(), SystemNetwork(clock))
@@ -209,7 +211,9 @@ def tune_memory() -> None:
 
 
 def trim_above(free_bytes: int) -> None:
-    """Lets at most so much free heap stay with the process, between TRIM_BYTES_MIN and TRIM_BYTES; as `tune_memory`."""
+    """Lets at most `free_bytes` of free heap, between TRIM_BYTES_MIN and TRIM_BYTES, stay with the process; for glibc,
+    like `tune_memory`.
+    """
     mallopt = _mallopt()
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, max(TRIM_BYTES_MIN, min(free_bytes, TRIM_BYTES)))
@@ -237,10 +241,10 @@ useless. It took 17 of the 250 ms of processor time from the start of `magnetar 
 
 
 def freeze_objects() -> None:
-    """Freezes, after start-up, the objects of now: they stay alive, and the collector skips them from here on.
+    """Excludes all objects that exist now from garbage collection; called after start-up.
 
-    It does not collect before: 57 of 75,000 objects were garbage, also after the replay of 80 MB, and to find them held
-    the loop for 20 ms, in which the first clients connect.
+    It does not collect before: 57 of 75,000 objects were garbage, also after the replay of 80 MB, and finding them
+    would stop the loop for 20 ms while the first clients connect.
     """
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

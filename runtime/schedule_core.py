@@ -3,7 +3,7 @@
     schedule = Schedule([["storage"], ["broker-1", "broker-2"]])     tiers: each needs those before it
     effects = schedule.start(now)                                    Fork …
     effects = schedule.became_ready("storage", now)                  Fork of the next tier; at last Serve, once
-    effects = schedule.ended("broker-2", code, now)                  its next Fork comes from `tick`
+    effects = schedule.on_exit("broker-2", code, now)                its next Fork comes from `tick`
     effects = schedule.stop(code, now)                               Terminate, the last tier first; at last Exit
     effects = schedule.tick(now)                                     what is due, at `next_at` or later
 
@@ -33,29 +33,29 @@ STOP_S = 15.0
 
 
 class Fork(NamedTuple):
-    """Starts a process."""
+    """Effect: start a process."""
 
     name: str
 
 
 class Terminate(NamedTuple):
-    """Tells a process to end."""
+    """Effect: tell a process to end."""
 
     name: str
 
 
 class Kill(NamedTuple):
-    """Kills a process."""
+    """Effect: kill a process."""
 
     name: str
 
 
 class Serve(NamedTuple):
-    """Reports that all have served for the first time."""
+    """Effect: report that all processes have served for the first time."""
 
 
 class Exit(NamedTuple):
-    """Ends the parent: all have ended."""
+    """Effect: end the parent, because all processes have ended."""
 
     code: int
 
@@ -74,7 +74,7 @@ class State(enum.Enum):
 
 
 class Member:
-    """A process of the server, over all its starts."""
+    """A process of the server, over all its restarts."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class Member:
 
 
 class Schedule:
-    """The schedule of a server's processes."""
+    """The schedule of a server's processes; the module states its rules."""
 
     def __init__(self, tiers: Sequence[Sequence[str]]) -> None:
         self._tiers = [[Member(name) for name in tier] for tier in tiers]
@@ -137,7 +137,7 @@ class Schedule:
         return self.tick(now)
 
     def stop(self, code: int, now: float) -> list[Effect]:
-        """Stops the server. `code`: of the whole server."""
+        """Stops the server; `code` will be its exit code."""
         if self._code is not None:
             return []
         self._code = code
@@ -177,7 +177,7 @@ class Schedule:
         return [name for name, member in self._by_name.items() if member.state is State.SERVING]
 
     def pause_of(self, name: str, now: float) -> float | None:
-        """Seconds until it is started again; None: it runs, or is not."""
+        """Returns the seconds until the process is restarted; None if it runs, or will not be restarted."""
         member = self._by_name[name]
         return None if member.state is not State.DOWN or member.due is None else max(0.0, member.due - now)
 

@@ -29,7 +29,7 @@ _LOG = logging.getLogger("magnetar.runtime")
 
 
 class Tasks:
-    """The tasks of one part. `failures` counts those that failed; `on_failure` is called with the error of each."""
+    """The tasks of one part. `failures` counts those that failed; `on_failure` is called with each error."""
 
     __slots__ = ("_on_failure", "_running", "closed", "failures")
 
@@ -44,7 +44,7 @@ class Tasks:
         return len(self._running or ())
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Starts the work in the running loop; after `close` it raises RuntimeError."""
+        """Starts `work` in the running loop. Raises RuntimeError after `close`."""
         if self.closed:
             work.close()
             raise RuntimeError(f"{name} begins after its part is closed")
@@ -65,12 +65,12 @@ class Tasks:
                 self._on_failure(error)
 
     async def drain(self) -> None:
-        """Returns when no task runs, including those that start meanwhile."""
+        """Waits until no task runs, including those that start meanwhile."""
         while self._running:
             await asyncio.wait(list(self._running))
 
     def cancel(self) -> None:
-        """Cancels all but a task that calls it: that one ends by itself."""
+        """Cancels all tasks except the calling one, which ends by itself."""
         for task in self._others():
             task.cancel()
 
@@ -78,7 +78,7 @@ class Tasks:
         return [task for task in self._running or () if task is not asyncio.current_task(task.get_loop())]
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Cancels all that still run after `grace_s` seconds but a task that calls it, and waits for their end."""
+        """Waits `grace_s` seconds, then cancels all tasks except the calling one and waits for their end."""
         self.closed = True
         ending = self._others()
         if ending and grace_s:
@@ -89,8 +89,9 @@ class Tasks:
 
 
 async def together(work: Iterable[Coroutine[Any, Any, None]], name: str) -> None:
-    """Returns when all have returned. An error, or a cancellation of the caller, cancels the others; it is raised when
-    all have ended."""
+    """Runs all of `work` at the same time; returns when all have returned. An error, or a cancellation of the caller,
+    cancels the others and is raised when all have ended.
+    """
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(each, name=name) for each in work]
     try:
@@ -136,7 +137,9 @@ def _set_ended(ended: asyncio.Future[None], _: object) -> None:
 
 
 async def unbroken(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-    """The result or the error of the work. CancelledError only after its end. A future may have several callers."""
+    """Runs `work` to its end even if the caller is cancelled; CancelledError is then raised afterwards. Else returns
+    its result or raises its error. Several callers may wait for one future.
+    """
     ending = work if isinstance(work, asyncio.Future) else _begun(work)
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():
@@ -154,7 +157,7 @@ async def unbroken(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
 
 
 async def followed_by(work: Awaitable[T], then: Callable[[], Awaitable[object]]) -> T:
-    """The result or the error of the work, after `then()`."""
+    """Awaits `work`, then `then()`, also after an error. Returns the result of `work`, or raises its error."""
     try:
         return await work
     finally:
@@ -162,7 +165,7 @@ async def followed_by(work: Awaitable[T], then: Callable[[], Awaitable[object]])
 
 
 async def undone_by(work: Awaitable[T], undo: Callable[[], Awaitable[object]]) -> T:
-    """The result of the work; or its error, after `undo()`."""
+    """Awaits `work` and returns its result; if it fails, awaits `undo()` and raises the error."""
     try:
         return await work
     except BaseException:
@@ -252,7 +255,7 @@ class Kept:
         self._pause_s = min(RETRY_MAX_S, 2 * self._pause_s)
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """Ends it for good; returns the task to await, if it runs."""
+        """Ends the task for good; returns it for the caller to await, if it is running."""
         if not self.ended.done():
             self.ended.cancel()
         if self._timer is not None:
@@ -264,7 +267,9 @@ class Kept:
 
 
 class Supervisor:
-    """The tasks of one part. `failing_now` and `restarted` are of the whole process, for its metrics."""
+    """The long-lived tasks of one part, which are restarted when they fail. `failing_now` and `restarted` are of the
+    whole process, for its metrics.
+    """
 
     everywhere: ClassVar[weakref.WeakSet[Supervisor]] = weakref.WeakSet()
     restarted: ClassVar[int] = 0
@@ -276,7 +281,8 @@ class Supervisor:
 
     @classmethod
     def failing_now(cls) -> Counter[str]:
-        """Returns name → how many tasks of that name fail now, in all parts of the process; 0: all of them run."""
+        """Returns for each name how many tasks of that name fail now, in all parts of the process; 0: all of them run.
+        """
         found = Counter[str]()
         for each in cls.everywhere:
             for kept in each._kept:
@@ -284,18 +290,18 @@ class Supervisor:
         return found
 
     def supervise(self, name: str, work: Work, *, final: Final = _none_is_final) -> Kept:
-        """Runs `work()` now, and again whenever it fails."""
+        """Runs `work()` now, and again whenever it fails. An error for which `final` returns True ends it."""
         kept = Kept(name, work, final, self)
         self._kept.append(kept)
         return kept
 
     @property
     def failing(self) -> dict[str, str]:
-        """Returns name → why, of the tasks that fail now."""
+        """Returns for each task that fails now, by its name, why."""
         return {kept.name: kept.why for kept in self._kept if kept.why}
 
     async def close(self) -> None:
-        """Cancels all, and waits for what they do at their end. Later failures are not reported."""
+        """Cancels all tasks, and waits for their end. Later failures are not reported."""
         ended, self._kept = self._kept, []
         running = [task for kept in ended if (task := kept.cancel()) is not None]
         await asyncio.gather(*running, return_exceptions=True)

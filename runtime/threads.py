@@ -23,7 +23,7 @@ _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...], dict[s
 
 
 class SystemWorker:
-    """A worker with a thread. Used from the event loop in which it was started."""
+    """A worker with a thread of its own. Must be used from the event loop in which it was started."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -86,7 +86,7 @@ class SystemWorker:
 
 
 class SystemWorkers:
-    """The `runtime.workers.Workers` of the system."""
+    """The `runtime.threads.Workers` of the system."""
 
     def __init__(self) -> None:
         self._loaded: set[str] = set()  # of `sys.modules`, without those that another thread still imports
@@ -121,14 +121,16 @@ class SystemWorkers:
 
 
 class Worker(Protocol):
-    """A worker that runs calls in order."""
+    """Runs calls in a thread, one after the other."""
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Queues the call; the future belongs to the calling event loop. Calls run in order."""
+        """Queues a call; the future belongs to the calling event loop. Calls run in the order in which they were
+        queued.
+        """
         ...
 
     async def close(self) -> None:
-        """Returns after the queued calls."""
+        """Returns after the queued calls have run."""
         ...
 
 
@@ -138,5 +140,5 @@ class Workers(Protocol):
     def start(self, name: str) -> Worker: ...
 
     async def load(self, *modules: str) -> None:
-        """Imports modules, in their order. Returns in the same turn of the loop when they have been loaded before."""
+        """Imports modules, in order. Returns in the same turn of the loop if they are imported already."""
         ...

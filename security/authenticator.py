@@ -67,7 +67,9 @@ _URI = re.compile(r"magnetar://([A-Za-z0-9._-]+)/(role|broker|bookie|operator)/(
 
 
 class CertificateProvider:
-    """Principals of client certificates. Raises InvalidConfiguration if the library for certificates is missing."""
+    """Finds the principals of client certificates. Raises InvalidConfiguration if the library for certificates is
+    missing.
+    """
 
     def __init__(self, settings: CertificateSection, clock: Clock) -> None:
         try:
@@ -79,8 +81,9 @@ class CertificateProvider:
         self._known = Remembered()
 
     def principal(self, pem: bytes) -> Principal:
-        """Returns the principal of a certificate. Unauthenticated: it has expired, or names no principal of this
-        cluster."""
+        """Returns the principal of a certificate. Raises Unauthenticated if it has expired, or names no principal of
+        this cluster.
+        """
         if len(pem) > CERTIFICATE_BYTES_MAX:
             raise Unauthenticated(f"the client certificate has more than {CERTIFICATE_BYTES_MAX} bytes")
         digest, now_ms = digest_of(pem), self._clock.wall_ms()
@@ -125,7 +128,7 @@ class CertificateProvider:
 
 
 def _parsed(pem: bytes) -> tuple[x509.Certificate, list[str], int]:
-    """The certificate, its URIs, and when it expires, in milliseconds."""
+    """Returns the certificate, its URIs, and when it expires, in milliseconds since the epoch."""
     from cryptography import x509
 
     try:
@@ -152,8 +155,9 @@ def _is_uuid(text: str) -> bool:
 
 
 class Authenticator:
-    """Finds out who a caller is. `workers` compare passwords and ask issuers. Raises InvalidConfiguration if a key
-    cannot be read, or does not fit."""
+    """Authenticates callers. `workers` compare passwords and fetch the keys of issuers. Raises InvalidConfiguration if
+    a key cannot be read, or does not fit.
+    """
 
     def __init__(self, settings: SecuritySettings, clock: Clock, workers: Workers | None = None) -> None:
         self._settings = settings
@@ -166,8 +170,9 @@ class Authenticator:
         self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Returns the principal of a caller. Unauthenticated. Unavailable: too many passwords wait, or an issuer does
-        not answer."""
+        """Returns the principal of a caller. Raises Unauthenticated; or Unavailable if too many passwords wait to be
+        compared, or an issuer does not answer.
+        """
         found = await self._identified(caller)
         return replace(found, is_super=True) if self._is_super(found) else found
 
@@ -197,6 +202,7 @@ class Authenticator:
         raise Unauthenticated(f"the header `authorization` does not fit: bring {self._wanted()}")
 
     def _not_revoked(self, principal: Principal) -> Principal:
+        """Returns the principal. Raises Unauthenticated if its token is revoked."""
         if self._revoked is not None and self._revoked.has(principal):
             raise Unauthenticated("the token is revoked")
         return principal
@@ -211,6 +217,7 @@ class Authenticator:
         return self._tokens.why_lapsed(principal) if self._tokens is not None and principal.proof else ""
 
     def _wanted(self) -> str:
+        """Returns a text that says which credentials are accepted."""
         ways = {
             "a token": self._tokens or self._oidc,
             "a user and password": self._basic,
@@ -219,7 +226,8 @@ class Authenticator:
         return " or ".join(name for name, way in ways.items() if way is not None)
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """Does nothing: each service of the broker asks itself (broker/access/), as it knows what a request is about.
+        """Does nothing: each service of the broker checks permissions itself (broker/access/), because it knows what a
+        request is about.
         """
 
     def _is_super(self, principal: Principal) -> bool:
@@ -244,16 +252,21 @@ def _basic(settings: SecuritySettings, clock: Clock, workers: Workers) -> BasicP
 
 
 def _until_the_first_expires(named: Principal, shown: Principal) -> Principal:
+    """Returns the principal `named`, which expires when the first of the two does."""
     if named.expires_ms and named.expires_ms <= shown.expires_ms:
         return named
     return replace(named, expires_ms=shown.expires_ms)
 
 
 class SecuredNetwork:
-    """A process' network whose gRPC listener asks who calls, and whose calls to other brokers bring its own token."""
+    """A network whose listeners authenticate their callers, and whose calls to other brokers carry the broker's own
+    token or certificate.
+    """
 
     def __init__(self, inner: Network, settings: SecuritySettings, clock: Clock, workers: Workers) -> None:
-        """Makes the guards. InvalidConfiguration: a key, a token or a certificate cannot be used."""
+        """Creates the network and its guard. Raises InvalidConfiguration if a key, a token or a certificate cannot be
+        used.
+        """
         if settings.tls is not None:
             read_private(settings.tls.key)
         self._inner = inner
@@ -277,8 +290,9 @@ class SecuredNetwork:
 
 
 def _own_access(settings: SecuritySettings) -> CallerAccess:
-    """Returns what this broker brings to another: its token, where it has one, and its certificate, where callers need
-    one."""
+    """Returns the credentials of this broker for calls to others: its token if it has one, and its certificate if
+    callers need one.
+    """
     tls, token = settings.tls, settings.broker.token
     files = None
     if tls is not None:
@@ -290,7 +304,7 @@ def _own_access(settings: SecuritySettings) -> CallerAccess:
 
 
 def read_token(source: str) -> str:
-    """Returns the token of a source. Raises InvalidConfiguration."""
+    """Returns the token that `source` names. Raises InvalidConfiguration."""
     try:
         return read_secret(source).reveal().decode("ascii").strip()
     except UnicodeDecodeError:
@@ -298,7 +312,8 @@ def read_token(source: str) -> str:
 
 
 def secured(world: World, path: str) -> World:
-    """The world of a broker, by the settings in the file. InvalidConfiguration."""
+    """Returns the world of a broker, with a network secured by the settings in the file. Raises InvalidConfiguration.
+    """
     settings = SecuritySettings.load(path)
     if not settings.has_callers:
         raise InvalidConfiguration(

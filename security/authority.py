@@ -37,16 +37,17 @@ FILES = (
 
 
 class Made(NamedTuple):
-    """The files that were made."""
+    """The files that were created."""
 
     folder: Path
     files: list[str]
 
 
 def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> Made:
-    """Makes all files in an empty or new folder. AlreadyExists; InvalidConfiguration: a host is no name or address.
+    """Creates all files in an empty or new folder. Raises AlreadyExists if the folder is not empty,
+    InvalidConfiguration if a host is no name or address.
 
-    `cluster` is the name in the members' certificates; none: a random one.
+    `cluster` is the name in the members' certificates; a random one if it is not given.
     """
     names, cluster = [_name(host) for host in hosts], cluster or f"cluster-{secrets.token_hex(4)}"
     uri_of(cluster, METADATA, name_of(hosts[0]))
@@ -76,7 +77,9 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: 
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder has every file that `initialize` makes. AlreadyExists: it has some of them."""
+    """Returns whether the folder has every file that `initialize` creates, False if it has none. Raises AlreadyExists
+    if it has only some.
+    """
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing and len(missing) < len(FILES):
         raise AlreadyExists(f"{folder} has no {missing[0]}, but other files: bring it back, or give a new folder")
@@ -84,8 +87,10 @@ def is_complete(folder: Path) -> bool:
 
 
 def hand_out(folder: Path, servers: Path) -> list[str]:
-    """Copies what servers read, as it is in `folder` now; running servers use it as they use a renewed file. Returns
-    the names of the files that were other or missing. AlreadyExists: `servers` has files of another authority."""
+    """Copies the files that servers read from `folder` to the folder `servers`; running servers load them like renewed
+    files. Returns the names of the files that were different or missing. Raises AlreadyExists if `servers` has files of
+    another authority.
+    """
     if (servers / "ca.pem").exists() and not _shares_authority(folder, servers):
         raise AlreadyExists(f"{servers} has files of another authority than {folder}: give an empty folder")
     (servers / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,7 +105,7 @@ def hand_out(folder: Path, servers: Path) -> list[str]:
 
 
 def _united(source: Path, target: Path) -> bytes:
-    """Returns what was revoked in either place: at a server too, in a hurry."""
+    """Returns what is revoked in either place: an operator may have revoked something at a server, in a hurry."""
     lines = source.read_bytes().splitlines(keepends=True)
     there = target.read_bytes().splitlines(keepends=True) if target.exists() else []
     return b"".join([*lines, *(line for line in there if line not in lines)])
@@ -138,8 +143,9 @@ cluster = "CLUSTER"
 
 
 def issue(folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS) -> list[str]:
-    """A new `broker.pem` and its key, of the authority in the folder; brokers use them from the next connection on.
-    Without `hosts` it has those of the one before. Returns the names of the files."""
+    """Issues a new `broker.pem` and its key, by the authority in the folder; brokers use them from the next connection
+    on. Without `hosts` it is for those of the last certificate. Returns the names of the files.
+    """
     names = [_name(host) for host in hosts] or _names_before(folder / "broker.pem")
     return _issue(folder, "broker", str(names[0].value), names, now, days)
 
@@ -158,10 +164,10 @@ def _names_before(path: Path) -> list[Any]:
 def issue_member(
     folder: Path, role: str, name: str, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
 ) -> list[str]:
-    """A new certificate, and its key, of the member `role`/`name`, in the folder of the members; as `issue`.
+    """Issues a new certificate and its key for the member `role`/`name`, in the members' folder, like `issue`.
 
-    `hosts` are those of the metadata service; the others only call, and have none in their certificates, so that none
-    of them can pose as the metadata service.
+    `hosts` are those of the metadata service. The other members only make calls and have no hosts in their
+    certificates, so that none of them can pose as the metadata service.
     """
     from cryptography import x509
 
@@ -174,8 +180,9 @@ def issue_member(
 
 
 def new_authority(folder: Path, now: datetime.datetime) -> list[str]:
-    """Makes another authority: it issues from now on, and `ca.pem` has it first and those before too. Returns the
-    files."""
+    """Creates another authority, which issues certificates from now on. `ca.pem` has it first, and then the older ones.
+    Returns the names of the files.
+    """
     key, before = _new_key(), (folder / "ca.pem").read_bytes()
     _replace(folder / "ca.pem", _pem(_authority(key, now)) + before, 0o644)
     _replace(folder / "ca-key.pem", _private_pem(key), 0o600)
@@ -183,7 +190,9 @@ def new_authority(folder: Path, now: datetime.datetime) -> list[str]:
 
 
 def new_token_key(folder: Path) -> list[str]:
-    """Makes another key: it signs from now on; tokens of those before hold, because `token-public.pem` has them too."""
+    """Creates another key, which signs tokens from now on. Older tokens stay valid, because `token-public.pem` has the
+    older keys too. Returns the names of the files.
+    """
     key, before = _new_key(), (folder / "token-public.pem").read_bytes()
     _replace(folder / "token-public.pem", _public_pem(key) + before, 0o644)
     _replace(folder / "token-key.pem", _private_pem(key), 0o600)
@@ -191,15 +200,16 @@ def new_token_key(folder: Path) -> list[str]:
 
 
 def drop_old(path: Path) -> None:
-    """Leaves the newest certificate or key of `ca.pem` or `token-public.pem`."""
+    """Removes all but the newest certificate or key from `ca.pem` or `token-public.pem`."""
     first, end, _ = path.read_bytes().partition(b"\n-----END ")
     kind = first.partition(b"-----BEGIN ")[2].partition(b"-----")[0]
     _replace(path, first + end + kind + b"-----\n", 0o644)
 
 
 def _authority(key: Any, now: datetime.datetime) -> Any:
-    """Returns the certificate of a new authority with a name of its own: of two authorities with one name, TLS tries
-    one only."""
+    """Returns the certificate of a new authority with a name of its own: of two authorities with one name, TLS would
+    try only one.
+    """
     return _certificate(f"magnetar authority {secrets.token_hex(4)}", None, key, None, key, now, AUTHORITY_DAYS)
 
 
@@ -246,7 +256,7 @@ def _new_key() -> Any:
 def _certificate(
     name: str, hosts: list[Any] | None, key: Any, issuer: Any, issuer_key: Any, now: datetime.datetime, days: int
 ) -> Any:
-    """Makes a certificate. `hosts` None: an authority's own."""
+    """Returns a signed certificate. `hosts` None: that of an authority itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import NameOID
@@ -291,7 +301,7 @@ def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Writes a new file with mode 0600. AlreadyExists; InvalidConfiguration: it cannot be made."""
+    """Writes a new file with mode 0600. Raises AlreadyExists, or InvalidConfiguration if the file cannot be created."""
     try:
         _write(path, data)
     except FileExistsError:
@@ -301,7 +311,7 @@ def write_secret(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Replaces a file: a reader sees the old one or the new one."""
+    """Replaces a file atomically: a reader sees the old one or the new one."""
     temporary = path.with_suffix(".new")
     temporary.unlink(missing_ok=True)
     _write(temporary, data, mode)

@@ -41,13 +41,13 @@ KEYS_MAX = 10_000
 
 
 class Guessing:
-    """The failures by key."""
+    """The failed logins, by address and by user, which delay further attempts."""
 
     def __init__(self) -> None:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key → number, when the last was
 
     def wait_s(self, key: str, now_s: float) -> float:
-        """Seconds until the key may try again; 0: now."""
+        """Returns the seconds until the key may try again; 0 means now."""
         count, last_s = self._failed.get(key, (0, now_s))
         if count < FAILURES_FREE or now_s - last_s >= FORGET_S:
             return 0.0
@@ -76,8 +76,9 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class BasicProvider:
-    """Names and passwords of a file. Raises InvalidConfiguration if it cannot be read, others may read it, or a line
-    cannot be used."""
+    """The users and passwords of a file. Raises InvalidConfiguration if it cannot be read, if others may read it, or if
+    a line is malformed.
+    """
 
     def __init__(self, settings: BasicSection, clock: Clock, workers: Workers) -> None:
         try:
@@ -97,9 +98,11 @@ class BasicProvider:
         self._version = 0
 
     async def authenticate(self, credentials: str, caller: Caller) -> Principal:
-        """Returns the principal of credentials: what follows `Basic `.
+        """Returns the principal of `credentials`, the text after `Basic `.
 
-        Unauthenticated: malformed, wrong, or too many failures of this address or user. Unavailable: too many wait."""
+        Raises Unauthenticated if they are malformed or wrong, or after too many failures of this address or user;
+        Unavailable if too many logins wait.
+        """
         address = caller.peer.rpartition(":")[0].strip("[]")
         if not (caller.is_encrypted or _is_loopback(address)):
             raise Unauthenticated("a password is not taken in clear: use a magnetar+ssl:// URL, which encrypts it")
@@ -118,7 +121,9 @@ class BasicProvider:
         return found
 
     def why_lapsed(self, principal: Principal) -> str:
-        """Returns why the principal has lapsed, like a guard's, for a principal of this provider; empty: it has not."""
+        """Returns why the principal's login is not valid any more, empty if it is; the principal must be of this
+        provider.
+        """
         hashed = self._users.current().get(principal.name)
         same = hashed is not None and hmac.compare_digest(principal.proof, self._proof(hashed))
         return "" if same else "the user or its password has changed"
@@ -143,6 +148,7 @@ class BasicProvider:
         raise Unauthenticated("the user or the password is wrong")
 
     def _refuse_guessing(self, keys: tuple[str, str]) -> None:
+        """Raises Unauthenticated while the address or the user must wait after failed logins."""
         wait_s = max(self._guessing.wait_s(key, self._clock.monotonic()) for key in keys)
         if wait_s:
             raise Unauthenticated(f"too many failed logins of this address or user: wait {wait_s:.0f} s")
@@ -169,7 +175,9 @@ class BasicProvider:
 
 
 def parse(credentials: str) -> tuple[str, bytes]:
-    """Returns user and password; a password may have colons. Unauthenticated: it is not base64 of USER:PASSWORD."""
+    """Returns user and password; a password may have colons. Raises Unauthenticated if it is not base64 of
+    USER:PASSWORD.
+    """
     if len(credentials) > CREDENTIALS_MAX:
         raise Unauthenticated(f"the user and password have more than {CREDENTIALS_MAX} characters")
     try:
@@ -187,7 +195,7 @@ def _read(source: str) -> Mapping[str, str]:
 
 
 def _verify(users: Mapping[str, str], key: bytes, user: str, password: bytes) -> bool:
-    """Whether the password is the user's. Called in a worker."""
+    """Returns whether the password is the user's. Runs in a worker."""
     hashed = users.get(user)
     if hashed is None and users:
         number = int.from_bytes(hmac.digest(key, user.encode(), hashlib.sha256)[:8], "big")

@@ -28,7 +28,7 @@ _DIGITS = b"./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def parse(text: bytes) -> Mapping[str, str]:
-    """Returns user → hash. InvalidConfiguration: a line has another form, or a user twice."""
+    """Returns the hash of each user. Raises InvalidConfiguration if a line is malformed, or a user occurs twice."""
     try:
         lines = text.decode().split("\n")
     except UnicodeDecodeError:
@@ -48,7 +48,7 @@ def parse(text: bytes) -> Mapping[str, str]:
 
 
 def _unusable(hashed: str) -> str:
-    """Returns why a hash is refused; empty: it is not."""
+    """Returns why a hash is refused; empty if it is accepted."""
     if match := _BCRYPT.fullmatch(hashed):
         cost = int(match[1])
         return "" if 4 <= cost <= BCRYPT_COST_MAX else f"has bcrypt of a cost outside 4 to {BCRYPT_COST_MAX}"
@@ -60,7 +60,9 @@ def _unusable(hashed: str) -> str:
 
 
 def matches(password: bytes, hashed: str) -> bool:
-    """Whether the password has the hash, one that `parse` gave. Takes up to a second of a core."""
+    """Returns whether the password has this hash, which must be one that `parse` returned. Takes up to a second of a
+    core.
+    """
     if hashed.startswith("$2"):
         import bcrypt
 
@@ -73,7 +75,7 @@ def matches(password: bytes, hashed: str) -> bool:
 
 
 def apr1(password: bytes, salt: bytes) -> str:
-    """Returns Apache's MD5 hash: 1,000 rounds."""
+    """Returns Apache's MD5 hash of the password, with 1,000 rounds."""
     inner = _md5(password + salt + password)
     text = password + b"$apr1$" + salt + (inner * (len(password) // 16 + 1))[: len(password)]
     for bit in range(len(password).bit_length()):

@@ -36,8 +36,9 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 
 def uri_of(cluster: str, role: str, name: str) -> str:
-    """Returns the URI of a member. InvalidConfiguration: one of its parts has other characters than letters, digits and
-    ._:-"""
+    """Returns the URI of a member. Raises InvalidConfiguration if a part has characters other than letters, digits and
+    ._:-
+    """
     for part in (cluster, role, name):
         if not _PART.fullmatch(part):
             raise InvalidConfiguration(f"{part!r} is no name of a member: letters, digits and . _ : - only")
@@ -45,12 +46,12 @@ def uri_of(cluster: str, role: str, name: str) -> str:
 
 
 def name_of(host: str) -> str:
-    """A member's name, made of a host's name or address."""
+    """Returns a member's name for the name or address of a host."""
     return re.sub(r"[^A-Za-z0-9._:-]", "-", host).strip("-.:") or "member"
 
 
 class MemberGuard:
-    """The guard of the metadata service's listener (`runtime.access.Guard`)."""
+    """The guard of the metadata service's listener (`runtime.access.Guard`): admits members of the cluster only."""
 
     def __init__(self, cluster: str, clock: Clock) -> None:
         self._cluster = cluster
@@ -58,7 +59,7 @@ class MemberGuard:
         self._known: OrderedDict[bytes, Principal] = OrderedDict()
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Returns the member that calls. Raises Unauthenticated; CredentialsExpired."""
+        """Returns the principal of the member that calls. Raises Unauthenticated or CredentialsExpired."""
         digest = hashlib.sha256(caller.certificate).digest()
         found = self._known.get(digest)
         if found is None:
@@ -70,7 +71,7 @@ class MemberGuard:
         return found
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """Raises Unauthorized if the member may not call it."""
+        """Raises Unauthorized if the member may not call `path`."""
         role = role_of(principal)
         if not path.startswith(SERVICE) or role not in (BROKER, BOOKIE, OPERATOR):
             raise Unauthorized(f"{principal} may not call {path}")
@@ -82,12 +83,12 @@ class MemberGuard:
 
 
 def role_of(principal: Principal) -> str:
-    """Returns the role of a member; of others the empty text."""
+    """Returns the role of a member; empty if the principal is not a member."""
     return principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
 
 
 def principal_of(certificate: bytes, cluster: str) -> Principal:
-    """The member that a certificate (PEM) names. Unauthenticated."""
+    """Returns the principal of the member that a certificate (PEM) names. Raises Unauthenticated."""
     from cryptography import x509
 
     if not certificate:
@@ -113,7 +114,7 @@ def principal_of(certificate: bytes, cluster: str) -> Principal:
 
 
 def tls_files(settings: MembersSection, role: str) -> TlsFiles:
-    """Returns the role's files in the members' folder. InvalidConfiguration: they are missing."""
+    """Returns the files of the role in the members' folder. Raises InvalidConfiguration if they are missing."""
     folder = Path(settings.folder)
     found = TlsFiles(str(folder / f"{role}.pem"), str(folder / f"{role}-key.pem"), settings.ca)
     if not os.path.exists(found.certificate):
@@ -124,7 +125,9 @@ def tls_files(settings: MembersSection, role: str) -> TlsFiles:
 
 
 def own_name(settings: MembersSection, role: str) -> str:
-    """Returns NAME of the process' certificate. InvalidConfiguration: it is another's, or of another cluster."""
+    """Returns the NAME in the process's certificate. Raises InvalidConfiguration if it is of another role or of another
+    cluster.
+    """
     path = tls_files(settings, role).certificate
     try:
         with open(path, "rb") as file:
@@ -139,7 +142,7 @@ def own_name(settings: MembersSection, role: str) -> str:
 
 
 def member_network(inner: Network, settings: MembersSection, role: str, clock: Clock) -> MemberNetwork:
-    """Returns the network of a member. `role`: of this process. Raises InvalidConfiguration."""
+    """Returns the network of a member process with this role. Raises InvalidConfiguration."""
     own_name(settings, role)
     files = tls_files(settings, role)
     return MemberNetwork(inner, ListenerAccess(MemberGuard(settings.cluster, clock), files), CallerAccess(files))

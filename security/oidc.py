@@ -57,7 +57,9 @@ class IssuerKey(NamedTuple):
 
 
 def parse_keys(document: Mapping[str, Any]) -> tuple[IssuerKey, ...]:
-    """The keys that verify; of two with one `kid` the first. Empty: it has none, or is no key set."""
+    """Returns the keys that verify signatures; of two keys with one `kid` the first. Empty if the document has none, or
+    is no key set.
+    """
     found = document.get("keys")
     if not isinstance(found, list):
         return ()
@@ -112,8 +114,9 @@ _LOG = logging.getLogger("magnetar.security")
 
 
 class OidcProvider:
-    """Tokens of OpenID issuers, which are not asked yet. Raises InvalidConfiguration if an issuer's address is not
-    https, or `ca` cannot be read."""
+    """Verifies tokens of OpenID issuers. Creating it contacts no issuer. Raises InvalidConfiguration if an issuer's
+    address is not https, or `ca` cannot be read.
+    """
 
     def __init__(self, settings: OidcSection, clock: Clock, workers: Workers, client: JsonClient | None = None) -> None:
         client = client or JsonClient(clock, TlsFiles(ca=settings.ca), require_https=settings.require_https)
@@ -128,12 +131,15 @@ class OidcProvider:
         self._version = 0
 
     def issued(self, token: str) -> bool:
-        """Whether it says that one of the issuers made it. Unauthenticated: it is no token."""
+        """Returns whether the token, not verified yet, names one of the issuers. Raises Unauthenticated if it is no
+        token.
+        """
         return self._issuer_of(unverified_parts(token)[1].get("iss")) is not None
 
     async def principal(self, token: str) -> Principal:
-        """Returns the principal of a token. Unauthenticated. Unavailable: the issuer's keys are not known, and it does
-        not answer."""
+        """Returns the principal of a token. Raises Unauthenticated; or Unavailable if the issuer's keys are not known
+        and it does not answer.
+        """
         version = sum(each.version for each in self._issuers.values())
         if version != self._version:
             self._version = version
@@ -163,7 +169,7 @@ class OidcProvider:
 
 
 class _Issuer:
-    """The keys of one issuer. `version` grows when they change."""
+    """The keys of one issuer. `version` is incremented when they change."""
 
     def __init__(self, name: str, client: JsonClient, clock: Clock, workers: Workers) -> None:
         self.version = 0
@@ -180,7 +186,7 @@ class _Issuer:
         self._fetching: asyncio.Future[dict[str, object]] | None = None
 
     async def key(self, kid: str) -> IssuerKey | None:
-        """Returns the key with that id. Raises Unavailable."""
+        """Returns the key with this id, None if the issuer has none. Raises Unavailable."""
         age_s = self._age_s()
         if age_s is None or age_s >= DROP_S:
             await self._fetch()
@@ -195,7 +201,7 @@ class _Issuer:
         return found
 
     def _may_ask(self) -> bool:
-        """Whether the issuer may be asked again: because of a `kid` that is unknown, or of keys that are old."""
+        """Returns whether the keys may be fetched again, because of an unknown `kid` or because they are old."""
         return self._clock.monotonic() - self._asked_at >= (RETRY_S if self._failure else UNKNOWN_KID_S)
 
     def _find(self, kid: str) -> IssuerKey | None:
@@ -228,7 +234,7 @@ class _Issuer:
         return self._fetching
 
     def _ask(self) -> dict[str, object]:
-        """Asks the issuer for its keys, in the worker."""
+        """Fetches the keys; runs in the worker."""
         found = self._client.ask(self._name.removesuffix("/") + DISCOVERY)
         if found.get("issuer") != self._name:
             raise Unavailable("its discovery document is of another issuer")

@@ -36,7 +36,7 @@ class Secret:
         return self._value
 
     def __eq__(self, other: object) -> bool:
-        """Takes the same time wherever they differ."""
+        """Compares in constant time."""
         return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
 
     def __hash__(self) -> int:
@@ -50,8 +50,9 @@ class Secret:
 
 
 def read_secret(source: str) -> Secret:
-    """Reads a secret. `source`: a path, `file:PATH`, `env:NAME` (text) or `data:;base64,…`. Raises
-    InvalidConfiguration."""
+    """Reads a secret from `source`: a path, `file:PATH`, `env:NAME` (text) or `data:;base64,…`. Raises
+    InvalidConfiguration.
+    """
     if source.startswith("env:"):
         name = source.removeprefix("env:")
         value = os.environ.get(name, "")
@@ -70,8 +71,7 @@ def read_secret(source: str) -> Secret:
 
 
 def source_text(source: str) -> str:
-    """Returns what errors and logs name of a source: a person may have written the secret itself where its path
-    belongs."""
+    """Returns how errors and logs name a source: someone may have written the secret itself where its path belongs."""
     if source.startswith("data:"):
         return "the secret given inline"
     name = os.path.basename(source)
@@ -81,7 +81,9 @@ def source_text(source: str) -> str:
 
 
 def read_private(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
-    """A file that only its owner reads. InvalidConfiguration says what to type when others may."""
+    """Returns the content of a file that only its owner may read. Raises InvalidConfiguration if others may; it says
+    what to type.
+    """
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
@@ -113,7 +115,9 @@ _LOG = logging.getLogger("magnetar.security")
 
 
 class Watched(Generic[T]):
-    """The value that `load` makes; `source` is as `read_secret` takes it. `version` grows with each new value."""
+    """The value that `load` makes of `source` (as for `read_secret`), loaded again when the source changes. `version`
+    is incremented with each new value.
+    """
 
     def __init__(self, source: str, load: Callable[[], T], clock: Clock) -> None:
         self.version = 0
@@ -125,6 +129,9 @@ class Watched(Generic[T]):
         self._look_at = clock.monotonic() + CHECK_S
 
     def current(self) -> T:
+        """Returns the value; checks every CHECK_S whether the source has changed. If the new one cannot be loaded, the
+        old value stays.
+        """
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + CHECK_S

@@ -36,13 +36,15 @@ REMEMBERED_MAX = 10_000
 
 
 def digest_of(credential: str | bytes) -> bytes:
+    """Returns the key under which a credential is remembered."""
     return hashlib.sha256(credential if isinstance(credential, bytes) else credential.encode(errors="replace")).digest()
 
 
 class Remembered:
-    """Principals by digest. The one that was asked for longest ago is forgotten first.
+    """The principals of verified credentials, by digest. The least recently used one is evicted first.
 
-    `now` and `until` are of one clock, the caller's; until 0: no end."""
+    `now` and `until` are times of the caller's clock; `until` 0 means for ever.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
@@ -83,10 +85,10 @@ _EC = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
 
 
 class TokenProvider:
-    """Verifies tokens with the key in use. A new key forgets what the one before verified."""
+    """Verifies tokens with the current key, and remembers the result. When the key changes, all results are dropped."""
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
-        """Makes the verifier. InvalidConfiguration: as TokenVerifier."""
+        """Creates the verifier. Raises InvalidConfiguration like TokenVerifier."""
         source = settings.secret_key or settings.public_key
         self._verifier = Watched(source, lambda: TokenVerifier(settings, clock), clock)
         self._version = 0
@@ -107,15 +109,18 @@ class TokenProvider:
         return found
 
     def why_lapsed(self, principal: Principal) -> str:
-        """Returns why the principal has lapsed, like a guard's, for a principal of this provider; empty: it has not."""
+        """Returns why the principal's token is not valid any more, empty if it is; the principal must be of this
+        provider.
+        """
         known = [hmac.compare_digest(principal.proof, proof) for proof in self._verifier.current().proofs]
         return "" if any(known) else "the key of its token is replaced"
 
 
 class TokenVerifier:
-    """Verifies tokens with one secret key, or with the public keys of a file, of which any may have signed.
+    """Verifies tokens with one secret key, or with the public keys of a file, any of which may have signed.
 
-    InvalidConfiguration: a key cannot be read, is weak, or does not fit."""
+    Raises InvalidConfiguration if a key cannot be read, is weak, or does not fit.
+    """
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
         self._clock = clock
@@ -129,8 +134,9 @@ class TokenVerifier:
         self._rules = ClaimRules(settings.role_claim, settings.audience_claim, audiences, settings.clock_skew_s)
 
     def verify(self, token: str) -> Principal:
-        """Returns the principal of a token. Raises Unauthenticated, with a text that quotes nothing of the token but
-        its times."""
+        """Returns the principal of a token. Raises Unauthenticated, with a text that quotes nothing of the token except
+        its times.
+        """
         claims, proof = self._claims(token)
         return replace(principal_of(claims, self._rules, self._clock.wall_ms()), proof=proof)
 
@@ -145,7 +151,9 @@ class TokenVerifier:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRules:
-    """The claims of a token that are checked. `audiences`: any of them; empty: the claim is ignored, as in Pulsar."""
+    """How the claims of a token are checked. One of `audiences` must match; if it is empty, the claim is ignored, as in
+    Pulsar.
+    """
 
     role_claim: str = "sub"
     audience_claim: str = "aud"
@@ -155,7 +163,9 @@ class ClaimRules:
 
 
 def verified_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[str, Any]:
-    """Returns the claims. Unauthenticated: it is no token, or the key did not sign it with one of the algorithms."""
+    """Returns the claims of a token. Raises Unauthenticated if it is malformed, or was not signed by the key with one
+    of the algorithms.
+    """
     jwt = _sized(token)
     options = {f"verify_{each}": False for each in ("exp", "nbf", "iat", "aud", "iss", "sub", "jti")}
     try:
@@ -170,8 +180,9 @@ def verified_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[
 
 
 def unverified_parts(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns header and claims before any check: only to choose whose key verifies them. Unauthenticated: it is no
-    token."""
+    """Returns header and claims without any check; to be used only to choose the key that verifies them. Raises
+    Unauthenticated if it is no token.
+    """
     jwt = _sized(token)
     try:
         found = jwt.decode_complete(token, options={"verify_signature": False})
@@ -187,8 +198,9 @@ def _sized(token: str) -> Any:
 
 
 def principal_of(claims: Mapping[str, Any], rules: ClaimRules, now_ms: int) -> Principal:
-    """Returns the principal of claims. Unauthenticated: a claim is missing or malformed, the token is expired, not
-    valid yet, or for others."""
+    """Returns the principal of claims. Raises Unauthenticated if a claim is missing or malformed, or if the token has
+    expired, is not valid yet, or is for another audience.
+    """
     missing = [name for name in rules.required if name not in claims]
     if missing:
         raise Unauthenticated(f"the token has no claim {missing[0]!r}")
@@ -205,7 +217,9 @@ def principal_of(claims: Mapping[str, Any], rules: ClaimRules, now_ms: int) -> P
 
 
 def _check_times(claims: Mapping[str, Any], skew_ms: int, now_ms: int) -> int:
-    """Milliseconds since the epoch; 0: it does not expire."""
+    """Returns when the token expires, in milliseconds since the epoch; 0 if it does not. Raises Unauthenticated if it
+    is not valid now.
+    """
     ends_ms, begins_ms = _time_ms(claims, "exp"), _time_ms(claims, "nbf")
     if begins_ms is not None and now_ms + skew_ms < begins_ms:
         hint = _clocks(begins_ms - now_ms)
@@ -219,8 +233,9 @@ def _check_times(claims: Mapping[str, Any], skew_ms: int, now_ms: int) -> int:
 
 
 def _clocks(apart_ms: int) -> str:
-    """Returns a hint to compare the clocks, or "": a difference near whole hours is often a clock that shows local time
-    as UTC."""
+    """Returns a hint to compare the clocks, or "". A difference near whole hours is often a clock that shows local time
+    as UTC.
+    """
     hours, rest_ms = divmod(apart_ms + NEAR_MS, 3_600_000)
     if not 1 <= hours <= 14 or rest_ms > 2 * NEAR_MS:
         return ""
@@ -246,7 +261,7 @@ def _role(claims: Mapping[str, Any], claim: str) -> str:
 
 
 def unverified(token: str) -> str:
-    """Returns header and claims, as JSON. InvalidRequest: it is no token."""
+    """Returns header and claims as JSON, without any check. Raises InvalidRequest if it is no token."""
     jwt = _jwt()
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
@@ -256,8 +271,9 @@ def unverified(token: str) -> str:
 
 
 def create_token(key: Secret, algorithm: str, subject: str, now_ms: int, lifetime_s: float | None = None) -> str:
-    """A token for the role `subject`, with an id (jti) that it can be revoked by; without `lifetime_s` it holds as long
-    as the key. `key`: a secret, or a private key in PEM."""
+    """Returns a token for the role `subject`, with an id (jti) by which it can be revoked. Without `lifetime_s` it is
+    valid as long as the key. `key` is a secret, or a private key in PEM.
+    """
     claims: dict[str, Any] = {"sub": subject, "iat": now_ms // 1000, "jti": os.urandom(12).hex()}
     if lifetime_s is not None:
         claims["exp"] = int(now_ms / 1000 + lifetime_s)
@@ -291,7 +307,7 @@ def _chosen(possible: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
 
 
 def _verification_keys(settings: TokenSection, data: bytes) -> list[tuple[Any, tuple[str, ...], bytes]]:
-    """Returns each key, the algorithms that it verifies, and its bytes."""
+    """Returns for each key its algorithms and its bytes: (key, algorithms, bytes)."""
     if settings.secret_key:
         if len(data) < SECRET_BYTES_MIN:
             raise InvalidConfiguration(f"the secret key of [token] has {len(data)} bytes; {SECRET_BYTES_MIN} or more")
@@ -318,7 +334,7 @@ def _public_key(source: str, data: bytes) -> tuple[Any, tuple[str, ...]]:
 
 
 def algorithms_of(key: object) -> tuple[str, ...]:
-    """Returns the algorithms that a public key may verify; empty: it is of another kind, or weak."""
+    """Returns the algorithms that a public key may verify; empty if it is of another kind, or weak."""
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
     if isinstance(key, rsa.RSAPublicKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
@@ -359,18 +375,21 @@ HEAD = "# Tokens that are refused: one id (jti) or role (sub) a line. See docs/s
 
 
 class Revoked:
-    """The refused tokens. Raises InvalidConfiguration if the file cannot be read, or a line is neither id nor role."""
+    """The revoked tokens, by id and by role. Raises InvalidConfiguration if the file cannot be read, or a line is
+    neither id nor role.
+    """
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._listed = Watched(path, lambda: read(path), clock)
 
     def has(self, principal: Principal) -> bool:
+        """Returns whether the principal's role or token is revoked."""
         listed = self._listed.current()
         return principal.name in listed or principal.credential_id in listed
 
 
 def read(path: str) -> frozenset[str]:
-    """The ids and roles. InvalidConfiguration."""
+    """Returns the ids and roles in the file. Raises InvalidConfiguration."""
     try:
         with open(path.removeprefix("file:").removeprefix("//"), "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -388,8 +407,9 @@ def read(path: str) -> frozenset[str]:
 
 
 def id_of(token: str) -> str:
-    """Returns the `jti` of a token; the signature is not verified. Unauthenticated: it is no token; InvalidRequest: it
-    has no such id."""
+    """Returns the `jti` of a token without verifying its signature. Raises Unauthenticated if it is no token,
+    InvalidRequest if it has no id.
+    """
     found = unverified_parts(token)[1].get("jti")
     if not isinstance(found, str):
         raise InvalidRequest("the token has no id (jti): revoke its role, or replace the key of tokens")
@@ -397,7 +417,9 @@ def id_of(token: str) -> str:
 
 
 def revoke(path: str, what: str) -> None:
-    """Adds an id or a role to the list. InvalidRequest: it is neither; InvalidConfiguration: the file is unusable."""
+    """Adds an id or a role to the file. Raises InvalidRequest if it is neither, InvalidConfiguration if the file cannot
+    be used.
+    """
     if not is_role(what) or what != what.strip() or what.startswith("#"):
         raise InvalidRequest(
             "neither the id nor the role of a token: printable text on one line, without # at its start"

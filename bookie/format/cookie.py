@@ -32,4 +32,5 @@ def encode(cookie: Cookie) -> bytes:
 
 
 def decode(data: bytes, path: str) -> Cookie:
+    """Returns the cookie. Raises Damaged or NewerFormat; `path` is for the message."""
     return note.decode(data, MAGIC, Cookie, path)

@@ -43,12 +43,11 @@ class EntryIds(NamedTuple):
 
 
 def encode_records(stored: Sequence[tuple[bytes, ...]]) -> tuple[list[int], Iterator[tuple[bytes, ...]]]:
-    """The sizes of the records of some stored entries, each in one or more pieces, and what to write for each.
+    """Returns the sizes of the records of these entries, and an iterator over the bytes to write for each record.
 
-    They were verified when they came. A header is in one piece.
-
-    Works column by column: a flush has a million entries, and a call for each costs four times as much. The checksums
-    are computed when the iterator is read.
+    `stored` has each entry in one or more pieces, its header in the first; all were verified on arrival. Works column
+    by column: a flush has a million entries, and a call for each costs four times as much. The checksums are computed
+    when the iterator is read.
     """
     columns = list(zip_longest(*stored, fillvalue=b""))
     lengths = list(map(len, columns[0]))
@@ -75,7 +74,7 @@ def _record_crc(length: int, stored: tuple[bytes, ...]) -> int:
 
 
 def decode_record(data: bytes, start: int, end: int) -> bytes | None:
-    """The stored entry of the record in data[start:end], or None when it is damaged."""
+    """Returns the stored entry of the record data[start:end], or None if the record is damaged."""
     stored = data[start + RECORD_HEADER_BYTES : end]
     if end - start < RECORD_HEADER_BYTES or end > len(data):
         return None
@@ -86,10 +85,11 @@ def decode_record(data: bytes, start: int, end: int) -> bytes | None:
 
 
 def decode_records(data: bytes | memoryview, offsets: Sequence[int], ledger: int, entry: int) -> list[bytes]:
-    """The stored entries `entry`, `entry + 1`, … of `ledger`, up to the first that is damaged or another one.
+    """Returns the stored entries `entry`, `entry + 1`, … of `ledger`, up to the first record that is damaged or is
+    another entry.
 
-    Record i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]. Nothing is copied but what is returned;
-    small records are sliced faster from `bytes`.
+    Record i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]. Only what is returned is copied; small
+    records are sliced faster from `bytes`.
     """
     found: list[bytes] = []
     extend = checksum.crc32c
@@ -113,14 +113,18 @@ def decode_records(data: bytes | memoryview, offsets: Sequence[int], ledger: int
 
 
 def record_size(data: bytes, start: int) -> int:
-    """Bytes of the record at `start` by its length field, header included; 0 when the header is not whole."""
+    """Returns the size in bytes of the record at `start`, header included, by its length field; 0 if `data` ends within
+    the header.
+    """
     if len(data) - start < RECORD_HEADER_BYTES:
         return 0
     return RECORD_HEADER_BYTES + int(_HEAD.unpack_from(data, start)[0])
 
 
 def record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
-    """Returns (end, ledger, entry) of the record that begins at `start`; None if there is no whole, undamaged one."""
+    """Returns (end, ledger, entry) of the record that begins at `start`; None if there is no complete, undamaged
+    record.
+    """
     if len(data) - start < _RECORD_BYTES_MIN:
         return None
     length, crc = _HEAD.unpack_from(data, start)
@@ -134,7 +138,7 @@ def record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
 
 
 def entry_ids(stored: bytes) -> EntryIds | None:
-    """The ids in a stored entry; None when it is too short."""
+    """Returns the ids in a stored entry; None if it is too short."""
     if len(stored) < ENTRY_HEADER.size:
         return None
     return EntryIds(*ENTRY_HEADER.unpack_from(stored)[:2])

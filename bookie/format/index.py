@@ -67,14 +67,18 @@ class Extent(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Record i is entry first + deltas[i], at start + offsets[i] .. start + offsets[i + 1] of the log."""
+    """The entry ids and places of an extent's records: record i is entry first + deltas[i], at log[start + offsets[i] :
+    start + offsets[i + 1]].
+    """
 
     deltas: array[int]
     offsets: array[int]
 
 
 class GroupHeader(NamedTuple):
-    """The header of a group: its number of extents, the bytes of all their tables, the checksum of header and heads."""
+    """The header of a group: the number of its extents, the bytes of all their tables, the checksum of header and
+    heads.
+    """
 
     extents: int
     tables_bytes: int
@@ -86,7 +90,9 @@ class GroupHeader(NamedTuple):
 
 
 def encode_extent(ledger: int, entries: Sequence[int], offsets: Sequence[int], start: int) -> tuple[Extent, bytes]:
-    """The extent of ascending `entries`; `offsets` has one more element, relative to `start`. With its table."""
+    """Returns the extent of these ascending `entries`, and the bytes of its table. `offsets` are relative to `start`,
+    with one more element: the end.
+    """
     first = entries[0]
     table = _words([entry - first for entry in entries]) + _words(offsets)
     return Extent(ledger, first, entries[-1], len(entries), offsets[-1], start, crc32c(table)), table
@@ -104,7 +110,9 @@ def encode_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
 
 
 def decode_group_header(data: bytes) -> GroupHeader | None:
-    """The group header at the start of `data`; None when there is none. Its checksum needs the heads."""
+    """Returns the group header at the start of `data`; None if there is none. Its checksum can only be compared with
+    the heads.
+    """
     if len(data) < GROUP_HEADER_BYTES:
         return None
     magic, extents, tables_bytes = _GROUP.unpack_from(data)
@@ -114,12 +122,12 @@ def decode_group_header(data: bytes) -> GroupHeader | None:
 
 
 def group_checksum(data: bytes) -> int:
-    """The checksum of a group's header, to which that of its heads is added."""
+    """Returns the checksum of the group header in `data`; the heads' bytes are then added to it."""
     return crc32c(data[: _GROUP.size])
 
 
 def decode_heads(header: GroupHeader, data: bytes) -> list[Extent] | None:
-    """The extents of a group, from its header's and heads' bytes; None when they are damaged."""
+    """Returns the extents of a group from the bytes of its header and heads; None if their checksum is wrong."""
     heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.heads_bytes]
     if len(heads) != header.heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
         return None
@@ -130,13 +138,14 @@ def decode_heads(header: GroupHeader, data: bytes) -> list[Extent] | None:
 
 
 def extents_of(heads: Buffer) -> Iterator[Extent]:
-    """The extents of heads whose checksum was compared."""
+    """Yields the extents of heads whose checksum was already compared."""
     return map(Extent._make, _HEAD.iter_unpack(heads))
 
 
 def extents_with_tables(heads: Buffer, ledger: int, tables_offset: int) -> list[tuple[Extent, int]]:
-    """Returns the extents of `ledger`, each with the offset of its table; the table of the first head is at
-    `tables_offset`."""
+    """Returns the extents of `ledger`, each with the offset of its table. `tables_offset` is the offset of the table of
+    the first head.
+    """
     found: list[tuple[Extent, int]] = []
     for head in _HEAD.iter_unpack(heads):  # of other ledgers, mostly: no object for each
         if head[0] == ledger:
@@ -146,7 +155,9 @@ def extents_with_tables(heads: Buffer, ledger: int, tables_offset: int) -> list[
 
 
 class Columns(NamedTuple):
-    """Two fields of all heads, without an object for each, and where the last record of any of them ends."""
+    """Two fields of all heads as columns, because an object for each head costs too much. `reach` is where the last
+    record of any of them ends.
+    """
 
     ledgers: array[int]
     entries: array[int]
@@ -167,7 +178,7 @@ def columns_of(heads: bytes) -> Columns:
 
 
 def decode_table(extent: Extent, data: bytes) -> Table | None:
-    """The table of an extent; None when it is damaged."""
+    """Returns the table of an extent; None if it is damaged."""
     if len(data) != extent.table_bytes or crc32c(data) != extent.table_crc:
         return None
     words = array("I", data)
@@ -177,7 +188,7 @@ def decode_table(extent: Extent, data: bytes) -> Table | None:
 
 
 def single_table(extent: Extent) -> Table:
-    """The table of an extent with one entry."""
+    """Returns the table of an extent that has one entry."""
     assert extent.entries == 1
     return Table(array("I", (0,)), array("I", (0, extent.length)))
 

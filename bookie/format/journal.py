@@ -81,7 +81,9 @@ class Damaged(Exception):
 
 
 class ForeignFile(Damaged):
-    """The file is whole and belongs to another bookie: an operator mixed up directories. It cannot be repaired here."""
+    """The file is whole and belongs to another bookie, so an operator mixed up directories. The bookie cannot repair
+    this.
+    """
 
 
 class FileHeader(NamedTuple):
@@ -106,7 +108,7 @@ def crc32c(*buffers: Buffer) -> int:
 
 
 def extend_crc32c(crc: int, data: bytes) -> int:
-    """The CRC32C of the bytes that have the CRC32C `crc`, followed by `data`."""
+    """Returns the CRC32C of some bytes followed by `data`; `crc` is the CRC32C of those bytes."""
     return checksum.crc32c(data, crc)
 
 
@@ -116,7 +118,9 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def decode_file_header(data: bytes, magic: bytes, uuid: bytes, number: int, path: str) -> FileHeader:
-    """The header of a file that should be `number` of bookie `uuid`."""
+    """Returns the file header in `data`. Raises Damaged, ForeignFile or NewerFormat if it is not that of file `number`
+    of bookie `uuid`.
+    """
     if len(data) < FILE_HEADER_BYTES:
         raise Damaged(path, 0, f"{len(data)} bytes are too few for a file header")
     head = data[: _HEADER.size]
@@ -171,7 +175,9 @@ class JournalRecord(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The records of a block, field by field: a replay reads a million, and a row for each costs more than its CRC."""
+    """The records of a block as columns: a replay reads millions of records, and an object for each costs more than its
+    CRC.
+    """
 
     types: tuple[int, ...]
     ledgers: tuple[int, ...]
@@ -183,7 +189,8 @@ class Records(NamedTuple):
 
 
 class BlockHeader(NamedTuple):
-    """The header of a block: its journal's id, its number in the file, the bytes that were synced when it was made.
+    """The header of a block: its journal's id, its number in the file, the number of bytes that were synced when it was
+    made.
 
     `records` and `length` are the number and bytes of its records, `records_crc` the CRC32C of their CRCs.
     """
@@ -211,7 +218,9 @@ def padded(size: int) -> int:
 
 
 def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> tuple[bytes, int]:
-    """Returns (record header, total record size). The payload's buffers follow the header and are not copied here."""
+    """Returns the record's header, and the size of the whole record. The caller writes the payload's buffers after the
+    header; they are not copied.
+    """
     length = 0
     for buffer in payload:
         length += len(buffer)
@@ -223,10 +232,10 @@ def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[B
 def encode_adds(
     ledger: int, entries: Sequence[tuple[int, Sequence[Buffer], int]], headers: list[bytes], buffers: list[Buffer]
 ) -> int:
-    """Appends an ADD record for each of the entries (id, stored, bytes), all verified: its header to `headers`, what is
-    written to `buffers`. Returns its bytes.
+    """Encodes an ADD record for each of the entries (id, stored, bytes), which must be verified. Appends the record
+    headers to `headers`, and all that is to be written to `buffers`. Returns the bytes of all records.
 
-    The first buffer of each entry, its own header, is copied after the record's: half as many buffers to write.
+    The first buffer of an entry, its header, is joined to the record header, which halves the number of buffers.
     """
     total = 0
     for entry, stored, size in entries:
@@ -249,26 +258,27 @@ def encode_adds(
 def encode_block_header(
     salt: int, journal: int, sequence: int, offset: int, synced_upto: int, record_headers: Sequence[bytes], length: int
 ) -> bytes:
-    """The header of a block at `offset`, of the records with these headers, `length` bytes together."""
+    """Returns the header of a block at `offset` whose records have these headers, and `length` bytes together."""
     records_crc = crc32c(b"".join([header[:4] for header in record_headers]))
     head = _BLOCK.pack(BLOCK_MAGIC, journal, sequence, synced_upto, len(record_headers), length, records_crc)
     return head + _CRC.pack(crc32c(_SEED.pack(salt, offset), head))
 
 
 def encode_block_prefix(journal: int) -> bytes:
-    """The first 12 bytes of every block of this journal."""
+    """Returns the first 12 bytes of every block of this journal."""
     return struct.pack(">IQ", BLOCK_MAGIC, journal)
 
 
 def encode_first_block(header: bytes) -> bytes:
-    """The first 4096 bytes of a journal: its file header, twice."""
+    """Returns the first 4096 bytes of a journal: its file header, twice."""
     half = header + bytes(HEADER_COPY_OFFSET - len(header))
     return half + half
 
 
 def decode_block_header(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
-    """The block header at the start of `data`, which is at `offset` of the file; None unless it is a valid one of
-    this use of this journal file."""
+    """Returns the block header at the start of `data`, which is at `offset` of the file; None if it is not a valid one
+    that this use of the file wrote.
+    """
     if len(data) < BLOCK_HEADER_BYTES:
         return None
     magic, *rest = _BLOCK.unpack_from(data)
@@ -280,7 +290,9 @@ def decode_block_header(data: bytes, salt: int, journal: int, offset: int) -> Bl
 
 
 def decode_records(header: BlockHeader, data: bytes, offset: int = 0) -> Records | None:
-    """The records that begin at `offset` of `data`, of a block whose header is `header`; None when any is wrong."""
+    """Returns the records of a block with this header, which begin at `offset` of `data`; None if any of them is
+    damaged.
+    """
     limit = offset + header.length
     if len(data) < limit:
         return None

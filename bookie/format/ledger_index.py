@@ -60,7 +60,9 @@ class FactKind(enum.IntEnum):
 
 
 class LedgerState(NamedTuple):
-    """A descriptor: fence, master key (20 bytes), largest LAC and largest entry stored (-1: none)."""
+    """What the ledger index has of a ledger: fence, master key (20 bytes), largest LAC and largest entry stored (-1:
+    none).
+    """
 
     ledger: int
     fenced: bool
@@ -69,19 +71,21 @@ class LedgerState(NamedTuple):
     last: int
 
     def __repr__(self) -> str:
-        """Leaves the key out, because a repr may reach a log."""
+        """Returns a text without the key, because a repr may reach a log."""
         return f"LedgerState({self.ledger}, fenced={self.fenced}, lac={self.lac}, last={self.last})"
 
 
 class Tombstone(NamedTuple):
-    """The ledgers `first … last` were deleted: nothing of them is readable, and their space is free."""
+    """The ledgers `first … last` were deleted: none of their entries can be read, and their space is free."""
 
     first: int
     last: int
 
 
 class Quarantined(NamedTuple):
-    """Entries of which the only local copy is damaged: a miss is UNKNOWN, never "no such entry"."""
+    """Entries whose only copy on this bookie is damaged: a read of one that is not found is UNKNOWN, never "no such
+    entry".
+    """
 
     ledger: int
     first: int
@@ -89,7 +93,7 @@ class Quarantined(NamedTuple):
 
 
 class Mended(NamedTuple):
-    """Quarantined entries that were stored again."""
+    """Quarantined entries of which a good copy was stored again."""
 
     ledger: int
     first: int
@@ -97,14 +101,16 @@ class Mended(NamedTuple):
 
 
 class LimboRow(NamedTuple):
-    """Data of ledgers up to `upto` may be lost (`entered`), or was restored (left)."""
+    """Entries of ledgers up to `upto` may be lost (`entered`), or were all restored (not `entered`)."""
 
     upto: int
     entered: bool
 
 
 class Drained(NamedTuple):
-    """A log from which everything that lives was copied elsewhere: no reader needs it, and a start removes it."""
+    """An entry log whose living entries were all copied to another log: readers do not need it, and a start removes its
+    files.
+    """
 
     log: int
 
@@ -137,7 +143,7 @@ def encode(record: State) -> bytes:
 
 
 def decode(data: Buffer, offset: int = 0) -> State | None:
-    """The record at `offset`; None when it is damaged or cut."""
+    """Returns the record at `offset` of `data`; None if it is damaged or cut off."""
     body = bytes(data[offset + _CRC.size : offset + RECORD_BYTES])
     if len(body) != _BODY.size or crc32c(body) != _CRC.unpack_from(data, offset)[0]:
         return None
@@ -159,7 +165,7 @@ def decode(data: Buffer, offset: int = 0) -> State | None:
 
 
 def decode_all(data: bytes, path: str) -> Iterator[State]:
-    """The records of a whole file (with its header, which is checked elsewhere), cut at the mark's end."""
+    """Yields the records of a whole file, which must be cut at the mark's end. Its header is checked elsewhere."""
     for offset in range(FILE_HEADER_BYTES, len(data), RECORD_BYTES):
         record = decode(data, offset)
         if record is None:

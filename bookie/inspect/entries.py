@@ -21,7 +21,8 @@ from .snapshot import Damage, Gone, Readable, Snapshot, open_file
 
 
 class Copy(NamedTuple):
-    """A copy of an entry. `damage` says why it is not whole; None: checksums and ids are right."""
+    """A copy of an entry, and where it is. `damage` says what is wrong with it; None: its checksums and ids are right.
+    """
 
     entry: int
     kind: str  # "log" or "journal"
@@ -33,7 +34,7 @@ class Copy(NamedTuple):
 
 
 def extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | Gone]:
-    """The extents of a ledger in all logs, and the damage in their indexes."""
+    """Yields the extents of a ledger in all logs, and the damage that is found in their indexes."""
     for log in indexes.logs(snapshot):
         for found in indexes.extents(snapshot, log):
             if not isinstance(found, ExtentPlace) or found.extent.ledger == ledger:
@@ -41,7 +42,9 @@ def extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | 
 
 
 def in_logs(snapshot: Snapshot, places: list[ExtentPlace], entry: int | None = None) -> Iterator[Copy | Damage | Gone]:
-    """The copies in these extents of one ledger, in entry order within each extent."""
+    """Yields the copies of entries in these extents of one ledger, in entry order within each extent; those of one
+    `entry` if it is given.
+    """
     for place in sorted(places, key=lambda place: (place.extent.first, place.log)):
         if entry is None or place.extent.first <= entry <= place.extent.last:
             yield from _in_extent(snapshot, place, entry)
@@ -85,7 +88,7 @@ def _copy(file: Readable, place: ExtentPlace, entry: int, offset: int, size: int
 
 
 def in_journals(snapshot: Snapshot, ledger: int, entry: int | None = None) -> Iterator[Copy | Damage | Gone]:
-    """The copies in the journal from the mark on, which the last checkpoint does not have."""
+    """Yields the copies in the journal after the mark, which are not in the last checkpoint."""
     for found in _behind_the_mark(snapshot):
         if isinstance(found, Damage | Gone):
             yield found
@@ -97,7 +100,7 @@ def in_journals(snapshot: Snapshot, ledger: int, entry: int | None = None) -> It
 
 
 def in_journal_records(snapshot: Snapshot, ledger: int) -> Iterator[str]:
-    """The types of the records of a ledger in the journal from the mark on."""
+    """Yields the type of each record of the ledger in the journal after the mark."""
     for found in _behind_the_mark(snapshot):
         if isinstance(found, journals.Block):
             for record in found.records:

@@ -38,7 +38,7 @@ class Group(NamedTuple):
 
 
 def logs(snapshot: Snapshot) -> list[int]:
-    """The numbers of all logs, also where only the log or only its index exists."""
+    """Returns the numbers of all logs, including those of which only the log file or only the index file exists."""
     return numbers(snapshot, ENTRIES, (LOG_SUFFIX, INDEX_SUFFIX))
 
 
@@ -77,7 +77,7 @@ class IndexFile:
             yield Damage(self.file.path, offset, f"the file ends here and should be {self.end} bytes long")
 
     def _group(self, offset: int) -> Group | None:
-        """The group at an offset, when its heads match the checksum."""
+        """Returns the group at `offset`; None if its heads do not match the checksum."""
         data = self.file.pread(GROUP_HEADER_BYTES, offset)
         header = index.decode_group_header(data)
         if header is None:
@@ -99,15 +99,16 @@ class IndexFile:
         return None
 
     def _heads(self, group: Group, piece_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
-        """The bytes of a group's heads, piece by piece."""
+        """Yields the bytes of a group's heads, piece by piece."""
         start = group.offset + GROUP_HEADER_BYTES
         end = start + group.header.heads_bytes
         for at in range(start, end, piece_bytes):
             yield self.file.pread(min(piece_bytes, end - at), at)
 
     def extents(self, group: Group, pieces: int = 1) -> Iterator[ExtentPlace]:
-        """Yields the extents of a group in the order of the index. `pieces`: how many groups are read at the same time,
-        and share the memory."""
+        """Yields the extents of a group in the order of the index. `pieces` is the number of groups that the caller
+        reads at the same time; they share the memory bound.
+        """
         piece_bytes = max(_PIECE_BYTES // HEAD_BYTES // pieces, _HEADS_MIN) * HEAD_BYTES
         offset = group.offset + GROUP_HEADER_BYTES + group.header.heads_bytes
         for piece in self._heads(group, piece_bytes):
@@ -117,8 +118,9 @@ class IndexFile:
                 offset += extent.table_bytes
 
     def table(self, place: ExtentPlace) -> Table | Damage:
-        """Returns the table of an extent. It is read twice before it is called damaged: the scrubber writes a table
-        again in its place."""
+        """Returns the table of an extent. A bad table is read a second time before it is called damaged, because the
+        scrubber may be rewriting it in place.
+        """
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
             found = index.decode_table(place.extent, data)

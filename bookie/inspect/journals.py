@@ -78,7 +78,7 @@ def journals(snapshot: Snapshot) -> list[int]:
 
 
 def spares(snapshot: Snapshot) -> list[str]:
-    """Returns the recycled segments that wait for their next use, and one that is being zero-filled."""
+    """Returns the recycled segments that wait for reuse, and the one that is being filled with zeros, if any."""
     path = snapshot.path(JOURNAL)
     if not snapshot.files.exists(path):
         return []
@@ -86,7 +86,7 @@ def spares(snapshot: Snapshot) -> list[str]:
 
 
 def missing(snapshot: Snapshot) -> Iterator[Damage]:
-    """Journals that the mark or their neighbours need and that do not exist."""
+    """Yields a Damage for each journal that does not exist although the mark or the neighbours' numbers require it."""
     if snapshot.mark is None or not snapshot.mark.journal:
         return
     there = journals(snapshot)
@@ -99,7 +99,7 @@ def missing(snapshot: Snapshot) -> Iterator[Damage]:
 
 
 def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
-    """The blocks of a journal from the first at or after `start`."""
+    """Yields the blocks of a journal, from the first that begins at or after `start`."""
     path = snapshot.path(JOURNAL, journal_name(number))
     file = open_file(snapshot, path)
     if file is None:
@@ -121,7 +121,9 @@ def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
 
 
 def _header(snapshot: Snapshot, file: Readable, number: int) -> tuple[FileHeader | None, Damage | None]:
-    """Returns either copy of the header, and what is wrong with the first that is not whole."""
+    """Returns the header from a copy that is whole (None if neither is), and the damage of the first copy that is not
+    (None if both are).
+    """
     first, second = (header_of(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
     if isinstance(first, Damage):
         return None if isinstance(second, Damage) else second, first
@@ -158,8 +160,9 @@ def _block(file: Readable, header: FileHeader, offset: int) -> Block | None:
 def _judge(
     snapshot: Snapshot, file: Readable, header: FileHeader, bad: int
 ) -> tuple[Damage | Torn | Gone | None, int | None]:
-    """Returns what the bad block is, and where to go on: at the next block, at `bad` if it is whole now, or nowhere
-    (None)."""
+    """Returns what the bad block is, and where the walk continues: at the next block, at `bad` if it is whole now, or
+    None (nowhere).
+    """
     begun = _block_header(file, header, bad)
     durable = _durable_end(snapshot, header.number)
     synced = durable is not None and durable > bad
@@ -178,7 +181,7 @@ def _judge(
 
 
 def _durable_end(snapshot: Snapshot, number: int) -> int | None:
-    """Returns how much of a journal the header of the next one says is synced."""
+    """Returns up to which offset the journal was synced, by the header of the next journal; None if that is unknown."""
     file = open_file(snapshot, snapshot.path(JOURNAL, journal_name(number + 1)))
     if file is None:
         return None
@@ -190,8 +193,9 @@ def _durable_end(snapshot: Snapshot, number: int) -> int | None:
 
 
 def _next_block(file: Readable, header: FileHeader, start: int, bad: int) -> int | None:
-    """Returns where the next valid block header of this use of the file is; None if there is none, or if none was made
-    after the block at `bad` was synced."""
+    """Returns the offset of the next valid block header of this use of the file. None if there is none, or if no such
+    block was made after the block at `bad` was synced.
+    """
     first: int | None = None
     for base, data in windows(file, start, file.size()):
         at = data.find(_MAGIC)

@@ -29,7 +29,7 @@ _PIECE_BYTES = WINDOW_BYTES // RECORD_BYTES * RECORD_BYTES
 
 
 class Ledger(NamedTuple):
-    """A descriptor without its key."""
+    """What the ledger index has of a ledger, without its key."""
 
     ledger: int
     fenced: bool
@@ -73,7 +73,7 @@ def overview(snapshot: Snapshot) -> Overview:
 
 
 def states(snapshot: Snapshot, seen: Overview, start: int = 0, stop: int | None = None) -> Iterator[Ledger]:
-    """The ledgers from id `start` to before `stop`, ascending, as their last record says."""
+    """Yields the ledgers with `start` ≤ id < `stop`, ascending, as the last record of each says."""
     opened = _open(snapshot)
     if isinstance(opened, Damage):
         return
@@ -91,7 +91,7 @@ def states(snapshot: Snapshot, seen: Overview, start: int = 0, stop: int | None 
 
 
 def _open(snapshot: Snapshot) -> tuple[Readable, int] | Damage:
-    """The file that the mark names and its end; without a mark the newest generation, whole."""
+    """Returns the file that the mark names, and its end; without a mark the newest generation, to its end."""
     for _ in range(_TRIES):
         generation, end = _named(snapshot)
         path = snapshot.path(LEDGERS, name(generation))
@@ -109,7 +109,7 @@ def _named(snapshot: Snapshot) -> tuple[int, int | None]:
 
 
 def _records(snapshot: Snapshot, file: Readable, end: int) -> Iterator[State | Damage]:
-    """The records in the order of the file, without damaged ones."""
+    """Yields the records in the order of the file, and a Damage in the place of each damaged one."""
     generation = int(file.path.rpartition("/")[2].removesuffix(SUFFIX))
     header = header_of(snapshot, file, MAGIC, generation)
     if isinstance(header, Damage):

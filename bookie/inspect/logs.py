@@ -55,10 +55,10 @@ def log_path(snapshot: Snapshot, log: int) -> str:
 
 
 def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
-    """Returns Gone if a missing log was removed, else Damage: a removal deletes a log before its index, when nothing
-    lives in it.
+    """Returns Gone if this missing log was removed, else Damage.
 
-    Tombstones that are in the journal alone are not known here: until the next checkpoint such a log counts as missing.
+    A log without living entries is deleted before its index, so its index may still exist. Tombstones that are only in
+    the journal are not known here: until the next checkpoint such a log counts as Damage.
     """
     path, index = log_path(snapshot, log), index_path(snapshot, log)
     if not snapshot.is_committed(log) or not snapshot.files.exists(index):
@@ -72,8 +72,9 @@ def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
 
 
 def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
-    """The records from the first that begins at or after `start`. `start` must be the offset of a record, or damage
-    is what is found first."""
+    """Yields the records from offset `start` on, which must be the offset of a record: otherwise damage is yielded
+    first.
+    """
     path = log_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is None:
@@ -91,7 +92,7 @@ def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Fou
 
 
 def _end_offset(snapshot: Snapshot, log: int) -> int | None:
-    """Returns the length that the log must have; None: not known."""
+    """Returns the length that the log must have; None if it is not known."""
     ends = snapshot.ends(log)
     if ends is not None:
         return ends[0]

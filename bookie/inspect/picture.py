@@ -190,7 +190,7 @@ def _ledgers(logs: list[LogSummary]) -> Iterator[str]:
 
 
 def _bar(label: str, pieces: list[Piece], largest: int, mark: int | None = None) -> str:
-    """A bar of the pieces one after the other; `largest` bytes are the whole width."""
+    """Returns a bar of the pieces, one after the other; `largest` bytes are the whole width."""
     scale = WIDTH / largest if largest else 0.0
     said = "; ".join(piece.title for piece in pieces if piece.bytes)
     parts = [

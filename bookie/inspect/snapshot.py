@@ -1,7 +1,7 @@
 """A look into a bookie's directory: what all readers of this folder share. No code here writes, locks or makes files.
 
-    found = take(files, directory)       cookie, mark and the ends that they name, as they are now
-    found.damages                        what of these could not be read
+    found = take_snapshot(files, directory)   cookie, mark and the ends that they name, as they are now
+    found.damages                             what of these could not be read
 
 The readers (`journals`, `logs`, `indexes`, `ledgers`) are generators. They yield what they find, in the order of the
 bytes, yield a `Damage` in the place of what is not whole, and continue after it. Memory is bounded by a window of the
@@ -62,7 +62,7 @@ class Readable(Protocol):
 
 
 class Gone(NamedTuple):
-    """A file that a running bookie removed or reused while it was inspected."""
+    """A file that a running bookie removed or reused while it was being inspected."""
 
     path: str
 
@@ -83,21 +83,21 @@ class Snapshot(NamedTuple):
         return join_path(self.directory, *names)
 
     def ends(self, log: int) -> tuple[int, int] | None:
-        """Returns (log end, index end) of a log that is being written; None: all of its files counts."""
+        """Returns (log end, index end) of a log that is being written; None if all of its files counts."""
         return None if self.mark is None else open_logs(self.mark).get(log)
 
     def is_committed(self, log: int) -> bool:
-        """Whether the mark knows the log; one that it does not know yet belongs to a checkpoint that has not ended."""
+        """Returns whether the mark covers the log; if not, an unfinished checkpoint made it."""
         return self.mark is None or log <= self.mark.last_log
 
 
 def open_logs(mark: Mark) -> dict[int, tuple[int, int]]:
-    """The logs that are being written: where they and their indexes end."""
+    """Returns for each log that is being written where the log and its index end."""
     return {each.number: (each.log_end, each.index_end) for each in (mark.hot, mark.cold) if each.number}
 
 
 def take_snapshot(files: Files, directory: str) -> Snapshot:
-    """Takes a snapshot of a bookie's directory. NotFound if it is not a bookie's."""
+    """Returns a snapshot of a bookie's directory. Raises NotFound if it is not the directory of a bookie."""
     if not files.exists(directory):
         raise NotFound(f"there is no directory {directory}")
     names = files.list_directory(directory)
@@ -132,7 +132,7 @@ def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
 
 
 def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[Mark | None, int, bytes]:
-    """Returns (mark, marks written, uuid): the uuid is the mark's own where the cookie said none."""
+    """Returns (mark, number of marks written, uuid). The uuid is the mark's if that of the cookie is unknown."""
     if not files.exists(path):
         damages.append(Damage(path, 0, "the mark is missing"))
         return None, 0, uuid
@@ -167,7 +167,7 @@ def _whole(files: Files, path: str) -> bytes:
 
 
 class _Tolerant:
-    """A file whose unreadable pages are zeros."""
+    """A file of which pages that the disk cannot read count as zeros."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -195,7 +195,7 @@ class _Tolerant:
 
 
 def open_file(snapshot: Snapshot, path: str) -> Readable | None:
-    """The file, opened to be read; None: it does not exist any more."""
+    """Opens the file for reading; returns None if it does not exist any more."""
     try:
         return _Tolerant(snapshot.files.open(path, write=False))
     except FileNotFoundError:
@@ -203,7 +203,9 @@ def open_file(snapshot: Snapshot, path: str) -> Readable | None:
 
 
 def header_of(snapshot: Snapshot, file: Readable, magic: bytes, number: int, offset: int = 0) -> FileHeader | Damage:
-    """The file's header. Where the store's uuid is not known, that of the file is taken. A newer format is refused."""
+    """Returns the header of the file, or its damage. If the store's uuid is not known, any uuid is accepted. Raises
+    InvalidRequest if the format is newer.
+    """
     data = file.pread(FILE_HEADER_BYTES, offset)
     uuid = snapshot.uuid if any(snapshot.uuid) else data[12:28]
     try:
@@ -215,7 +217,7 @@ def header_of(snapshot: Snapshot, file: Readable, magic: bytes, number: int, off
 
 
 def numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
-    """The numbers of the files in a folder of the store, ascending, without other names."""
+    """Returns the numbers of the files in a folder of the store, ascending; other names are ignored."""
     path = snapshot.path(folder)
     if not snapshot.files.exists(path):
         return []

@@ -24,7 +24,7 @@ HOLDERS_MAX = 20
 
 
 class Holder(NamedTuple):
-    """A ledger that has data in an entry log, how many bytes, and whether they are live."""
+    """A ledger that has data in an entry log, the number of bytes, and whether they are live."""
 
     ledger: int
     bytes: int
@@ -53,7 +53,7 @@ class LogSummary(NamedTuple):
 
 
 class JournalSummary(NamedTuple):
-    """A journal file in short: its size, the end of its whole blocks, and its damage."""
+    """A journal file in short: its size, where its last whole block ends, and its damage."""
 
     journal: int
     bytes: int
@@ -62,7 +62,7 @@ class JournalSummary(NamedTuple):
 
 
 class StoreSummary(NamedTuple):
-    """A bookie's store in short: its logs, its journals, and what its ledger index counts."""
+    """A bookie's store in short: its logs, its journals, and the counts of its ledger index."""
 
     directory: str
     logs: list[LogSummary]
@@ -87,7 +87,7 @@ class StoreSummary(NamedTuple):
 
 
 def log_summary(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | Gone:
-    """Summarizes a log from the heads of its index; the log's records are not read."""
+    """Summarizes a log from the heads of its index; does not read the log's records."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[Damage] = []
     if size is None:
@@ -154,7 +154,7 @@ class _Sums:
 
 
 def _weight(holder: Holder) -> tuple[bool, int]:
-    """The largest ledgers; live ones come first, because they keep the log."""
+    """The sort key for the holders to show: live ledgers first, because they keep the log, then by bytes."""
     return holder.live, holder.bytes
 
 
@@ -187,7 +187,9 @@ def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | Gone:
 
 
 def store_summary(snapshot: Snapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
-    """The whole summary. Reads the journals and the heads of all indexes; `advance` gets the number of files done."""
+    """Returns the summary of the whole store. Reads the journals and the heads of all indexes; `advance` is called with
+    the number of files done.
+    """
     seen = ledgers.overview(snapshot)
     of_logs: list[LogSummary | Gone] = []
     for number in indexes.logs(snapshot):
@@ -221,7 +223,7 @@ def _size(snapshot: Snapshot, path: str) -> int | None:
 
 
 def _other_bytes(snapshot: Snapshot) -> int:
-    """The bytes of files that are neither log nor journal nor ledger index."""
+    """Returns the bytes of all files that are neither log nor journal nor ledger index."""
     total = 0
     for name in snapshot.files.list_directory(snapshot.directory):
         if name not in (ENTRIES, JOURNAL, LEDGERS):

@@ -60,7 +60,7 @@ from ..store.memtable import Intervals
 
 
 class RepairReason(enum.Enum):
-    """The reason why a bookie's copies are missing."""
+    """The reason why copies on a bookie are missing."""
 
     LOST = "lost"
     DEPARTING = "departing"
@@ -73,7 +73,7 @@ GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
 
 
 class Stuck(enum.Enum):
-    """The reason why a worker could not make a ledger whole: it stays marked and is tried again."""
+    """The reason why a worker could not repair a ledger, which stays marked and is tried again."""
 
     NO_TARGET = "no other bookie can take the copy"
     LOST = "no bookie has the entry any more"
@@ -84,14 +84,17 @@ class Stuck(enum.Enum):
 
 
 class Absences:
-    """The times since which bookies are not registered. Begins anew with each auditor: a bookie gets all the grace."""
+    """Since when each bookie has not been registered. A new auditor begins with an empty table, so each absent bookie
+    gets the whole grace period.
+    """
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._since: dict[str, float] = {}
 
     def observe(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
-        """Notes which of `names` are absent at `now`; returns those that are absent for longer than the grace period.
+        """Records which of `names` are not in `present` at `now`. Returns all bookies that have been absent for the
+        grace period.
         """
         for name in names:
             self._since.setdefault(name, now)
@@ -104,7 +107,7 @@ class Absences:
 
 
 def placed(record: LedgerRecord) -> dict[str, None]:
-    """Returns every bookie that a fragment names, in order, once."""
+    """Returns every bookie that a fragment of the ledger names, once, in order."""
     return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
 
 
@@ -112,9 +115,10 @@ def judge(
     record: LedgerRecord | None, gone: Mapping[str, RepairReason], found: Mapping[str, RepairReason],
     mark: UnderReplicatedRecord | None, now_ms: int,
 ) -> UnderReplicatedRecord | None:  # fmt: skip
-    """The mark that the ledger should have; None: none. `gone`: LOST and DEPARTING; `found`: the reasons of the others.
+    """Returns the mark that the ledger should have, None if it needs none. `gone` has the LOST and DEPARTING bookies,
+    `found` the reasons that a check found for others.
 
-    A reason that was found stays until a worker has repaired the ledger, also when it is not found again.
+    A reason that was found stays in the mark until a worker has repaired the ledger, even if it is not found again.
     """
     if record is None:
         return None
@@ -146,8 +150,9 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
 def record_failure(
     mark: UnderReplicatedRecord, stuck: Stuck, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
-    """Returns the mark after a try that did not make the ledger whole: the next try waits twice as long as the one
-    before."""
+    """Returns the mark after an attempt that did not repair the ledger: the wait before the next attempt is twice as
+    long as the one before.
+    """
     wait_s = back_off_s(mark.attempts + 1, retry_min_s, retry_max_s)
     return msgspec.structs.replace(
         mark, attempts=mark.attempts + 1, stuck=stuck.value, last_error=error, retry_ms=now_ms + int(1000 * wait_s)
@@ -155,25 +160,27 @@ def record_failure(
 
 
 def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
-    """Returns the seconds that a ledger waits after `attempts` failed tries."""
+    """Returns how many seconds a ledger waits after `attempts` failed attempts."""
     return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
 
 
 def waits_s(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
-    """Returns how long the ledger waits for its next try; `seen_s`: how long the reader has known this mark.
+    """Returns how many seconds the ledger must still wait before its next attempt. `seen_s` says for how long the
+    reader has known this version of the mark.
 
-    `retry_ms` is of the clock of the worker that failed, which may be a day off. So it counts for no more than the
-    back-off that the mark's attempts ask for, measured with the reader's own clock from when it saw the mark.
+    `retry_ms` was set by the clock of the worker that failed, which may be a day off. So the wait is at most the
+    back-off after `attempts` failures, measured by the reader's own clock from when it saw the mark.
     """
     bound_s = back_off_s(mark.attempts, retry_min_s, retry_max_s) - seen_s
     return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))
 
 
 def hurried(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
-    """Returns the mark that is tried at once, as something changed that may help. Its attempts are kept, so that it is
-    not tried in a tight loop."""
+    """Returns the mark with its next attempt due at once, because something changed that may help. Its count of
+    attempts stays, so that it is not retried in a tight loop.
+    """
     return msgspec.structs.replace(mark, retry_ms=0)
 
 
@@ -185,7 +192,7 @@ FILL = ("choose", "compare", "copy", "verify", "replace")
 
 
 class Final(NamedTuple):
-    """A final fragment; empty when `last` is below `first`."""
+    """A final fragment: entries `first … last` and its bookies. It is empty if `last` is below `first`."""
 
     first: int
     last: int
@@ -193,7 +200,7 @@ class Final(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A copy that is missing, or a part of one: entries of `first … last` whose write set has `slot`."""
+    """A missing copy, or a part of one: those entries of `first … last` whose write set has `slot`."""
 
     first: int  # of the fragment
     last: int
@@ -220,7 +227,7 @@ class Recover(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Leaves the ledger marked, and tries again after `seconds`."""
+    """Leaves the ledger marked; the next attempt is after `seconds`."""
 
     why: Stuck
     text: str
@@ -244,7 +251,8 @@ def final_fragments(record: LedgerRecord) -> list[Final]:
 
 
 def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yields first and last of each run of entries of `first … last` whose write set has `slot`, ascending."""
+    """Yields (first, last) of each run of consecutive entries of `first … last` whose write set has `slot`, ascending.
+    """
     entry = first
     while entry <= last:
         length = striping.run_length(entry, slot)
@@ -254,7 +262,7 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
 
 
 def lacking(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[int, int], ...]:
-    """Returns the runs of `wanted` that are not in `held`."""
+    """Returns the parts of the runs `wanted` that are not in `held`."""
     found: list[tuple[int, int]] = []
     for first, last in wanted:
         at = first
@@ -268,13 +276,14 @@ def lacking(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[i
 
 
 def to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[Final, str]]:
-    """Returns the pairs (final fragment, bookie) to ask for the entries that they hold: all but the bookies of `gone`.
+    """Returns the pairs (final fragment, bookie) for which the bookie is asked which entries it holds: all bookies but
+    `gone`.
     """
     return [(final, bookie) for final in final_fragments(record) for bookie in final.bookies if bookie not in gone]
 
 
 def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, ...]:
-    """Returns every gap of the final fragments, those of fragments with the fewest whole copies first."""
+    """Returns every gap of the final fragments. Gaps of fragments with the fewest whole copies come first."""
     striping = striping_of(record)
     found: list[tuple[int, int, Gap]] = []
     for number, final in enumerate(final_fragments(record)):
@@ -293,15 +302,17 @@ def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, 
 
 
 def gone_now(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
-    """Returns the bookies that a worker may treat as gone: those that the auditor called gone and that are not back,
-    and the departing."""
+    """Returns the bookies that a worker may treat as gone: those that the mark calls gone and that are not registered
+    again, and the departing ones.
+    """
     lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
     return frozenset(lost | set(departing))
 
 
 class Look(msgspec.Struct, frozen=True):
-    """The state of a ledger that `decide` goes by. `unsettled_s`: for how long its last fragment has been in this
-    state."""
+    """What a worker found out about a ledger, as input for `decide`. `unsettled_s` says for how long its last fragment
+    has been in its present state.
+    """
 
     record: LedgerRecord | None
     marked: frozenset[str]  # whose copies are to be seen to
@@ -313,8 +324,9 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def why_unreadable(look: Look, entry: int) -> Stuck:
-    """Returns why an entry cannot be read. LOST: every bookie that should have it is gone, or answers that it lacks it.
-    Else it may come back."""
+    """Returns why an entry cannot be read. LOST: every bookie that should have it is gone, or answered that it lacks
+    it. Any other reason may pass.
+    """
     record = look.record
     assert record is not None
     final = next(each for each in final_fragments(record) if each.first <= entry <= each.last)
@@ -329,11 +341,11 @@ def why_unreadable(look: Look, entry: int) -> Stuck:
 
 
 def unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
-    """Whether the last fragment is not final, and only a recovery can make it final. A recovery may wait for the writer
-    first.
+    """Returns whether the last fragment is not final, and only a recovery can make it final. The worker may give the
+    writer time first.
 
-    `gone`: also bookies that report damage in it. While the ledger is written only its writer knows which entries are
-    confirmed, so its last fragment is not filled; and an idle ledger may be open for months.
+    `gone` also has bookies that report damage in this fragment. While the ledger is written only its writer knows which
+    entries are confirmed, so its last fragment is not filled; and an idle ledger may be open for months.
     """
     if record.state == CLOSED:
         return False
@@ -341,7 +353,7 @@ def unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
 
 
 def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesRecord]) -> frozenset[str]:
-    """The bookies of the last fragment that report damage in it."""
+    """Returns the bookies of the last fragment that report damage in it."""
     last = record.fragments[-1]
     return frozenset(
         bookie for bookie, report in reports.items()
@@ -350,7 +362,9 @@ def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesR
 
 
 def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
-    """Returns the next step, by the table in the module's docstring. `tried`: each gap was tried in this turn."""
+    """Returns the next step, by the table in the module's docstring. `tried` says that each gap was already tried while
+    this worker has the lock.
+    """
     record = look.record
     if record is None:
         return Unmark("the ledger was deleted")
@@ -382,16 +396,16 @@ BURST_S = 0.1
 
 
 class Pace:
-    """The rate at which a worker copies: a bucket of bytes that fills with time."""
+    """Limits the rate at which a worker copies: a token bucket of bytes."""
 
     def __init__(self, bytes_per_s: int) -> None:
-        """Sets the limit; 0: none."""
+        """Sets the limit; 0 means no limit."""
         self.bytes_per_s = bytes_per_s
         self._tokens = bytes_per_s * BURST_S
         self._at = 0.0
 
     def spend(self, now: float, size: int) -> float:
-        """Seconds to wait."""
+        """Takes `size` bytes from the bucket. Returns the seconds that the caller must wait."""
         if not self.bytes_per_s:
             return 0.0
         elapsed = max(0.0, now - self._at)

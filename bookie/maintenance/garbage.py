@@ -18,7 +18,7 @@ logs are moved together (store/entrylog/compaction.py). Any error ends the pass 
 
     collector.plan()                                   what would be done with each log, and why; changes nothing
     collector.run(force, minor, major, on_progress)    one pass, then deletion and compaction; one at a time
-    collector.keep()                                   for ever: passes, minor and major compactions by their intervals
+    collector.run_forever()                            for ever: passes, minor and major compactions by their intervals
 
 Guarded by tests/bookie/maintenance/test_garbage.py and test_garbage_doubt.py.
 """
@@ -70,14 +70,15 @@ MAGIC = b"MGN-GCOL"
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The times of day of the last compactions, in ms."""
+    """The wall-clock times of the last compactions, in ms."""
 
     minor_ms: int
     major_ms: int
 
 
 class Schedule:
-    """The times at which minor and major compaction are due, durable in a note of the data directory."""
+    """When minor and major compaction are due. The times of the last ones are stored in a file of the data directory.
+    """
 
     def __init__(self, world: World, directory: str, pass_s: float, minor_s: float, major_s: float) -> None:
         self._world = world
@@ -105,10 +106,12 @@ class Schedule:
         return self._world.clock.monotonic() + max(0.0, left_s)
 
     def due(self) -> tuple[bool, bool]:
+        """Returns (minor is due, major is due)."""
         now = self._world.clock.monotonic()
         return now >= self._minor_due, now >= self._major_due
 
     async def ran(self, *, minor: bool, major: bool) -> None:
+        """Records that these compactions ran now; their intervals begin again."""
         if not minor and not major:
             return
         now, wall_ms = self._world.clock.monotonic(), self._world.clock.wall_ms()
@@ -156,7 +159,7 @@ _READS_MAX = 64
 
 
 class GarbageRefusal(enum.Enum):
-    """The reason why a pass deleted no ledger although some are missing from the metadata."""
+    """The reason why a pass keeps ledgers that are missing from the metadata."""
 
     LIMBO = "the store may have lost entries and is being repaired"
     UNEXPLAINED = "the metadata has no record of them, and none of their deletion"
@@ -164,7 +167,9 @@ class GarbageRefusal(enum.Enum):
 
 
 class GracePeriod(NamedTuple):
-    """Seconds for which a ledger must be missing from the metadata before its data is deleted."""
+    """The seconds for which a ledger must be missing from the metadata before its data is deleted; `doubt_s` if
+    unusually many are.
+    """
 
     grace_s: float
     doubt_s: float  # when more than DELETED_SHARE_MAX of the ledgers were deleted
@@ -181,7 +186,8 @@ class GarbageProgress(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A moment on two clocks: a step of one of them shortens no grace."""
+    """A moment by the monotonic and by the wall clock, so that a step of one of them does not shorten the grace period.
+    """
 
     monotonic_s: float
     wall_ms: int
@@ -208,12 +214,13 @@ OnProgress = Callable[[GarbageProgress], None]
 
 
 class Collector:
-    """Collects the garbage of a bookie. `metadata` returns the present session; `may_compact_major` is asked before
-    each major compaction.
+    """The garbage collector of a bookie. `metadata` returns the current metadata session; `may_compact_major` is asked
+    before each major compaction.
 
-    `went_back`: the metadata lost something that this process stored in it (identity.py); only a restart resets it.
-    While `disk_is_full`, each pass compacts every log that gives something back (`CompactionPolicy.full_share`): a
-    bookie with half-dead logs must not stay read-only until the next major compaction, or for ever.
+    `went_back` returns whether the metadata lost something that this process stored in it (identity.py); only a restart
+    resets that. While `disk_is_full`, each pass compacts every log from which space can be freed
+    (`CompactionPolicy.full_share`): a bookie with half-dead logs must not stay read-only until the next major
+    compaction, or for ever.
     """
 
     def __init__(
@@ -239,17 +246,18 @@ class Collector:
 
     # ------------------------------------------------------------------------------------ intents
     async def plan(self, *, major: bool = True) -> list[LogPlan]:
-        """Returns what compaction would do with each log now, for the ledgers that have tombstones now."""
+        """Returns what compaction would do with each log, given the tombstones there are now. Changes nothing."""
         return await self._store.compactor.plan(self._policy, major=major)
 
     async def run(
         self, *, force: bool = False, minor: bool = True, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda progress: None,
     ) -> Collected:  # fmt: skip
-        """Makes one pass over the metadata, then deletes, and compacts if asked. Raises Busy while another pass runs.
+        """Makes one pass: compares the ledgers with the metadata, deletes dead ledgers, and compacts if asked. Raises
+        Busy while another pass runs.
 
-        `force`: also deletes what conditions 3 and 4 keep. `roll`: closes open logs with few living entries, and moves
-        those. Errors of the metadata are raised, and nothing was deleted.
+        `force`: also deletes what conditions 3 and 4 keep. `roll`: first closes open logs that have few living entries,
+        so that they are compacted too. Raises the errors of the metadata; nothing was deleted then.
         """
         if self._running:
             raise Busy("garbage collection is running already; ask for its status")
@@ -279,8 +287,9 @@ class Collector:
         }  # fmt: skip
 
     async def run_forever(self) -> None:
-        """Collects garbage for ever. The first pass comes one interval after the start: clients that waited for the
-        bookie are served first."""
+        """Runs passes at each interval until it is cancelled. The first pass comes one interval after the start,
+        because clients that waited for the bookie are served first.
+        """
         await asyncio.sleep(self._schedule.pass_s)
         await self._schedule.load()
         while True:
@@ -301,7 +310,9 @@ class Collector:
 
     # ------------------------------------------------------------------------------------ the pass
     async def _delete_dead(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
-        """Returns (number of missing ledgers, why none got a tombstone, those that got one)."""
+        """Deletes the dead ledgers. Returns (number of ledgers whose grace period runs, why some missing ledgers are
+        kept, the deleted ledgers).
+        """
         store, metadata = self._store, self._metadata()
         if store.descriptors.limbo_upto >= 0:
             self._suspects = {}
@@ -337,7 +348,7 @@ class Collector:
         return len(self._suspects), left, dead
 
     def _refusal(self, missing: BitMap64, deleted: BitMap64) -> GarbageRefusal | None:
-        """Returns why some of what is missing stays; logs it when it is news."""
+        """Returns why some missing ledgers are kept, None if all may go; logs it if that is new."""
         unexplained = missing - deleted
         refused, kept = (GarbageRefusal.UNEXPLAINED, unexplained) if unexplained else (None, missing)
         if missing and self._went_back():
@@ -352,7 +363,7 @@ class Collector:
         return refused
 
     def _local(self) -> BitMap64:
-        """Returns every ledger that is here without a tombstone, also one of which only entries are left."""
+        """Returns every ledger of this bookie without a tombstone, also those of which only entries are left."""
         store = self._store
         local = store.descriptors.ids()
         for number in store.index.logs():
@@ -362,7 +373,7 @@ class Collector:
         return local
 
     def _since(self, ledger: int, now: _Seen) -> _Seen:
-        """Returns when the ledger was first seen dead, or `now` if the time of day stepped back to before that."""
+        """Returns when the ledger was first seen dead; `now` if the wall clock was set back to before that."""
         since = self._suspects.get(ledger, now)
         return since if since.wall_ms <= now.wall_ms else now
 
@@ -376,8 +387,9 @@ class Collector:
 
 
 async def _ids(names: list[str]) -> BitMap64:
-    """Returns the ledgers that node names are of. Done in parts with a pause after each: a million names at once delay
-    adds."""
+    """Returns the ledger ids in these node names. Pauses between parts, because a million names at once would delay
+    adds.
+    """
     found = BitMap64()
     for at in range(0, len(names), _PART):
         found.update(ledgers_in(paths.LEDGERS, names[at : at + _PART]))
@@ -386,7 +398,7 @@ async def _ids(names: list[str]) -> BitMap64:
 
 
 async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:
-    """Returns the ledgers of which the metadata has no record."""
+    """Returns those of `ledgers` of which a read says that the metadata has no record."""
     gone: list[int] = []
     for at in range(0, len(ledgers), _READS_MAX):
         asked = ledgers[at : at + _READS_MAX]

@@ -38,14 +38,18 @@ REASONS_LOGGED_MAX = 10
 
 
 async def highest_ledger(metadata: MetadataStore) -> int:
-    """The largest ledger id that was ever given out, -1: none. Ids of a block that was taken count as given."""
+    """Returns the largest ledger id that may have been given out, -1 if none. All ids of a block that a client reserved
+    count.
+    """
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
     listed = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     return max(-1 if counter is None else counter[0].next - 1, max(listed, default=-1))
 
 
 class LimboExit:
-    """The limbo of one bookie; calls `left` once when it is over. `metadata` returns the present session."""
+    """Ends the limbo of one bookie. Calls `left` once when that is done. `metadata` returns the current metadata
+    session.
+    """
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore], pause_s: float,
@@ -71,7 +75,9 @@ class LimboExit:
         return self._store.descriptors.limbo_upto
 
     async def run(self) -> None:
-        """Returns when limbo is left and the registration says so; at once when the bookie is not in limbo."""
+        """Makes passes until the bookie has left limbo and its registration says so. Returns at once if it is not in
+        limbo.
+        """
         while self._entered:
             try:
                 async with self._one_pass:
@@ -85,9 +91,9 @@ class LimboExit:
             await asyncio.sleep(self._pause_s)
 
     async def accept_loss(self) -> dict[int, str]:
-        """Leaves limbo without the missing data: an operator's decision. Returns ledger → what it lacks.
+        """Leaves limbo without the missing data, because an operator decided so. Returns for each ledger what it lacks.
 
-        InvalidRequest when the bookie is not in limbo.
+        Raises InvalidRequest if the bookie is not in limbo.
         """
         async with self._one_pass:
             if self.upto < 0:
@@ -106,7 +112,7 @@ class LimboExit:
         _LOG.warning("limbo has ended: %s", ", ".join(f"{name} {value}" for name, value in self.counters.items()))
 
     async def _pass(self) -> bool:
-        """Restores the ledgers that remain; returns whether all are whole."""
+        """Restores the remaining ledgers; returns whether all of them are whole."""
         metadata = self._metadata()
         upto = self.upto
         ledgers = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))

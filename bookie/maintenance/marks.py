@@ -50,12 +50,12 @@ async def mark_of(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicated
 
 
 async def listed(store: MetadataStore, folder: str) -> list[int]:
-    """The ledgers that have a node there, ascending. A node that is named otherwise is passed by."""
+    """Returns the ledgers that have a node in this folder, ascending. Nodes with other names are ignored."""
     return sorted(ledgers_in(folder, await store.children(folder)))
 
 
 async def available(store: MetadataStore) -> dict[str, BookieRecord]:
-    """The bookies that are registered; one whose record is wrong counts as there, and takes nothing."""
+    """Returns the registered bookies. One whose record cannot be read counts as registered and read-only."""
     found: dict[str, BookieRecord] = {}
     for name in await store.children(paths.BOOKIES):
         node = await store.get(paths.bookie(name))
@@ -70,8 +70,9 @@ async def available(store: MetadataStore) -> dict[str, BookieRecord]:
 
 
 async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
-    """Returns the departing bookies. One whose record cannot be read departs, for that there is one says so, and is not
-    forgotten."""
+    """Returns the departing bookies. One whose record cannot be read departs too, because its node exists, but its
+    cookie is never deleted.
+    """
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
         path = paths.departing(name)
@@ -84,7 +85,7 @@ async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
 
 
 async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
-    """Returns the reports of damage by bookie, those that can be read."""
+    """Returns the reports of damage in this ledger, by bookie; reports that cannot be read are left out."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
         record = await readable(store, paths.damaged(ledger_id, name), DamagedEntriesRecord)
@@ -94,7 +95,7 @@ async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntr
 
 
 async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
-    """Deletes what a bookie reported damaged; does nothing if the report changes at this moment."""
+    """Deletes a bookie's report of damage; does nothing if the report is changed at the same moment."""
     path = paths.damaged(ledger_id, bookie)
     node = await store.get(path)
     if node is not None:
@@ -103,15 +104,15 @@ async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None
 
 
 async def enabled(store: MetadataStore) -> bool:
-    """Whether auto-recovery is on. Settings that cannot be read switch nothing off: copies that are missing are the
-    greater harm."""
+    """Returns whether auto-recovery is on. It is on if the setting cannot be read, because missing copies do more harm.
+    """
     found = await readable(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
     return found is None or found[0].enabled
 
 
 # ------------------------------------------------------------------------------------------ changing
 async def enable(store: MetadataStore, on: bool) -> None:
-    """Switches auto-recovery of the whole cluster on or off."""
+    """Switches auto-recovery on or off, for the whole cluster."""
     await update_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord, lambda _: RepairSettingsRecord(enabled=on))
 
 
@@ -120,7 +121,9 @@ Change = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
 
 
 async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
-    """The mark afterwards. Another process's change in between: it is asked again with what stands then."""
+    """Stores what `change` makes of the ledger's mark, and returns it. Calls `change` again if another process changed
+    the mark meanwhile.
+    """
     path = paths.under_replicated(ledger_id)
     while True:
         found = await mark_of(store, ledger_id)
@@ -139,7 +142,9 @@ async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> U
 
 
 async def unmark(store: MetadataStore, ledger_id: int, version: int) -> bool:
-    """Takes away the mark that the worker went by; False: there is another one now, which is to be looked at."""
+    """Deletes the mark if it still has this version. Returns False if there is another one now, which the worker must
+    examine.
+    """
     try:
         await store.delete(paths.under_replicated(ledger_id), version)
     except BadVersion:
@@ -148,10 +153,11 @@ async def unmark(store: MetadataStore, ledger_id: int, version: int) -> bool:
 
 
 async def claim(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    """Makes the ephemeral node one's own; False: another process has it. An unknown outcome is read again, by its
-    token.
+    """Creates the ephemeral node with this record. Returns False if another process has it. If the outcome is unknown,
+    the node is read and its token compared.
 
-    A process has one token in a metadata session (repair.py): a node of its own that it did not know of is its own.
+    A process has one token per metadata session (repair.py), so it recognizes its own node even if it missed the
+    answer.
     """
     if await store.get(path) is not None:
         return await holds(store, path, record)
@@ -167,13 +173,14 @@ async def claim(store: MetadataStore, path: str, record: AuditorRecord | RepairL
 
 
 async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    """Whether the node has this process's record. A record that cannot be read is another process's."""
+    """Returns whether the node has this process's record. A record that cannot be read is another process's."""
     found = await readable(store, path, type(record))
     return found is not None and found[0].token == record.token
 
 
 async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
-    """Deletes the node, if it is the caller's. When the metadata does not answer, the node ends with the session."""
+    """Deletes the node if it is the caller's. If the metadata does not answer, the node stays until the session ends.
+    """
     try:
         async with asyncio.timeout(DROP_S):
             found = await readable(store, path, type(record))
@@ -184,7 +191,7 @@ async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
 
 
 async def records_of(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
-    """Returns every record directly below the folder that can be read."""
+    """Returns every record directly below the folder; those that cannot be read are left out."""
     found: list[R] = []
     for name in await store.children(folder):
         record = await readable(store, f"{folder}/{name}", cls)

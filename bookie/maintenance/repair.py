@@ -71,7 +71,7 @@ FORGET_PAUSE_S = 30.0
 
 
 class Auditor:
-    """The auditor of a cluster, while this node is elected: it marks the ledgers that miss copies."""
+    """The auditor of a cluster, while this process is elected: it marks the ledgers that lack copies."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
@@ -89,7 +89,7 @@ class Auditor:
         self.counters = {"repair_scans": 0, "repair_scanned_ledgers": 0, "repair_checks": 0, "repair_marks": 0}
 
     def _forget_all(self) -> None:
-        """Starts as a new auditor does: with each absent bookie's whole grace period."""
+        """Resets all state to that of a new auditor: each absent bookie gets the whole grace period."""
         self._absences = Absences(self._config.lost_bookie_grace_s)
         self._gone: dict[str, RepairReason] | None = None
         self._available: dict[str, BookieRecord] | None = None
@@ -110,7 +110,9 @@ class Auditor:
         }
 
     async def run(self) -> None:
-        """Runs until it is cancelled, or an error of the metadata that is not to be retried: the session is lost."""
+        """Takes part in the election, and audits while elected, until it is cancelled. Raises an error of the metadata
+        that cannot be retried: the session is lost.
+        """
         try:
             while True:
                 try:
@@ -126,7 +128,7 @@ class Auditor:
             await marks.drop(self._metadata, paths.REPAIR_AUDITOR, self._node)
 
     async def _serve(self) -> None:
-        """Runs the auditor's tasks until one of them ends: while the election holds."""
+        """Runs the auditor's tasks until one of them ends, because the election or the session is lost."""
         self._forget_all()
         self.elected = True
         loop = asyncio.get_running_loop()
@@ -147,7 +149,7 @@ class Auditor:
                 raise result
 
     async def _follow(self) -> None:
-        """Notes which ledgers changed. A gap in the watch means: look at all of them."""
+        """Records which ledgers change. If the watch lost changes, a scan of all ledgers becomes due."""
         while True:
             try:
                 revision = await self._metadata.revision()
@@ -166,8 +168,9 @@ class Auditor:
 
     # ------------------------------------------------------------------------------ looks
     async def _look_again_and_again(self) -> None:
-        """Checks the bookies while the election holds. After a check that failed, a bookie that was absent before still
-        is."""
+        """Checks the bookies at each interval while this process is elected. A check that fails does not shorten or
+        restart the grace period of an absent bookie.
+        """
         holds = True
         while holds:
             try:
@@ -183,6 +186,7 @@ class Auditor:
         _LOG.warning("%s is not the auditor any more", self._node.name)
 
     async def _survey(self) -> None:
+        """Makes one check: which bookies are gone, which ledgers need a mark, which reports of damage are new."""
         available = await marks.available(self._metadata)
         departing = await marks.departing(self._metadata)
         now = self._clock.monotonic()
@@ -209,12 +213,12 @@ class Auditor:
         await self._forget_departed(departing, available)
 
     def _is_new(self, bookie: str) -> bool:
-        """Whether the bookie was missing or read-only at the previous check."""
+        """Returns whether the bookie was missing or read-only at the previous check."""
         before = {} if self._available is None else self._available
         return self._available is not None and (bookie not in before or before[bookie].read_only)
 
     async def _scan(self) -> None:
-        """Scans every ledger, and every mark of one that does not exist any more."""
+        """Sets the mark of every ledger, and of every marked ledger that does not exist any more."""
         listed = await marks.listed(self._metadata, paths.LEDGERS)
         marked = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
         self._named = {}
@@ -223,6 +227,7 @@ class Auditor:
         self.counters["repair_scanned_ledgers"] += len(listed)
 
     async def _look_at_changed(self) -> None:
+        """Sets the marks of the ledgers that changed since the last check."""
         changed, self._changed = self._changed, {}
         now = self._clock.monotonic()
         left = [ledger for ledger, since in self._recovering.items() if now - since >= self._recovering_s]
@@ -232,8 +237,9 @@ class Auditor:
             await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
-        """Does `work` for each ledger, `READS_AT_ONCE` at a time. A record that cannot be read stops only its own
-        ledger."""
+        """Calls `work` with each ledger, `READS_AT_ONCE` at a time. A record that cannot be read stops only the work on
+        its own ledger.
+        """
         assert callable(work)
         waiting = iter(ledgers)
 
@@ -250,8 +256,9 @@ class Auditor:
         self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: frozenset[int] | None = None, *,
         changed: bool = False,
     ) -> None:  # fmt: skip
-        """Sets the mark that should stand. `marked`: the ledgers that had one a moment ago, which spares a read.
-        `changed`: if it is closed now, it is checked soon."""
+        """Sets the ledger's mark to what it should be. `marked`, the ledgers that had a mark a moment ago, saves a
+        read. `changed`: if the ledger is closed now, its copies are checked soon.
+        """
         record = await marks.ledger(self._metadata, ledger)
         for bookie in placed(record) if record is not None else ():
             self._named[bookie] = None
@@ -275,7 +282,7 @@ class Auditor:
             _LOG.warning("ledger %d %s", ledger, why)
 
     def _is_recovering(self, ledger: int, record: LedgerRecord | None) -> bool:
-        """Whether its recovery was begun less than RECOVERING_S ago, as far as this auditor saw."""
+        """Returns whether the ledger's recovery began less than RECOVERING_S ago, as far as this auditor saw."""
         if record is None or record.state != IN_RECOVERY:
             self._recovering.pop(ledger, None)
             return False
@@ -286,14 +293,15 @@ class Auditor:
         return False
 
     async def _hurry(self, ledger: int) -> None:
+        """Makes the next attempt of a marked ledger due at once."""
         await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else hurried(mark))
 
     async def _look_at_damage(self) -> None:
-        """Handles each report of damage once: a worker repairs the entries, and the bookie takes its report back when
-        they are whole.
+        """Marks the ledgers of new reports of damage. A worker repairs the entries, and then the bookie deletes its
+        report.
 
-        That of a bookie that is lost goes when nothing is to be at that bookie any more. Should it come back, it
-        reports itself what it has quarantined.
+        The report of a lost bookie is deleted here once no fragment names that bookie. If it returns, it reports its
+        quarantined entries again.
         """
         gone = self._gone or {}
         reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
@@ -312,6 +320,7 @@ class Auditor:
         self._reports = reports
 
     async def _drop_reports(self, ledger: int, lost: Iterable[str]) -> None:
+        """Deletes the reports of lost bookies on this ledger, if the ledger needs nothing from them any more."""
         record = await marks.ledger(self._metadata, ledger)
         for bookie in lost:
             if record is None or (record.state == CLOSED and bookie not in placed(record)):
@@ -320,6 +329,7 @@ class Auditor:
     async def _forget_departed(
         self, departing: Mapping[str, DepartingRecord], available: Mapping[str, BookieRecord]
     ) -> None:
+        """Deletes the cookies of departed bookies that no ledger names, where the operator asked for that."""
         for bookie, record in departing.items():
             if not record.forget or bookie in available:
                 continue
@@ -334,7 +344,7 @@ class Auditor:
 
     # ------------------------------------------------------------------------------ checks
     async def _check_all(self) -> None:
-        """Checks the copies of all ledgers for ever: those that were closed first, then all, again and again."""
+        """Asks the bookies for the copies of all ledgers, again and again; recently closed ledgers come first."""
         pass_ends = 0.0
         waiting: list[int] = []
         while True:
@@ -354,7 +364,7 @@ class Auditor:
                 await self._pause(max(self._config.audit_interval_s, pass_ends - now))
 
     async def _pause(self, seconds: float) -> None:
-        """Sleeps for so long, or until a ledger was closed."""
+        """Sleeps for `seconds`, or until a ledger is closed."""
         self._closing.clear()
         if not self._closed:
             with contextlib.suppress(TimeoutError):
@@ -362,6 +372,7 @@ class Auditor:
                     await self._closing.wait()
 
     async def _check(self, ledger: int) -> None:
+        """Marks a closed ledger if bookies that are not gone lack entries of it."""
         if self._gone is None or not await marks.enabled(self._metadata):
             return
         record = await marks.ledger(self._metadata, ledger)
@@ -373,6 +384,7 @@ class Auditor:
             await self._judge(ledger, found)
 
     async def _incomplete(self, record: LedgerRecord) -> dict[str, RepairReason]:
+        """Returns the bookies, not gone, that lack entries of the ledger's final fragments."""
         gone = self._gone or {}
         held: dict[tuple[int, str], Intervals | None] = {}
         for final, bookie in to_ask(record, gone):
@@ -400,11 +412,11 @@ def new_token(world: World) -> str:
 
 
 class Repair:
-    """The auditor and the worker of one process. `metadata` and `client` stay the caller's. `name`: whose worker this
-    is; a bookie's is its id.
+    """The auditor and the worker of one process. The caller closes `metadata` and `client`. `name` is the worker's
+    name; a bookie uses its id.
 
-    `token` marks its ephemeral nodes. One for all that runs, one after the other, in the same metadata session: what
-    the one left is then the next one's own.
+    `token` marks its ephemeral nodes. All `Repair` objects of one metadata session use the same token, so that the next
+    one owns what the last one left.
     """
 
     def __init__(
@@ -427,10 +439,10 @@ class Repair:
 
 
 class RepairKeeper:
-    """Runs a `Repair` for the life of a process (`metadata` gives the present session).
+    """Runs a `Repair` for the life of a process. `metadata` returns the current metadata session.
 
-    Each metadata session and each failure begins a new one. After a failure the session goes on, with the nodes that
-    the old one could not give up; so the token is the session's.
+    After a failure, or in a new metadata session, a new `Repair` begins. After a failure the session continues, with
+    nodes that the old one could not delete, so the token belongs to the session.
     """
 
     def __init__(
@@ -447,7 +459,7 @@ class RepairKeeper:
         self._past = dict.fromkeys(COUNTERS, 0)
 
     async def run(self) -> None:
-        """Runs repair for ever; returns at once if this process takes no part."""
+        """Runs repair until it is cancelled; returns at once if repair is not enabled in this process."""
         while self._config.enabled:
             metadata = self._metadata()
             if metadata is not self._session:

@@ -147,7 +147,7 @@ Run = tuple[int, int]
 
 
 class CopyFailed(Exception):
-    """A copy failed. `entry`: the one that could not be read; -1: it was not about reading."""
+    """A copy failed. `entry` is the entry that could not be read; -1 if it failed for another reason."""
 
     def __init__(self, stuck: Stuck, text: str, entry: int = -1) -> None:
         super().__init__(text)
@@ -156,7 +156,7 @@ class CopyFailed(Exception):
 
 
 class Copier:
-    """Copies the entries that one worker copies: all copies share the pace. `counters` go up over its whole life."""
+    """Copies entries for one worker; all its copies share one rate limit. `counters` are totals since the start."""
 
     def __init__(self, bookies: Bookies, clock: Clock, config: RepairConfig) -> None:
         self._bookies = bookies
@@ -186,8 +186,9 @@ class Copier:
 
     # ------------------------------------------------------------------------------ copying
     async def copy(self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]) -> None:
-        """Copies runs of entries to a bookie. `copied` is called with the number of bytes as they arrive. Raises
-        CopyFailed; the metadata's errors."""
+        """Copies runs of entries to the bookie `target`. Calls `copied` with the number of bytes that arrived. Raises
+        CopyFailed, or an error of the metadata.
+        """
         work = _Batches(runs, _guess(reader.record), self._batch_bytes)
 
         async def keep() -> None:
@@ -256,7 +257,7 @@ class Copier:
 
 
 class _Batches:
-    """Takes runs apart into batches of about `batch_bytes`, by the size of the entries seen so far."""
+    """Splits runs of entries into batches of about `batch_bytes`, by the size of the entries seen so far."""
 
     def __init__(self, runs: Sequence[Run], entry_bytes: float, batch_bytes: int) -> None:
         self._runs = iter(runs)
@@ -265,6 +266,7 @@ class _Batches:
         self._batch_bytes = batch_bytes
 
     def learn(self, entries: int, size: int) -> None:
+        """Sets the estimated entry size from `entries` entries of `size` bytes together."""
         self._entry_bytes = max(1.0, size / entries)
 
     def __iter__(self) -> Iterator[list[Run]]:
@@ -290,7 +292,7 @@ class _Batches:
 
 
 def _guess(record: LedgerRecord) -> float:
-    """Bytes of an entry, before one was seen."""
+    """Returns an estimate of the entry size in bytes, before an entry was read."""
     if record.last_entry < 0:
         return _FIRST_GUESS_BYTES
     return record.length / (record.last_entry + 1) + ENTRY_HEADER.size
@@ -306,7 +308,7 @@ PUBLISH_S = 3.0
 
 
 class _Unsettled(NamedTuple):
-    """The last fragment as it was first seen unsettled, and when."""
+    """The last fragment as it was when first seen unsettled, and when that was."""
 
     state: str
     fragments: int
@@ -343,7 +345,9 @@ class Worker:
         return {**self.counters, **self._copier.counters, "repair_working_on": len(self._trying)}
 
     async def run(self) -> None:
-        """Runs until it is cancelled, or an error of the metadata that is not to be retried: the session is lost."""
+        """Repairs marked ledgers until it is cancelled. Raises an error of the metadata that cannot be retried: the
+        session is lost.
+        """
         try:
             await together([self._follow(), self._look_at_all(), self._store_progress(), self._work()], "repair-worker")
         finally:
@@ -351,6 +355,7 @@ class Worker:
 
     # ------------------------------------------------------------------------------ which ledgers are due
     async def _follow(self) -> None:
+        """Schedules ledgers as the watch on the marks names them."""
         while True:
             try:
                 revision = await self._metadata.revision()
@@ -371,7 +376,9 @@ class Worker:
                 await asyncio.sleep(self._config.retry_min_s)
 
     async def _look_at_all(self) -> None:
-        """Looks at all marked ledgers again and again: a lock that was given back wakes no waiter."""
+        """Schedules all marked ledgers at each interval, because the release of a lock by another worker is not
+        watched.
+        """
         while True:
             await asyncio.sleep(self._config.poll_interval_s)
             try:
@@ -392,7 +399,9 @@ class Worker:
             self._add([ledger for ledger in listed if self._later.get(ledger, now) <= now])
 
     def _add(self, ledgers: Sequence[int]) -> None:
-        """Schedules the ledgers in random order, so that workers that learn of the same ledgers do not meet at each."""
+        """Schedules the ledgers in random order, so that workers that learn of the same ledgers do not compete for
+        each.
+        """
         for ledger in self._rng.sample(ledgers, len(ledgers)):
             self._due[ledger] = None
         self._woken.set()
@@ -411,12 +420,14 @@ class Worker:
             await self._woken.wait()
 
     def _tried(self, ledger: int, task: asyncio.Task[None]) -> None:
+        """Handles the end of an attempt."""
         del self._trying[ledger]
         self.progress.pop(ledger, None)
         self._woken.set()
 
     # ------------------------------------------------------------------------------ one ledger
     async def _try(self, ledger: int) -> None:
+        """Repairs the ledger if its mark is due and this worker gets the lock."""
         try:
             found = await marks.mark_of(self._metadata, ledger)
             if found is None:
@@ -441,6 +452,7 @@ class Worker:
             self._put_off(ledger, self._config.retry_max_s)
 
     def _waits_s(self, ledger: int, mark: UnderReplicatedRecord, version: int) -> float:
+        """Returns how many seconds the ledger must still wait before its next attempt."""
         now, config = self._clock.monotonic(), self._config
         if self._seen.get(ledger, (-1, 0.0))[0] != version:
             self._seen[ledger] = version, now
@@ -448,6 +460,7 @@ class Worker:
         return waits_s(mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s)
 
     def _put_off(self, ledger: int, seconds: float) -> None:
+        """Schedules the ledger again after `seconds`."""
         self._later[ledger] = self._clock.monotonic() + seconds
         asyncio.get_running_loop().call_later(seconds, self._again, ledger)
 
@@ -483,7 +496,7 @@ class Worker:
             return
 
     async def _why_open(self, look: Look, error: MagnetarError) -> Stuck:
-        """Returns why a ledger stays open. UNDECIDED: all bookies answer that could tell the end, and do not know it.
+        """Returns why a ledger stays open. UNDECIDED: all bookies that could tell its end answer, and do not know it.
         """
         if error.fields.get("reason") != Abort.UNDECIDED.name or look.record is None:
             return Stuck.UNREACHABLE
@@ -491,6 +504,7 @@ class Worker:
         return Stuck.UNDECIDED if are_there else Stuck.UNREACHABLE
 
     async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> Look:
+        """Reads the ledger's record, and asks its bookies which entries they hold."""
         record = await marks.ledger(self._metadata, ledger)
         available = await marks.available(self._metadata)
         gone = gone_now(mark, available, await marks.departing(self._metadata))
@@ -509,7 +523,7 @@ class Worker:
         return Look(record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged)
 
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
-        """Returns for how many seconds the last fragment has been as it is. A change by a writer begins anew."""
+        """Returns for how many seconds the last fragment has not changed; a change by a writer begins anew."""
         if record is None or not unsettled(record, gone):
             self._unsettled.pop(ledger, None)
             return 0.0
@@ -546,7 +560,8 @@ class Worker:
 
     # ------------------------------------------------------------------------------ gaps
     async def _fill(self, look: Look, gaps: Sequence[Gap]) -> Wait | None:
-        """Tries each gap once; returns why the first that failed did."""
+        """Tries to fill each gap once. Returns why a gap was not filled (LOST before other reasons), None if all were.
+        """
         record, worst = look.record, None
         assert record is not None, "a ledger without a record has no gaps"
         self.progress[record.ledger_id] = (0, _bytes_of(record, gaps))
@@ -561,7 +576,8 @@ class Worker:
         return worst
 
     async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> LedgerRecord:
-        """Closes a gap in the order `FILL` (bookie/maintenance/copies_core.py); returns the record afterwards."""
+        """Fills a gap in the order `FILL` (bookie/maintenance/copies_core.py). Returns the ledger's record afterwards.
+        """
         target = self._choose(record, gone, gap)
         wanted: Sequence[tuple[int, int]] = gap.missing
         if gap.gone and wanted:
@@ -574,8 +590,9 @@ class Worker:
         return await self._replace(record, gap, target) if gap.gone else record
 
     def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> str:
-        """Returns the bookie that gets the copy: the gap's own if it is not gone, else one that fits the ensemble's
-        remaining ones."""
+        """Returns the bookie that gets the copy: the gap's own bookie if it is not gone, else a new one that fits the
+        rest of the ensemble.
+        """
         if not gap.gone:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)
@@ -610,7 +627,7 @@ class Worker:
         self.progress[ledger] = (done + size, max(total, done + size))
 
     async def _store_progress(self) -> None:
-        """Publishes the progress while there is work, and once after."""
+        """Stores this worker's progress in the metadata while there is work, and once after the end."""
         path, said = paths.repair_worker(self._name), None
         counted, at = 0, self._clock.monotonic()
         while True:
@@ -641,6 +658,6 @@ async def _silent() -> None:
 
 
 def _bytes_of(record: LedgerRecord, gaps: Sequence[Gap]) -> int:
-    """Returns about how many bytes the gaps are."""
+    """Returns about how many bytes are to be copied for the gaps."""
     entries = sum(last - first + 1 for gap in gaps for first, last in gap.missing)
     return record.length * entries // (record.last_entry + 1) if record.last_entry >= 0 else 0

@@ -41,7 +41,9 @@ _BUSY_PAUSE_S = 0.05
 
 
 class Restorer:
-    """Restores ledgers; `restore` may run for several at a time. `counters` count since the start."""
+    """Restores this bookie's copies of ledgers; `restore` may run for several at a time. `counters` are totals since
+    the start.
+    """
 
     def __init__(self, store: Store, bookie: str, metadata: MetadataStore, client: LedgerClient) -> None:
         self._store = store
@@ -51,10 +53,10 @@ class Restorer:
         self.counters = {"restored_entries": 0, "restored_bytes": 0, "recovered_ledgers": 0}
 
     async def restore(self, ledger: int, *, recover: bool = True) -> str | None:
-        """Restores a ledger; returns why it is not whole, None if it is. Raises nothing for errors of the other bookies
-        or the metadata.
+        """Restores this bookie's copy of a ledger. Returns None if it is whole, else why it is not. Errors of other
+        bookies or of the metadata are reasons, and are not raised.
 
-        Without `recover` an open ledger is left to its writer.
+        With `recover=False` an open ledger is left to its writer.
         """
         try:
             return await self._restore(ledger, recover)
@@ -95,10 +97,11 @@ class Restorer:
         return None
 
     def _give_up_others(self, record: LedgerRecord) -> None:
-        """Takes step 5, for a CLOSED ledger, or one that places nothing here: no vote depends on it any more.
+        """Takes step 5. The ledger must be CLOSED, or have nothing placed here, so that no vote of this bookie matters
+        any more.
 
         Recovery asks only the bookies that its record names, and a recovery with an older record than this one cannot
-        close the ledger: the compare-and-set fails.
+        close the ledger, because its compare-and-set fails.
         """
         descriptors, ledger = self._store.descriptors, record.ledger_id
         for run in without(tuple(descriptors.quarantined_of(ledger)), tuple(_held(record, self._bookie))):
@@ -107,6 +110,9 @@ class Restorer:
     async def _fill(
         self, reader: LedgerReader, record: LedgerRecord, first: int, last: int, whole: list[tuple[int, int]]
     ) -> str | None:
+        """Reads entries `first … last` here, and adds those that are missing from other bookies. Appends (entry, count)
+        of each good run to `whole`. Returns why it failed, or None.
+        """
         ledger = record.ledger_id
         while first <= last:
             here = await self._store.read(ledger, first, last - first + 1, READ_BYTES)
@@ -126,7 +132,7 @@ class Restorer:
         return None
 
     async def _missing_run(self, ledger: int, first: int, last: int) -> int:
-        """Returns the last of the entries from `first` that are all missing here."""
+        """Returns the last entry of the run, from `first` on, of entries that are all missing here."""
         end = min(last, first + RUN_MAX - 1)
         for entry in range(first + 1, end + 1):
             if (await self._store.read(ledger, entry)).status is Status.OK:
@@ -151,11 +157,12 @@ class Restorer:
 
 
 def _placed(record: LedgerRecord, bookie: str) -> bool:
+    """Returns whether any fragment of the ledger names the bookie."""
     return any(bookie in fragment.bookies for fragment in record.fragments)
 
 
 def _held(record: LedgerRecord, bookie: str) -> Iterator[tuple[int, int]]:
-    """Yields first and last of each run of entries that a CLOSED ledger has on the bookie, ascending."""
+    """Yields (first, last) of each run of entries that a CLOSED ledger places on the bookie, ascending."""
     striping = striping_of(record)
     ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]] + [record.last_entry]
     for fragment, end in zip(record.fragments, ends, strict=True):

@@ -63,7 +63,7 @@ BEGIN_S = 10.0
 
 
 class ScrubPlace(msgspec.Struct):
-    """How far a pass came: everything before extent `extent` of log `log` was checked."""
+    """How far a pass has come: everything before extent `extent` of log `log` is checked."""
 
     number: int = 1  # of the pass
     began_ms: int = 0
@@ -76,7 +76,7 @@ class ScrubPlace(msgspec.Struct):
 
 
 class Scrubber:
-    """Calls `mend` with each ledger in which it finds damage."""
+    """Reads all entries periodically to find damage. Calls `mend` with each ledger in which it finds any."""
 
     def __init__(
         self, world: World, store: Store, directory: str, uuid: bytes, pass_s: float,
@@ -98,7 +98,7 @@ class Scrubber:
         self.counters = {"scrub_entries": 0, "scrub_bytes": 0, "scrub_damaged": 0, "scrub_tables_mended": 0}
 
     async def run(self) -> None:
-        """Runs for ever; returns at once with a `pass_s` of 0."""
+        """Runs passes until it is cancelled; returns at once if `pass_s` is 0."""
         if self._pass_s <= 0:
             return
         await asyncio.sleep(BEGIN_S)
@@ -118,7 +118,7 @@ class Scrubber:
         await self._worker.close()
 
     async def run_pass(self) -> None:
-        """Scrubs from the saved position to the end of the last log."""
+        """Checks everything from the saved position to the end of the last log."""
         place = self._place
         if not place.began_ms:
             place.began_ms = self._world.clock.wall_ms()
@@ -190,7 +190,9 @@ class Scrubber:
             self.counters["scrub_tables_mended"] += 1
 
     async def _judge(self, number: int, extent: Extent) -> None:
-        """Finds the entries of an extent that have no good copy in any log."""
+        """Quarantines the entries of a bad extent that have no good copy in any log; ends the quarantine of those that
+        have one.
+        """
         before = self._place.damaged
         found = await self._store.find_extent(number, extent)
         if found is not None and found[1] is not None:
@@ -212,6 +214,7 @@ class Scrubber:
             await self._store.checkpoint()  # quarantine is durable before the place is
 
     def _damaged(self, ledger: int, first: int, last: int) -> None:
+        """Quarantines entries."""
         _LOG.error("entries %d to %d of ledger %d are damaged, and there is no other copy here", first, last, ledger)
         self.counters["scrub_damaged"] += 1
         self._place.damaged += 1
@@ -226,7 +229,9 @@ class Scrubber:
         self.counters["scrub_bytes"] += size
 
     async def _pace(self, size: int) -> None:
-        """Waits for what was read, in sleeps of a tenth of a second at least."""
+        """Waits as long as reading `size` bytes takes at the allowed rate; short waits are added up to a tenth of a
+        second.
+        """
         rate = max(self.rate_min, self._total_bytes / self._pass_s if self._pass_s > 0 else 0.0)
         self._owed_bytes += size
         if self._owed_bytes >= rate / 10:
@@ -267,12 +272,13 @@ class Scrubber:
 
 
 class Reports:
-    """Stores in the metadata what is quarantined here: one record a ledger, removed when all of it is repaired.
+    """Stores in the metadata which entries are quarantined here: one record per ledger, removed when all of its entries
+    are repaired.
 
     Readers add to the record the entries that this bookie sent damaged (ledger/damage.py). At the first `store`, and
-    then once in LOOK_S, each of these entries is read here. A damaged one is quarantined too, and `adopted` is called:
-    the repairer gets it from the peers, which ends quarantine and report. An entry that is whole, or of a ledger that
-    is unknown here, is removed from the record.
+    then once in LOOK_S, each of these entries is read here. A damaged one is quarantined too, and `adopted` is called,
+    so that it is repaired from the other bookies, which ends quarantine and report. An entry that is whole, or of a
+    ledger that is unknown here, is removed from the record.
     """
 
     def __init__(self, store: Store, bookie: str, clock: Clock, adopted: Callable[[], None]) -> None:
@@ -284,7 +290,7 @@ class Reports:
         self._look_at = 0.0
 
     async def store(self, metadata: MetadataStore) -> None:
-        """Stores what changed; idempotent, and without a write when nothing changed."""
+        """Stores the quarantined entries if they changed since the last call."""
         if self._clock.monotonic() >= self._look_at:
             await self._read_stored(metadata)
             self._look_at = self._clock.monotonic() + LOOK_S
@@ -303,6 +309,7 @@ class Reports:
                 self._reported.pop(ledger, None)
 
     async def _read_stored(self, metadata: MetadataStore) -> None:
+        """Reads the records, and quarantines the damaged entries that readers added to them."""
         adopted = False
         for ledger in await marks.listed(metadata, paths.DAMAGED):
             found = await readable(metadata, paths.damaged(ledger, self._bookie), DamagedEntriesRecord)
@@ -320,7 +327,7 @@ class Reports:
             self._adopted()
 
     def _stored(self, ledger: int, ranges: Ranges) -> Iterator[int]:
-        """The entries of a report that can be here: a report may name any."""
+        """Yields the reported entries that this bookie may have; a report may name any entries."""
         descriptor = self._store.descriptors.get(ledger)
         end = -1 if descriptor is None else descriptor.last
         for first, last in ranges:
@@ -352,7 +359,9 @@ PAUSE_MAX_S = 3600.0
 
 
 class EntryRepairer:
-    """Calls `report` when there is something new for the metadata; `metadata` returns the present session."""
+    """Repairs quarantined entries from other bookies. Calls `report` when the reports in the metadata must change.
+    `metadata` returns the current metadata session.
+    """
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore],
@@ -366,12 +375,12 @@ class EntryRepairer:
         self._asked = asyncio.Event()
 
     def on_quarantined(self) -> None:
-        """Starts a repair: entries were quarantined just now."""
+        """Starts a repair because entries were quarantined just now."""
         self._report()
         self._asked.set()
 
     async def run(self) -> None:
-        """Repairs entries for ever."""
+        """Repairs quarantined entries until it is cancelled."""
         pause_s = PAUSE_S
         while True:
             try:
@@ -388,7 +397,7 @@ class EntryRepairer:
             self._asked.clear()
 
     async def _pass(self) -> int:
-        """The number of ledgers that are still damaged."""
+        """Tries each ledger with quarantined entries once; returns how many of them are still damaged."""
         ledgers = sorted({found.ledger for found in self._store.descriptors.quarantined()})
         left = 0
         for ledger in ledgers:
@@ -399,7 +408,7 @@ class EntryRepairer:
         return left
 
     async def mend(self, ledger: int) -> bool:
-        """Whether the ledger is whole here, as far as it is closed and the other bookies have it."""
+        """Restores this bookie's copy of a ledger, if the ledger is closed. Returns whether the copy is whole."""
         metadata = self._metadata()
         client = LedgerClient(self._world, metadata)
         try:

@@ -55,7 +55,7 @@ SAVE_S = 60.0
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """The state of the metadata that a bookie has seen; the table of the module says where each field comes from."""
+    """What the bookie remembers of the metadata; the table of the module says where each field comes from."""
 
     number: int = 0
     token: str = ""
@@ -65,7 +65,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class PresentFacts(msgspec.Struct, frozen=True):
-    """The present facts of the metadata, and the bookie's own."""
+    """What the metadata says now, and the largest ledger id in the bookie's store (`here`)."""
 
     incarnations: tuple[Incarnation, ...]
     revision: int
@@ -82,7 +82,7 @@ class TrustVerdict(enum.Enum):
 
 
 def judge(seen: Seen, shown: PresentFacts) -> TrustVerdict:
-    """Compares what was seen with what is shown, by the table in the module's docstring."""
+    """Returns whether the metadata is older than what was seen, by the table in the module's docstring."""
     if not _is_behind(seen, shown):
         return TrustVerdict.CURRENT
     restore = _last_restore(shown.incarnations)
@@ -90,6 +90,7 @@ def judge(seen: Seen, shown: PresentFacts) -> TrustVerdict:
 
 
 def _is_behind(seen: Seen, shown: PresentFacts) -> bool:
+    """Returns whether the metadata lacks something that was seen before."""
     if seen.ledger >= 0 and (shown.next_id is None or shown.next_id <= seen.ledger):
         return True
     if shown.next_id is not None and shown.next_id <= shown.here:
@@ -110,7 +111,7 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
 
 
 def remember(seen: Seen, shown: PresentFacts, *, restored: bool) -> Seen:
-    """Returns what is remembered after the verdict CURRENT, or RESTORED."""
+    """Returns what the bookie remembers after the verdict CURRENT or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
     return Seen(
@@ -123,7 +124,9 @@ def remember(seen: Seen, shown: PresentFacts, *, restored: bool) -> Seen:
 
 
 class Memory:
-    """Compares the metadata with what this bookie has seen of it; `here` returns the largest ledger id in its store."""
+    """What this bookie remembers of the metadata, and the comparison with it. `here` returns the largest ledger id in
+    its store.
+    """
 
     def __init__(self, world: World, directory: str) -> None:
         self._world = world
@@ -135,14 +138,16 @@ class Memory:
         self.here: Callable[[], int] = lambda: -1
 
     async def load(self) -> None:
-        """Reads the note. Raises Damaged, NewerFormat: without it the metadata cannot be judged."""
+        """Reads what is remembered. Raises Damaged or NewerFormat: without it the metadata cannot be judged."""
         path = join_path(self._directory, NOTE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
             self.seen = self._kept = note.decode(data, MAGIC, Seen, path)
 
     async def check_trust(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
-        """Compares and remembers. InvalidConfiguration when the metadata is older, unless an operator `accepted` it."""
+        """Compares the metadata with what is remembered, and remembers its state. Raises InvalidConfiguration if the
+        metadata is older, unless an operator `accepted` it.
+        """
         shown = await _shown(metadata, self.here())
         verdict = judge(self.seen, shown)
         if verdict is TrustVerdict.OLDER and not accepted:
@@ -160,6 +165,7 @@ class Memory:
         await self._save(seen)
 
     async def _raise_counter(self, metadata: MetadataStore, shown: PresentFacts) -> PresentFacts:
+        """Raises the counter of ledger ids above every id that was seen. Returns the facts with the new counter."""
         least = max(self.seen.ledger, self.here()) + 1
 
         def raised(counter: CounterRecord | None) -> CounterRecord | None:
@@ -169,7 +175,7 @@ class Memory:
         return msgspec.structs.replace(shown, next_id=max(shown.next_id or 0, least))
 
     async def _save(self, seen: Seen) -> None:
-        """Remembers it; it counts from now on, even if the disk refuses the note."""
+        """Remembers `seen`, which counts from now on even if the disk has no room for the file."""
         self.seen = seen
         now = self._world.clock.monotonic()
         important = seen != msgspec.structs.replace(self._kept, revision=seen.revision)
@@ -188,9 +194,11 @@ class Memory:
 
 
 async def _shown(metadata: MetadataStore, here: int) -> PresentFacts:
-    """Reads what the metadata shows, the revision first: the metadata may be started again in between, and a revision
-    of the next incarnation would be remembered with the token of this one, which looks like an older copy from then
-    on."""
+    """Reads the metadata's present facts, its revision first.
+
+    The metadata may restart in between: the revision of the new incarnation together with the token of the old one
+    would look like an older copy from then on.
+    """
     revision = await metadata.revision()
     incarnations = await get_record(metadata, paths.INCARNATIONS, IncarnationsRecord)
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
@@ -199,6 +207,7 @@ async def _shown(metadata: MetadataStore, here: int) -> PresentFacts:
 
 
 def _text(seen: Seen, shown: PresentFacts) -> str:
+    """Returns the message for an operator: what the metadata lacks, and what to do."""
     highest = max(seen.ledger, shown.here)
     return (
         f"the metadata is older than what this bookie saw of it: it gave out ledger ids up to "

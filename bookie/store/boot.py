@@ -72,7 +72,7 @@ _ADD = int(RecordType.ADD)
 
 
 class BootResult(NamedTuple):
-    """The result of steps 1 to 4."""
+    """What steps 1 to 4 of a start found."""
 
     mark: Mark
     marks_written: int
@@ -85,7 +85,7 @@ class BootResult(NamedTuple):
 
 
 def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> BootResult:
-    """Takes steps 1 to 4 of a start, in a worker; returns what they found."""
+    """Takes steps 1 to 4 of a start; returns what they found. Must run in a worker."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         disk.make_directories(files, join_path(directory, name))
     losses.load()
@@ -101,7 +101,9 @@ def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> B
 
 
 def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[Mark, int]:
-    """Returns (mark, count of marks written); made when there is none, made anew when it cannot be read."""
+    """Returns (mark, number of marks written). Writes a first mark in a new store, and a new one if the mark cannot be
+    read.
+    """
     path = join_path(directory, MARK)
     numbers = log_files.numbers(files, join_path(directory, ENTRIES))
     journals = journal_numbers(files, join_path(directory, JOURNAL))
@@ -122,7 +124,7 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
 
 
 def _create(files: Files, directory: str, uuid: bytes) -> Mark:
-    """A new store. A first start that was cut short left at most a ledger index."""
+    """Creates a new store; returns its mark. A first start that was cut short left at most a ledger index."""
     ledgers = ledger_index.create(files, join_path(directory, LEDGERS), uuid)
     mark = Mark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
     disk.replace(files, directory, MARK, mark_format.encode_mark(mark, uuid, 1))
@@ -132,10 +134,10 @@ def _create(files: Files, directory: str, uuid: bytes) -> Mark:
 async def enter_limbo(
     worker: Worker, losses: DataLossLog, known: Known, end: JournalPosition, descriptors: Descriptors
 ) -> None:
-    """Enters limbo if data is lost, durable with the next checkpoint. To be called after the replay, which ended at
-    `end`.
+    """Enters limbo if data was lost; this is durable with the next checkpoint. Must be called after the replay, which
+    ended at `end`.
 
-    Without a ledger there is nothing to lose: it was a first start that was cut short.
+    Without any ledger there is nothing to lose: it was a first start that was cut short.
     """
     for reason in known.losses:
         losses.add_loss(reason)
@@ -165,10 +167,10 @@ class Replay:
         self.torn_bytes = 0
 
     async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker, writer: Worker) -> JournalPosition:
-        """Replays everything from the mark on; returns where the journal ends.
+        """Replays everything after the mark; returns the position where the journal ends.
 
         Three things run at the same time: the worker reads blocks, the event loop applies them, and the checkpoint's
-        worker and the writer flush what was applied before. One after the other took twice as long.
+        worker and the writer flush what was applied before. One after the other takes twice as long.
         """
         before, self._checkpoint.writer = self._checkpoint.writer, writer
         try:
@@ -204,6 +206,7 @@ class Replay:
         return reader.end
 
     async def _record_damages(self, reader: JournalReader, told: int, worker: Worker) -> int:
+        """Records the reader's damages after the first `told` as losses, durable; returns how many there are now."""
         damages = list(reader.damages)
         for damage in damages[told:]:
             self._losses.add_loss(str(Damaged(*damage)))
@@ -211,20 +214,24 @@ class Replay:
         return len(damages)
 
     async def _flush(self, end: JournalPosition) -> None:
-        """Begins to flush what was applied, after the end of the last flush; the next blocks fill the other table."""
+        """Starts to flush what was applied so far, after the last flush has ended. The next blocks fill the other
+        table.
+        """
         await self._flushed()
         self._flushing = asyncio.create_task(self._checkpoint.run(Source(lambda: end)), name="replay-flush")
         await asyncio.sleep(0)  # the tables are swapped
         _LOG.info("replayed up to offset %d of journal %d", end.offset, end.journal)
 
     async def _flushed(self) -> None:
+        """Waits for the flush under way, if there is one."""
         flushing, self._flushing = self._flushing, None
         if flushing is not None:
             await flushing
 
     def _apply(self, records: Records) -> None:
-        """Applies the records of one block, in order. Looks a ledger up once for all its entries between records of
-        others."""
+        """Applies the records of one block, in order. Between two records that are not ADDs it looks up each ledger
+        only once.
+        """
         table = self._memtable.active
         found: dict[int, tuple[dict[int, Stored], Descriptor]] = {}
         lac_of = ENTRY_LAC.unpack_from
@@ -250,7 +257,9 @@ class Replay:
         table.grown(count, size)
 
     def _place(self, table: Table, ledger: int) -> tuple[dict[int, Stored], Descriptor] | None:
-        """The entries and the descriptor of a known ledger, which both change; None: the ledger is unknown."""
+        """Returns the ledger's entries in `table`, and its descriptor, for the caller to change both; None if the
+        ledger is unknown.
+        """
         descriptor = self._descriptors.get(ledger)
         if descriptor is None:
             return None

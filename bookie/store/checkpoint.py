@@ -57,7 +57,8 @@ one slice a turn a flush writes 150 to 250 MB/s, whatever the disk can do."""
 
 
 class Source(NamedTuple):
-    """The journal of a checkpoint: `position` says what is synced, `release` recycles journals in the worker.
+    """The journal as a checkpoint sees it: `position` returns up to where it is synced, `release` recycles journals, in
+    the worker.
 
     `swapped` is called when the memtable has room again.
     """
@@ -68,7 +69,7 @@ class Source(NamedTuple):
 
 
 class Checkpoint:
-    """Runs the steps, one run at a time."""
+    """Runs checkpoints and commits, one at a time."""
 
     def __init__(
         self,
@@ -113,17 +114,18 @@ class Checkpoint:
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
     async def run(self, source: Source) -> None:
-        """Makes one checkpoint. NoSpace if the disk is full (run it again later)."""
+        """Makes one checkpoint. Raises NoSpace if the disk is full; the next run repeats what is missing."""
         await self._alone(partial(self._steps, source))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs the work alone, and to its end."""
+        """Runs `work` under the lock, and to its end even if the caller is cancelled."""
         async with self._lock:
             assert self._whole, "a checkpoint was cut off: what is in memory is not what the mark says"
             self._whole = False
             await unbroken(self._noted(work))
 
     async def _noted(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs `work`; records whether memory and the mark still agree afterwards."""
         try:
             await work()
         except Exception:
@@ -144,7 +146,7 @@ class Checkpoint:
             self._captured = self._source.position()
 
     def swap(self) -> None:
-        """Swaps the tables. A repeated run finds the table of the first still flushing, and keeps its position."""
+        """Swaps the tables. If the table of a failed run is still flushing, it and its position are used again."""
         if self._memtable.flushing is None:
             self._descriptors.mend_stored(self._memtable.swap().ledgers)
             self._source.swapped()
@@ -168,9 +170,11 @@ class Checkpoint:
         self._flush = flush
 
     def _at_once(self, flush: TableFlush) -> int:
-        """Returns how many slices the worker writes before it waits for a turn of the loop: one, so that adds have the
-        disk and the interpreter in between; many while the other table fills faster than this one is written, because
-        adds wait when it is full."""
+        """Returns how many slices the worker writes before it waits for a turn of the event loop.
+
+        One, so that adds get the disk and the interpreter in between; many while the other table fills faster than this
+        one is written, because adds wait when it is full.
+        """
         filled = self._memtable.active.size_bytes / self._memtable.bytes_max
         return SLICES_LAGGING if filled > flush.taken_share else 1
 
@@ -218,9 +222,10 @@ class Checkpoint:
         self._release = ()
 
     async def _free(self, values: dict[int, Any]) -> None:
-        """Frees the values in slices between the turns of the loop, or twice as many as entries arrived meanwhile.
+        """Frees the values in slices, with turns of the event loop in between; each slice is at least twice as many as
+        entries arrived meanwhile, so that it ends before the other table is full.
 
-        So it ends before the other table is full. Not in the worker, which needs the interpreter for each step.
+        This does not run in the worker, because each step needs the interpreter.
         """
         table = self._memtable.active
         admitted, allowed = table.entries, 0
@@ -231,13 +236,14 @@ class Checkpoint:
                 admitted, allowed = table.entries, max(RELEASE_SLICE, 2 * (table.entries - admitted))
 
     def _settle(self, released: JournalPosition | None) -> None:
+        """Removes the old ledger index, and releases the journals before `released`."""
         self._ledgers.on_committed(self.mark.ledgers_generation, self.mark.ledgers_end)
         if released is not None:
             self._source.release(released)
 
     # ------------------------------------------------------------------------------------ the mark's other author
     async def exclusive(self, function: Callable[[], None]) -> None:
-        """Runs a function that begins or closes a log in the worker, with no checkpoint and no commit beside it."""
+        """Runs `function`, which opens or closes a log, in the worker while no checkpoint and no commit runs."""
 
         async def run() -> None:
             await self._worker.run(function)
@@ -245,9 +251,9 @@ class Checkpoint:
         await self._alone(run)
 
     async def commit(self, moved: Written | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
-        """Commits what the cold writer wrote, with its facts, and removes logs from the index.
+        """Commits what the cold writer wrote, with its facts, and removes the logs `drop` from the index.
 
-        NoSpace before the mark: nothing happened, and none of it counts.
+        Raises NoSpace before the mark is written: then nothing of it counts.
         """
         await self._alone(partial(self._commit, moved, facts, drop))
 

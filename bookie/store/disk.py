@@ -29,27 +29,28 @@ GATHER_MAX = 512
 
 
 def raise_busy(error: OSError) -> None:
-    """Raises the error of an open that found no descriptor free: it says nothing about the file."""
+    """Raises `error` again if no file descriptor was free, which says nothing about the file; else returns."""
     if error.errno in NONE_FREE:
         raise error
 
 
 def raise_other(error: OSError) -> None:
-    """Raises every error but that of an open that found no descriptor free."""
+    """Raises `error` again unless no file descriptor was free."""
     if error.errno not in NONE_FREE:
         raise error
 
 
 class NoSpace(Exception):
-    """The disk has no room for what should be written; nothing of it counts."""
+    """The disk has no room for what should be written; none of it counts."""
 
 
 class NoDescriptor(NoSpace):
-    """No descriptor is free for what should be written; nothing of it counts. The error says nothing about the disk."""
+    """No file descriptor is free for what should be written; none of it counts. This says nothing about the disk."""
 
 
 def fail(files: Files, doing: str, error: OSError) -> NoReturn:
-    """Raises NoSpace for a full disk, NoDescriptor when none is free; for anything else ends the process."""
+    """Raises NoSpace if the disk is full, NoDescriptor if no file descriptor is free. Any other error ends the process.
+    """
     if error.errno in NONE_FREE:
         raise NoDescriptor(f"{doing}: {error}") from error
     if error.errno in _NO_ROOM:
@@ -59,7 +60,7 @@ def fail(files: Files, doing: str, error: OSError) -> NoReturn:
 
 
 def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
-    """Writes the buffers one after the other; returns their size."""
+    """Writes the buffers one after the other; returns their total size. Fails as `fail` says."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:
@@ -69,7 +70,7 @@ def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> i
 
 
 def open_file(files: Files, path: str, *, direct: bool = False) -> File:
-    """Opens an existing file, to be written."""
+    """Opens an existing file for writing."""
     try:
         return files.open(path, direct=direct)
     except OSError as error:
@@ -77,7 +78,9 @@ def open_file(files: Files, path: str, *, direct: bool = False) -> File:
 
 
 def open_direct(files: Files, path: str, block: bytes) -> File | None:
-    """The file opened direct and begun with the block; None when its file system does not write direct."""
+    """Opens the file direct and writes `block` at its start; returns None if its file system does not support direct
+    writes.
+    """
     try:
         file = files.open(path, direct=True)
         try:
@@ -93,7 +96,7 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
 
 
 def open_once(files: Files, path: str) -> File:
-    """Opens a file to be read once, past the page cache where its file system does that."""
+    """Opens a file that is read once: past the page cache where its file system supports that."""
     try:
         file = files.open(path, write=False, direct=True)
         try:
@@ -124,7 +127,7 @@ def sync(files: Files, file: File) -> None:
 
 
 def write_back(files: Files, file: File) -> None:
-    """Syncs a file although no guarantee needs it: it makes the next sync, for which a caller waits, shorter.
+    """Syncs a file although no guarantee needs it, so that the next sync, for which a caller waits, is shorter.
 
     The crash-point enumeration never counts it as durable (tests/crashes).
     """
@@ -142,7 +145,8 @@ def sync_directory(files: Files, path: str) -> None:
 
 
 def make_directories(files: Files, path: str) -> None:
-    """Makes directories with their parents, each synced into its own. Raises NoSpace; any other error is the caller's.
+    """Makes directories with their parents, and syncs each into its parent. Raises NoSpace; other errors are raised as
+    they are.
     """
     try:
         files.make_directories(path)
@@ -153,7 +157,9 @@ def make_directories(files: Files, path: str) -> None:
 
 
 def needless_in(files: Files, path: str) -> list[str]:
-    """The names in a folder, of which the caller removes some. None while no descriptor is free: they can go later."""
+    """Returns the names in a folder from which the caller removes files. Returns none if no file descriptor is free:
+    the files can be removed later.
+    """
     try:
         return files.list_directory(path)
     except OSError as error:
@@ -162,13 +168,15 @@ def needless_in(files: Files, path: str) -> list[str]:
 
 
 def replace(files: Files, directory: str, name: str, data: bytes) -> None:
-    """Makes `name` hold `data`, all or nothing: temporary file, sync, rename, directory sync."""
+    """Replaces the content of the file `name` by `data`, all or nothing: temporary file, sync, rename, directory sync.
+    """
     replace_with(files, directory, name, [data])
 
 
 def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
-    """Replaces a file, like `replace`, with data that comes in slices, each synced when it is written; returns the size
-    of all."""
+    """Replaces a file like `replace`, with data in slices, each synced after it is written. Returns the size of the
+    file.
+    """
     temporary = join_path(directory, name + ".tmp")
     try:
         file = files.open(temporary, create=True)
@@ -188,7 +196,7 @@ def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes
 
 
 async def guarded(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:
-    """Runs background work that the store needs: when it fails, the process ends and answers no request."""
+    """Runs background work that the store needs. If it raises, the process ends and answers no request."""
     try:
         await work
     except Exception as error:
@@ -197,7 +205,7 @@ async def guarded(files: Files, what: str, work: Coroutine[Any, Any, None]) -> N
 
 
 def read_file(files: Files, path: str, size_max: int | None = None) -> bytes:
-    """The whole file, or its first `size_max` bytes."""
+    """Returns the content of the file, or its first `size_max` bytes."""
     file = files.open(path, write=False)
     try:
         return file.pread(file.size() if size_max is None else size_max, 0)

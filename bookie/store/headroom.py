@@ -56,8 +56,9 @@ _PAGE = 4096
 
 
 class Reserve:
-    """The reserve of one data directory. All calls from a worker; `held` is true while the whole file is there, or none
-    is wanted."""
+    """The reserve of one data directory: a file whose space is given up when the disk is full. All calls must come from
+    a worker. `held` is true if the whole file exists, or if no reserve is wanted.
+    """
 
     def __init__(self, files: Files, directory: str, entries: str, bytes_min: int, bytes_max: int) -> None:
         self._files = files
@@ -69,7 +70,7 @@ class Reserve:
         self.held = False
 
     def size_bytes(self) -> int:
-        """Returns the size that the reserve should have."""
+        """Returns the size in bytes that the reserve should have."""
         if not self._bytes_min:
             return 0
         total, _ = self._files.disk_usage(self._directory)
@@ -78,14 +79,14 @@ class Reserve:
         return min(wanted, int(total * SHARE_MAX)) // _PAGE * _PAGE
 
     def measure(self) -> None:
-        """Whether it is there, and as large as what is stored wants it."""
+        """Sets `held`: whether the file exists, and is as large as it should be for what is stored now."""
         self.held = self._there() >= self.size_bytes()
 
     def _there(self) -> int:
         return disk.size_of(self._files, self._path) if self._files.exists(self._path) else 0
 
     def release(self) -> bool:
-        """Makes room; False: there was nothing to give up."""
+        """Deletes the file; returns False if there is none."""
         self.held = False
         if not self._files.exists(self._path):
             return False
@@ -93,7 +94,7 @@ class Reserve:
         return True
 
     def fill(self, used_share_max: float) -> None:
-        """Takes it again, if less of the disk is used then than this share. NoDescriptor."""
+        """Allocates the file, if less than `used_share_max` of the disk is used afterwards. Raises NoDescriptor."""
         total, free = self._files.disk_usage(self._directory)
         size = self.size_bytes()
         missing = max(size - self._there(), 0)
@@ -130,8 +131,9 @@ JOURNAL = "journal"
 
 
 class Headroom:
-    """The state of a bookie's disk for its writers. `checkpoint` makes the one that waits for room. `on_no_space` ends
-    clients' adds: a write found a full disk."""
+    """Which writes of a bookie found a full disk, and the use of the reserve for them. `checkpoint` makes a checkpoint.
+    `on_no_space` is called when a write found a full disk: it ends adds of clients.
+    """
 
     def __init__(
         self, files: Files, directory: str, worker: Worker, reserve: Reserve, journal: Journal,
@@ -153,7 +155,7 @@ class Headroom:
 
     @property
     def no_space(self) -> bool:
-        """Whether the last write to journal or log found a full disk. Stays so until one finds room."""
+        """Returns whether the last write to the journal or a log found a full disk, and none has succeeded since."""
         return self.flush_blocked or self._journal.no_space
 
     @property
@@ -161,8 +163,11 @@ class Headroom:
         return self._reserve.held
 
     async def ensure(self, used_share_max: float) -> bool:
-        """Whether there is room, and a reserve, now. The reserve is filled when less of the disk is used then.
-        OSError, NoDescriptor: that cannot be said now."""
+        """Returns whether there is room, and a reserve, now. Repeats the write that found no room, and fills the
+        reserve if less than `used_share_max` of the disk is used afterwards.
+
+        Raises OSError or NoDescriptor if this cannot be found out now.
+        """
         if self.no_space:
             await self._make()
             await self._try_again()
@@ -172,7 +177,7 @@ class Headroom:
         return not self.no_space and self._reserve.held
 
     async def _make(self) -> bool:
-        """Gives up the reserve; False: there is none."""
+        """Gives up the reserve; returns False if there is none."""
         if not await self._worker.run(self._reserve.release):
             return False
         _LOG.warning("the disk is full: the reserve is freed for the writes that must succeed")
@@ -180,7 +185,7 @@ class Headroom:
         return True
 
     async def _try_again(self) -> None:
-        """Looks whether there is room for a block again, then makes the checkpoint that waits."""
+        """Tests whether there is room for a journal block again; if so, makes the checkpoint that found no room."""
         if self._journal.no_space:
             await self._journal.try_room()
         if self.flush_blocked and not self._journal.no_space:
@@ -190,7 +195,8 @@ class Headroom:
                 _LOG.debug("still no room for a checkpoint: %s", error)
 
     async def found_for(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Runs the action, and once more if the reserve could be given up for it. NoSpace."""
+        """Runs `action`. If it finds no room, gives up the reserve and runs it again. Raises NoSpace if that fails too.
+        """
         try:
             await action()
         except disk.NoDescriptor:
@@ -201,7 +207,7 @@ class Headroom:
             await action()
 
     async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
-        """Makes a checkpoint; NoSpace, and then it is tried again by `ensure`, or NoDescriptor."""
+        """Makes a checkpoint. Raises NoSpace, and then `ensure` repeats it, or NoDescriptor."""
         try:
             await self.found_for(checkpoint)
             self.flush_blocked = self.without_descriptor = False
@@ -217,7 +223,7 @@ class Headroom:
 
 
 def at_start(files: Files, directory: str, uuid: bytes) -> bool:
-    """Makes room for a start that found none; False: there is nothing left to give up."""
+    """Frees space for a start that found none; returns False if there is nothing left to free."""
     journals = join_path(directory, JOURNAL)
     if Reserve(files, directory, directory, 0, 0).release():
         return True
@@ -233,7 +239,7 @@ def at_start(files: Files, directory: str, uuid: bytes) -> bool:
 
 
 def _replayed(files: Files, directory: str, uuid: bytes, names: list[str]) -> list[str]:
-    """The journals that an earlier try of this start replayed and flushed: the mark is after them."""
+    """Returns the journals that an earlier attempt of this start replayed and flushed: those before the mark."""
     path = join_path(directory, MARK)
     if not files.exists(path):
         return []

@@ -67,7 +67,7 @@ LOCK = "lock"
 
 
 class BootVerdict(enum.Enum):
-    """The state of a directory; with those in REFUSALS no bookie starts."""
+    """What the bookie's directory is; no bookie starts with a verdict of REFUSALS."""
 
     NEW = "a new bookie"
     FINISH = "a first start that was cut short"
@@ -114,7 +114,7 @@ REFUSALS = {
 
 
 class BootFacts(NamedTuple):
-    """The facts for `judge`. `others`: the bookies whose records name this place."""
+    """The facts for `judge`. `others` are the bookies whose records name this place."""
 
     cookie: Cookie | None
     record: CookieRecord | None
@@ -142,17 +142,17 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def metadata_accepted(self) -> bool:
-        """Whether an operator accepted the metadata as it is (`accept_metadata`)."""
+        """Returns whether an operator accepted the metadata as it is (`accept_metadata`)."""
         return self.known is not None and self.known.starts >= _ACCEPT
 
     @property
     def journal(self) -> JournalPosition:
-        """The position up to which the journal of this directory was synced: it must not end before."""
+        """Returns the position up to which the journal of this directory was synced: it must not end before."""
         return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
 
 
 def judge(facts: BootFacts) -> BootVerdict:
-    """Decides how the bookie starts, by the table in the module's docstring."""
+    """Returns whether and how the bookie may start, by the table in the module's docstring."""
     cookie, record = facts.cookie, facts.record
     if cookie is None:
         if facts.store:
@@ -173,6 +173,9 @@ def judge(facts: BootFacts) -> BootVerdict:
 
 # ------------------------------------------------------------------------------------------ a start
 def lock_directory(files: Files, directory: str) -> File:
+    """Locks the directory for this process; returns the lock. Raises Busy if another process has it,
+    InvalidConfiguration if it cannot be used.
+    """
     try:
         files.make_directories(directory)
         return files.lock(join_path(directory, LOCK))
@@ -194,9 +197,10 @@ def unusable(directory: str, error: OSError) -> InvalidConfiguration:
 
 
 async def claim(world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str) -> Identity:
-    """Locks the directory and judges it. `place` is unique in the cluster; the directory may have been at `aliases`.
+    """Locks the directory and judges it. `place` must be unique in the cluster; the directory may have been at
+    `aliases` before.
 
-    Raises Busy, and InvalidConfiguration, which says what to do.
+    Raises Busy if another process has it, and InvalidConfiguration, which says what to do, if the bookie may not start.
     """
     lock = lock_directory(world.files, directory)
     try:
@@ -243,9 +247,10 @@ async def _claim(
 async def complete(
     world: World, metadata: MetadataStore, directory: str, identity: Identity, end: JournalPosition
 ) -> None:
-    """Counts this start, and stores up to where the journal is synced. All that was lost must be durable as limbo.
+    """Counts this start, and stores up to where the journal is synced. Everything that was lost must be durable as
+    limbo before.
 
-    Unavailable when the record is not the one that was judged: an operator forgot or moved the bookie meanwhile.
+    Raises Unavailable if the record changed since it was judged, because an operator forgot or moved the bookie.
     """
     known = identity.known
     assert known is not None, "the directory was claimed"
@@ -270,9 +275,9 @@ async def complete(
 async def note_journal(
     metadata: MetadataStore, identity: Identity, end: JournalPosition, told: JournalPosition
 ) -> bool:
-    """Stores in the record that the journal was synced up to `end`. The position never goes back.
+    """Stores in the bookie's record that the journal was synced up to `end`. The position never goes back.
 
-    False: the record had less than `told`, so that the metadata went back, or is another one.
+    Returns False if the record had less than `told`: the metadata went back, or is another one.
     """
     kept = True
 
@@ -298,7 +303,7 @@ def _holds_store(files: Files, directory: str) -> bool:
 
 
 async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) -> tuple[str, ...]:
-    """Returns the other bookies whose cookie records name one of `places`. A record that cannot be read is skipped."""
+    """Returns the other bookies whose cookie records name one of `places`. Records that cannot be read are skipped."""
     found: list[str] = []
     for bookie in await metadata.children(paths.COOKIES):
         record = None if bookie == own else await readable(metadata, paths.cookie(bookie), CookieRecord)
@@ -308,7 +313,7 @@ async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) 
 
 
 def _make_cookie(world: World, directory: str, place: str, instance: str) -> Cookie:
-    """Writes the directory's cookie before the record."""
+    """Makes a new bookie id, and writes its cookie into the directory; the record in the metadata follows."""
     cookie = Cookie(str(uuids.UUID(bytes=world.rng.randbytes(16), version=4)), instance, (place,))
     disk.replace(world.files, directory, COOKIE, cookie_format.encode(cookie))
     _LOG.info("new bookie %s in %s", cookie.bookie, directory)
@@ -316,6 +321,7 @@ def _make_cookie(world: World, directory: str, place: str, instance: str) -> Coo
 
 
 def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
+    """Returns the message for an operator: why the bookie does not start, and what to do."""
     cookie, record = facts.cookie, facts.record
     bookie = "" if cookie is None else cookie.bookie
     return REFUSALS[verdict].format(
@@ -327,12 +333,13 @@ def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
 
 # ------------------------------------------------------------------------------------------ what an operator says
 async def forget_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """Forgets a bookie whose data is lost for good: a new bookie may take its place, and its directory never starts
-    again.
+    """Deletes the cookie record of a bookie whose data is lost for good: a new bookie may take its place, and its
+    directory never starts again.
 
-    NotFound; Busy while it is registered, or starts. Ledgers on it keep their records and have one copy less. A bookie
-    registers only while its cookie exists (registration.py), and the cookie is deleted only while no bookie is
-    registered: so of a `forget_bookie` and a start at the same moment one fails.
+    Raises NotFound if there is no such bookie, Busy while it is registered or starts. Ledgers on it keep their records
+    and have one copy less. A bookie registers only while its cookie record exists (registration.py), and the record is
+    deleted only while the bookie is not registered: if `forget_bookie` and a start run at the same moment, one of them
+    fails.
     """
     record = await _stopped(metadata, bookie)
     if not await delete_cookie(metadata, bookie):
@@ -341,7 +348,9 @@ async def forget_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
 
 
 async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> bool:
-    """Deletes a bookie's cookie; with `more`, all or nothing. False: the bookie is registered."""
+    """Deletes a bookie's cookie record, and with it `more`, all or nothing. Returns False, and deletes nothing, if the
+    bookie is registered.
+    """
     try:
         await metadata.commit([Check(paths.bookie(bookie), ABSENT), Delete(paths.cookie(bookie), ANY), *more])
     except (BadVersion, NodeExists):
@@ -350,15 +359,18 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> 
 
 
 async def move(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
-    """Moves the bookie's directory to `place`, from now on. NotFound; Busy while it is registered."""
+    """Records that the bookie's directory is at `place` from now on. Raises NotFound if there is no such bookie, Busy
+    while it is registered.
+    """
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, directories=(place,))
 
 
 async def accept_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """Makes the bookie's next start accept the metadata as it is: it was restored on purpose.
+    """Makes the bookie's next start accept the metadata as it is, because it was restored on purpose.
 
-    NotFound; Busy while it is registered. The next start is in limbo: it compares what was deleted or written since.
+    Raises NotFound if there is no such bookie, Busy while it is registered. The bookie will start in limbo, where it
+    compares its ledgers with the metadata.
     """
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, starts=_ACCEPT)
@@ -369,6 +381,9 @@ _ACCEPT = 1 << 60
 
 
 async def _stopped(metadata: MetadataStore, bookie: str) -> CookieRecord:
+    """Returns the record of a bookie that is not registered. Raises NotFound if there is none, Busy if it is
+    registered.
+    """
     found = await get_record(metadata, paths.cookie(bookie), CookieRecord)
     if found is None:
         raise NotFound(f"the metadata knows no bookie {bookie}; `magnetar bookies list` shows them", bookie=bookie)

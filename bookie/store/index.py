@@ -48,8 +48,9 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """A cache of the values that were used last. The caller says what a value costs; the sum is never above
-    `bytes_max`."""
+    """A cache that evicts the values that were not used for the longest time. The caller says what a value costs; the
+    sum is never above `bytes_max`.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -70,7 +71,7 @@ class Lru(Generic[K, V]):
         return found[0]
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Replaces what was there."""
+        """Adds a value, or replaces the old value of the key; evicts others if necessary."""
         values = self._values
         old = values.pop(key, None)
         if old is not None:
@@ -99,7 +100,7 @@ _RUN_OVERHEAD_BYTES = 600
 
 
 class ExtentPlace(NamedTuple):
-    """An extent, the log it is in, and where its table is in the log's index file."""
+    """An extent, the log that contains it, and where its table is in the log's index file."""
 
     log: int
     extent: Extent
@@ -120,7 +121,7 @@ class Page(NamedTuple):
 
 
 class Pages:
-    """The pages of one or more groups of a log."""
+    """The pages of one or more groups of a log, as columns."""
 
     __slots__ = ("crcs", "heads", "ledgers", "offsets", "tables")
 
@@ -146,11 +147,11 @@ class Pages:
 
 
 class Group:
-    """The part of a group of `log` that stays in memory; it begins at `offset` of the index file and is made in a
+    """What stays in memory of an index group of `log`, which begins at `offset` of the index file. Must be made in a
     worker.
 
-    Extents ascend by ledger. `Group(log, offset, extents)`, or `Group.start` and `feed` with the heads' bytes
-    in slices of whole pages.
+    Extents must ascend by ledger. Made by `Group(log, offset, extents)`, or by `Group.start` and then `feed` with
+    slices of the heads' bytes, each of whole pages.
     """
 
     __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages", "reach")
@@ -169,13 +170,14 @@ class Group:
 
     @classmethod
     def start(cls, log: int, offset: int, extents: int) -> Group:
-        """Returns a group of `extents` extents; all its heads must be fed."""
+        """Returns a group of `extents` extents; the caller must then feed all its heads."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
         return group
 
     def feed(self, heads: bytes) -> None:
-        """Adds the next heads, in whole pages except the last time. ValueError: they are not sorted."""
+        """Adds the next heads: whole pages, except the last time. Raises ValueError if they are not sorted by ledger.
+        """
         columns = columns_of(heads)
         ledgers = columns.ledgers
         in_order = sorted(ledgers)
@@ -198,12 +200,12 @@ class Group:
 
     @property
     def end_offset(self) -> int:
-        """Returns where the group's last table ends."""
+        """Returns where the group's last table ends in the index file."""
         return self._tables_offset
 
 
 class Run:
-    """The extents of one ledger in the first `groups` groups of one log, by first entry."""
+    """The extents of one ledger in the first `groups` groups of one log, sorted by first entry."""
 
     __slots__ = ("_firsts", "_packed", "_reach", "groups", "ledger", "log")
 
@@ -224,7 +226,7 @@ class Run:
 
     @property
     def first(self) -> int | None:
-        """The smallest entry; None: there is none."""
+        """Returns the smallest entry; None if there is none."""
         return self._firsts[0] if self._firsts else None
 
     @property
@@ -236,7 +238,7 @@ class Run:
         return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
 
     def places(self, entry: int) -> list[ExtentPlace]:
-        """The extents whose range holds the entry, the one that begins last first."""
+        """Returns the extents whose range includes the entry; that which begins last comes first."""
         found: list[ExtentPlace] = []
         at = bisect_right(self._firsts, entry) - 1
         while at >= 0 and self._reach[at] >= entry:
@@ -249,7 +251,7 @@ class Run:
 
 
 class Missing(NamedTuple):
-    """The `pages` that must be loaded and added to `known` before a run is complete."""
+    """The answer of `lookup` if pages must be loaded: the run is complete once `pages` are added to `known`."""
 
     log: int
     ledger: int
@@ -277,7 +279,7 @@ class _Log:
         self.extents += group.extents
 
     def pages_of(self, ledger: int, first_group: int) -> list[Page]:
-        """The pages of that and later groups which may hold extents of the ledger."""
+        """Returns the pages of group `first_group` and later ones that may have extents of the ledger."""
         found: list[Page] = []
         firsts = self.pages.ledgers
         ends = [*self.starts[first_group + 1 :], len(firsts)]
@@ -289,7 +291,7 @@ class _Log:
 
 
 class Index:
-    """The index of a bookie's entry logs. `bytes_max`: of the LRU."""
+    """The index of a bookie's entry logs. `bytes_max` bounds the LRU."""
 
     def __init__(self, bytes_max: int) -> None:
         self._logs: dict[int, _Log] = {}
@@ -303,7 +305,7 @@ class Index:
         self.add_group(group, ())
 
     def add_group(self, group: Group | None, drop: Collection[int]) -> None:
-        """Makes a new group visible and logs vanish, in one synchronous step."""
+        """Makes a new group visible and removes the logs `drop`, in one synchronous step."""
         if group is not None and group.extents:
             log = self._logs.get(group.log)
             if log is None:
@@ -319,17 +321,17 @@ class Index:
         return list(self._logs)
 
     def logs_of(self, ledger: int) -> list[int]:
-        """The logs that hold entries of the ledger, ascending."""
+        """Returns the logs that have entries of the ledger, ascending."""
         return [number for number, log in self._logs.items() if ledger in log.ledgers]
 
     def ledgers_of(self, log: int) -> BitMap64:
-        """Returns a copy of the log's ledgers; empty when there is no such log."""
+        """Returns a copy of the set of the log's ledgers; empty if there is no such log."""
         found = self._logs.get(log)
         return BitMap64() if found is None else found.ledgers.copy()
 
     # ------------------------------------------------------------------------------------ extents
     def lookup(self, log: int, ledger: int) -> Run | Missing:
-        """The extents of the ledger in that log, or what must be loaded first."""
+        """Returns the extents of the ledger in that log, or what must be loaded first."""
         found = self._logs.get(log)
         if found is None or ledger not in found.ledgers:
             return Run(log, ledger, 0, ())
@@ -345,11 +347,12 @@ class Index:
         return Missing(log, ledger, groups, pages, known)
 
     def add_run(self, run: Run) -> None:
-        """Keeps a run that was loaded."""
+        """Adds a run that was loaded to the LRU."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
     def is_nowhere(self, ledger: int, entry: int) -> bool:
-        """Whether no extent has the entry in its range, as far as that is certain without loading anything."""
+        """Returns True if certainly no extent's range includes the entry. Loads nothing: False may also mean unknown.
+        """
         for number, log in self._logs.items():
             if ledger in log.ledgers:
                 if (number, ledger) not in self._runs:
@@ -360,8 +363,9 @@ class Index:
         return True
 
     def candidates(self, ledger: int, entry: int) -> list[ExtentPlace] | None:
-        """Returns all extents whose range holds the entry, those of newer logs first. None: something must be loaded
-        first."""
+        """Returns all extents whose range includes the entry, those of newer logs first; None if something must be
+        loaded first.
+        """
         places: list[ExtentPlace] = []
         for log in reversed(self.logs_of(ledger)):
             run = self.lookup(log, ledger)
@@ -372,7 +376,7 @@ class Index:
 
     # ------------------------------------------------------------------------------------ tables
     def table(self, place: ExtentPlace) -> Table | None:
-        """Returns the table of an extent; None: it must be loaded."""
+        """Returns the table of an extent; None if it must be loaded."""
         if place.extent.entries == 1:
             return single_table(place.extent)
         found = self._runs.get((place.log, place.table_offset, None))
@@ -380,6 +384,7 @@ class Index:
         return found
 
     def keep_table(self, place: ExtentPlace, table: Table) -> None:
+        """Adds a table that was loaded to the LRU."""
         if place.extent.entries == 1:
             return  # it follows from the head
         size = place.extent.table_bytes + _RUN_OVERHEAD_BYTES
@@ -409,7 +414,9 @@ class Index:
 
 
 def places_of(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentPlace] | None:
-    """The extents of the ledger in the bytes of a page; None when they are not what the page must look like."""
+    """Returns the extents of the ledger in the bytes of a page; None if the bytes do not match the page's size and
+    checksum.
+    """
     if len(heads) != page.size or crc32c(heads) != page.crc:
         return None
     return [
@@ -418,17 +425,17 @@ def places_of(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentPla
 
 
 def find(place: ExtentPlace, table: Table, entry: int) -> int | None:
-    """The number of the entry's record in the extent; None: it is in a gap."""
+    """Returns the number of the entry's record in the extent; None if the entry is in a gap."""
     delta = entry - place.extent.first
     at = bisect_left(table.deltas, delta)
     return at if at < len(table.deltas) and table.deltas[at] == delta else None
 
 
 def run_end(table: Table, first: int, count: int, bytes_max: int) -> int:
-    """Returns the record number after the last one of the run of consecutive entries from record `first`: up to
-    `count`, about `bytes_max`.
+    """Returns the number of the record after the run of consecutive entries that begins with record `first`: up to
+    `count` of them, about `bytes_max`.
 
-    By bisection: entries ascend, so that deltas[i] - i grows at each gap and never shrinks.
+    By bisection: entries ascend, so deltas[i] - i grows at each gap and never shrinks.
     """
     deltas, offsets = table.deltas, table.offsets
     end = min(first + count, len(deltas))

@@ -54,7 +54,7 @@ _CLEAN_MAX = 4096
 
 
 class Descriptor:
-    """The state of one ledger besides its entries: key, fence, LAC, last entry."""
+    """What a bookie knows of a ledger besides its entries: key, fence, LAC, last entry."""
 
     __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 
@@ -69,7 +69,7 @@ class Descriptor:
 
     @classmethod
     def from_state(cls, state: LedgerState) -> Descriptor:
-        """The descriptor of a durable record."""
+        """Returns the descriptor of a record that is durable."""
         found = cls(state.ledger, state.key)
         found.key_synced = True
         found.fenced = found.fence_synced = state.fenced
@@ -77,11 +77,14 @@ class Descriptor:
         return found
 
     def opens_with(self, key: bytes) -> bool:
+        """Returns whether `key` is the ledger's key."""
         return hmac.compare_digest(self.key, key)
 
 
 class IndexContent(NamedTuple):
-    """The content that the ledger index must have: all of it, and the new part."""
+    """What the ledger index must contain: all of it (`table`, `statements`), and what is new (`changes`). `unsynced`
+    are descriptors whose key or fence the journal does not have durably yet.
+    """
 
     table: LedgerTable
     changes: list[bytes]  # encoded facts and ledgers
@@ -90,7 +93,9 @@ class IndexContent(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """The changes that a checkpoint takes to its worker. Descriptors may change meanwhile, and only grow."""
+    """The changes that a checkpoint gives to its worker. Descriptors may change meanwhile: a fence is only set, LAC and
+    last entry only grow.
+    """
 
     table: LedgerTable
     settling: dict[int, Descriptor]
@@ -99,7 +104,9 @@ class Unwritten(NamedTuple):
     alive: int
 
     def encode_changes(self, everything: bool) -> IndexContent:
-        """Encodes what changed and merges it into the table; `everything`: deleted ledgers leave it too."""
+        """Encodes the changes and merges them into the table; with `everything`, also removes deleted ledgers from the
+        table.
+        """
         records: dict[int, bytes] = {}
         unsynced: list[Descriptor] = []
         for ledger in in_order(self.settling):
@@ -115,7 +122,7 @@ class Unwritten(NamedTuple):
 
 
 class Descriptors(StateLog):
-    """The descriptors and facts of a bookie; the module says where a descriptor is."""
+    """The descriptors and facts of a bookie, in memory or by need from the table of the ledger index."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,6 +139,7 @@ class Descriptors(StateLog):
         return self._resting(ledger) if found is None else found
 
     def _resting(self, ledger: int) -> Descriptor | None:
+        """Returns the descriptor of a ledger that has no unwritten changes; None if there is no such ledger."""
         if ledger < 0 or ledger not in self._ids:
             return None
         found = self._settling.get(ledger) or self._clean.get(ledger)
@@ -150,11 +158,11 @@ class Descriptors(StateLog):
 
     @property
     def highest(self) -> int:
-        """The largest id, -1: there is none."""
+        """Returns the largest ledger id; -1 if there is none."""
         return int(self._ids.max()) if len(self._ids) else -1
 
     def ids(self) -> BitMap64:
-        """The ledgers that exist now, without deleted ones: a copy."""
+        """Returns a copy of the set of ledgers, without deleted ones."""
         return self._ids.copy()
 
     def create(self, ledger: int, key: bytes) -> Descriptor:
@@ -165,7 +173,7 @@ class Descriptors(StateLog):
         return descriptor
 
     def touch(self, descriptor: Descriptor) -> None:
-        """Makes the next checkpoint write the descriptor, which has changed."""
+        """Marks the descriptor as changed: the next checkpoint writes it."""
         self.dirty_ledgers[descriptor.ledger] = descriptor
 
     def delete(self, first: int, last: int) -> None:
@@ -178,7 +186,7 @@ class Descriptors(StateLog):
             self._drop(fact.first, fact.last)
 
     def _drop(self, first: int, last: int) -> None:
-        """Removes them from the bitmap, so that their other places are not read any more."""
+        """Removes the ledgers from the bitmap, so that their other places are not read any more."""
         self._ids.remove_range(first, last + 1)
         span = range(first, last + 1)
         dirty = self.dirty_ledgers
@@ -188,7 +196,7 @@ class Descriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ for the ledger index
     def load(self, loaded: Loaded) -> None:
-        """Loads the content of the ledger index, once, at a start."""
+        """Sets the content of the ledger index; called once, at a start."""
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
         for fact in loaded.facts:
@@ -199,7 +207,7 @@ class Descriptors(StateLog):
         return bool(self.dirty_ledgers or self._settling or self._unwritten or self.has_changes)
 
     def begin_write(self) -> None:
-        """Takes all changes until now for the checkpoint that begins, and those of a checkpoint that failed."""
+        """Gives all changes until now, and those of a checkpoint that failed, to the checkpoint that begins."""
         if self._settling:
             self._settling.update(self.dirty_ledgers)
         else:
@@ -212,7 +220,9 @@ class Descriptors(StateLog):
         return Unwritten(self._table, self._settling, self._unwritten, self.copy(), alive)
 
     def on_written(self, settled: IndexContent) -> dict[int, Descriptor]:
-        """Notes that the changes are durable. Returns the values that are not needed any more, which may be large."""
+        """Handles that the changes are durable. Returns the descriptors that are not needed any more, for the caller to
+        free: they may be many.
+        """
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
             if descriptor.ledger in self._ids:
@@ -252,7 +262,7 @@ def name(generation: int) -> str:
 
 
 class LedgerIndexFile:
-    """The file of the ledger index: appended per checkpoint, rewritten now and then."""
+    """The file of the ledger index: checkpoints append to it, and now and then rewrite it."""
 
     def __init__(self, files: Files, directory: str, uuid: bytes, generation: int, end: int) -> None:
         self._files = files
@@ -263,7 +273,8 @@ class LedgerIndexFile:
         self._faulty = False
 
     def load(self, missing: Callable[[str], None]) -> Loaded:
-        """The whole records; calls `missing` for what is not whole. ForeignFile, NewerFormat."""
+        """Returns the content of all whole records. Calls `missing` for each damage. Raises ForeignFile or NewerFormat.
+        """
         path = join_path(self._directory, name(self.generation))
         loading = Loading()
         faults: list[str] = []
@@ -300,12 +311,14 @@ class LedgerIndexFile:
             file.close()
 
     def outdated(self, alive: int) -> bool:
-        """Whether the next `write` rewrites the file."""
+        """Returns whether the next `write` rewrites the file; `alive` is the number of ledgers."""
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
         return self._faulty or large
 
     def write(self, unwritten: Unwritten) -> tuple[IndexContent, int, int]:
-        """Writes what changed, or everything; returns it with (generation, end) for the mark."""
+        """Writes the changes, or everything if the file is outdated. Returns that content, and (generation, end) for
+        the mark.
+        """
         if self.outdated(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)
             try:
@@ -318,7 +331,7 @@ class LedgerIndexFile:
         return settled, *self._append(settled.changes)
 
     def append(self, facts: Sequence[State]) -> tuple[int, int]:
-        """Appends facts alone; returns (generation, end) for the mark."""
+        """Appends only facts; returns (generation, end) for the mark."""
         return self._append(list(map(ledger_index.encode, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
@@ -331,28 +344,30 @@ class LedgerIndexFile:
         return self.generation, self.end + size
 
     def rewrite(self, records: Sequence[bytes]) -> tuple[int, int]:
-        """Writes the next generation with these records, a few in each buffer; (generation, end) for the mark."""
+        """Writes the next generation with these records, each a buffer of one or more; returns (generation, end) for
+        the mark.
+        """
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
         size = disk.replace_with(self._files, self._directory, name(generation), _slices([header, *records]))
         return generation, size
 
     def on_committed(self, generation: int, end: int) -> None:
-        """Notes that the mark names them; other generations are removed."""
+        """The mark now names this generation and end: removes other generations."""
         old, self.generation, self.end = self.generation, generation, end
         if old != generation:
             self._faulty = False
             self.tidy()
 
     def tidy(self) -> None:
-        """Removes other generations, not synced: a name that comes back after a crash is removed by the next start."""
+        """Removes other generations, without a sync: a name that returns after a crash is removed by the next start."""
         for other in disk.needless_in(self._files, self._directory):
             if other != name(self.generation):
                 self._files.remove(join_path(self._directory, other))
 
 
 def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the buffers joined to about `_WRITE_BYTES` each."""
+    """Yields the buffers, joined to slices of about `_WRITE_BYTES`."""
     waiting: list[bytes] = []
     size = 0
     for buffer in buffers:
@@ -365,14 +380,14 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Creates generation 1, empty."""
+    """Creates generation 1, without records."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)
 
 
 def newest(files: Files, directory: str) -> tuple[int, int]:
-    """Returns (generation, end) of the newest file that is here, whatever it holds; for a start without a mark."""
+    """Returns (generation, end) of the newest file that exists, without reading it; for a start without a mark."""
     found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
     if not found:
         return 0, FILE_HEADER_BYTES

@@ -29,7 +29,7 @@ INTRODUCED_MAX = 4096
 
 
 class LedgerKeys:
-    """Changes `descriptors` and the open group of `journal`. One for a store."""
+    """The keys of one store's ledgers. Changes `descriptors`, and adds records to the open group of `journal`."""
 
     def __init__(self, descriptors: Descriptors, journal: Journal) -> None:
         self._descriptors = descriptors
@@ -38,25 +38,25 @@ class LedgerKeys:
         self._keying: dict[int, Descriptor] = {}  # whose key goes out with the next seal
 
     def ask_for_newcomers(self) -> None:
-        """Requires from now on that a ledger which is not here begins with a key that was introduced
-        (bookie/newcomers.py)."""
+        """From now on a ledger that is not here may only begin with a key that was introduced (bookie/newcomers.py)."""
         self._introduced = Lru(INTRODUCED_MAX)
 
     def introduce(self, ledger: int, key: bytes) -> None:
-        """Notes that the metadata has a record of the ledger with this key."""
+        """Records that the metadata has a record of the ledger with this key."""
         if self._introduced is not None:
             self._introduced.put(ledger, key, 1)
 
     def may_begin(self, ledger: int, key: bytes) -> bool:
-        """Whether a ledger that is not here may begin with this key."""
+        """Returns whether a ledger that is not here may begin with this key."""
         if self._introduced is None:
             return True
         known = self._introduced.get(ledger)
         return known is not None and hmac.compare_digest(known, key)
 
     def verdict(self, ledger: int, key: bytes) -> Status:
-        """Returns the verdict on a key. OK; FENCED: the ledger is deleted; NO_SUCH_LEDGER: not introduced;
-        UNAUTHORIZED: another key."""
+        """Returns whether an intent with this key is admitted: OK; FENCED if the ledger is deleted, NO_SUCH_LEDGER if
+        it is new and was not introduced, UNAUTHORIZED if it has another key.
+        """
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
             return Status.OK if descriptor.opens_with(key) else Status.UNAUTHORIZED
@@ -65,8 +65,9 @@ class LedgerKeys:
         return Status.OK if self.may_begin(ledger, key) else Status.NO_SUCH_LEDGER
 
     def opens(self, ledger: int, key: bytes) -> Status:
-        """Returns OK if the sender of this key may read what is here of the ledger. NO_SUCH_LEDGER: its key was lost,
-        and must be introduced."""
+        """Returns OK if a sender with this key may read the ledger. NO_SUCH_LEDGER: the key may have been lost here,
+        and must be introduced first.
+        """
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
             return Status.OK if descriptor.opens_with(key) else Status.UNAUTHORIZED
@@ -74,7 +75,9 @@ class LedgerKeys:
         return Status.NO_SUCH_LEDGER if lost and not self.may_begin(ledger, key) else Status.OK
 
     def adopt(self, ledger: int, key: bytes) -> Status:
-        """Returns OK if the ledger's key is known, durable when the next seal is done; it may have been lost."""
+        """Makes the ledger begin with this key if it is unknown here. Returns UNAUTHORIZED if it is deleted or has
+        another key; else OK, and the key is durable when the next seal is done.
+        """
         descriptor = self._descriptors.get(ledger)
         if ledger in self._descriptors.tombstones or (descriptor is not None and not descriptor.opens_with(key)):
             return Status.UNAUTHORIZED
@@ -82,7 +85,9 @@ class LedgerKeys:
         return Status.OK
 
     def with_key(self, ledger: int, key: bytes) -> Descriptor:
-        """The ledger's descriptor, made if there is none; its key record is in this turn's group."""
+        """Returns the ledger's descriptor, and creates it if there is none. Enqueues its KEY record if that is not
+        durable.
+        """
         descriptor = self._descriptors.get(ledger) or self._descriptors.create(ledger, key)
         if not descriptor.key_synced and ledger not in self._keying:
             self._journal.enqueue(RecordType.KEY, ledger, -1, (key,))
@@ -90,7 +95,7 @@ class LedgerKeys:
         return descriptor
 
     def take(self) -> dict[int, Descriptor]:
-        """Removes and returns ledger → descriptor, of the KEY records enqueued since the last seal."""
+        """Removes and returns the descriptors, by ledger, whose KEY records were enqueued since the last seal."""
         keying, self._keying = self._keying, {}
         return keying
 
@@ -116,7 +121,9 @@ TOMBSTONES_MAX = 4096
 
 
 class TombstoneWriter:
-    """Writes the tombstones of one store. `sealed`: the journal has, or refused, what was enqueued before the call."""
+    """Writes the tombstones of one store. `sealed` waits until the journal has, or refused, what was enqueued before
+    the call.
+    """
 
     def __init__(
         self, journal: Journal, descriptors: Descriptors, memtable: Memtable, sealed: Callable[[], Awaitable[bool]],
@@ -132,8 +139,9 @@ class TombstoneWriter:
         self.counters = {"ledgers_deleted": 0}
 
     async def write(self, ledgers: list[int]) -> bool:
-        """Writes tombstones. False: the journal had no room for all of them; memory has them, and `write_pending` makes
-        them durable."""
+        """Writes tombstones. Returns False if the journal had no room for all of them: then they are in memory, and
+        `write_pending` makes them durable.
+        """
         spans = Intervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)
@@ -155,6 +163,7 @@ class TombstoneWriter:
         return True
 
     async def write_pending(self) -> None:
+        """Makes tombstones durable for which the journal had no room, by a checkpoint."""
         loose = set(self._loose)
         if loose:
             await self._checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first

@@ -86,13 +86,13 @@ class StoreWorkers(msgspec.Struct, frozen=True):
         )
 
     async def close(self) -> None:
-        """Ends the threads after the calls that are queued."""
+        """Ends the threads after the calls that are queued there."""
         for worker in (*self.journal, self.flush, self.read, self.compact, *self.ahead):
             await worker.close()
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """The parts of a store after its start, all durable (module docstring)."""
+    """The parts of a store after its start; all of their content is durable."""
 
     workers: StoreWorkers
     losses: DataLossLog
@@ -111,7 +111,7 @@ class Loaded(msgspec.Struct, frozen=True):
 async def load(
     world: World, directory: str, uuid: bytes, config: StoreConfig, known: Known, workers: StoreWorkers
 ) -> Loaded:
-    """Raises ForeignFile, NewerFormat, NoSpace."""
+    """Loads a store: takes steps 1 to 5 of a start. Raises ForeignFile, NewerFormat or NoSpace."""
     files, entries = world.files, join_path(directory, boot.ENTRIES)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.inspect, files, directory, uuid, losses)

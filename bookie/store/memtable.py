@@ -106,7 +106,7 @@ class Table:
         self.entries = 0
 
     def entries_of(self, ledger: int) -> dict[int, Stored]:
-        """The ledger's entries, to be added to: `grown` must be told."""
+        """Returns the ledger's entries, to which the caller may add entries; it must then call `grown`."""
         entries = self.ledgers.get(ledger)
         if entries is None:
             entries = self.ledgers[ledger] = {}
@@ -114,16 +114,16 @@ class Table:
         return entries
 
     def grown(self, count: int, size: int) -> None:
-        """Counts entries that were added, of `size` bytes together.
+        """Counts `count` entries, of `size` bytes together, that the caller added.
 
-        A second insert of an entry replaces the first and is counted again: the bound errs to the safe side.
+        An entry that replaces an earlier one is counted again, so the counters may be too high, never too low.
         """
         self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES
         self.entries += count
 
 
 class Memtable:
-    """The memtable: an active table, and the one that is being flushed."""
+    """The memtable: the active table, and the one that is being flushed."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -132,7 +132,7 @@ class Memtable:
 
     @property
     def due(self) -> bool:
-        """Whether the active table has reached its bound."""
+        """Returns whether the active table has reached its bound."""
         return self.active.size_bytes >= self.bytes_max
 
     @property
@@ -144,7 +144,7 @@ class Memtable:
         return self.active.size_bytes + (self.flushing.size_bytes if self.flushing else 0)
 
     def insert_many(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
-        """Inserts entries (id, stored, bytes), `size` bytes together; returns the largest id."""
+        """Inserts entries (id, stored, bytes), `size` bytes together, into the active table; returns the largest id."""
         active = self.active
         table = active.ledgers.get(ledger)
         if table is None:
@@ -174,7 +174,7 @@ class Memtable:
         return bool(self.active.refused) or (self.flushing is not None and bool(self.flushing.refused))
 
     def refuse(self, ledger: int, entries: Iterable[int]) -> None:
-        """Notes that the journal had no room for these adds."""
+        """Records that the journal had no room for these entries."""
         for table in self._tables:
             held = table.ledgers.get(ledger, _NONE)
             for entry in entries:
@@ -182,7 +182,7 @@ class Memtable:
                     table.refused.setdefault(ledger, Intervals()).add(entry, entry)
 
     def redeem(self, ledger: int, entries: Iterable[int]) -> None:
-        """Notes that these refused adds are durable after all."""
+        """Records that these refused entries are durable after all."""
         for table in self._tables:
             refused = table.refused.get(ledger)
             if refused is None:
@@ -193,7 +193,8 @@ class Memtable:
                 del table.refused[ledger]
 
     def refused_of(self, ledger: int) -> list[tuple[int, int]]:
-        """Returns first and last of runs of the ledger's entries that are here and in no journal, as far as is known.
+        """Returns (first, last) of runs of the ledger's entries that are only in memory, because the journal had no
+        room for them.
         """
         return [run for table in self._tables for run in table.refused.get(ledger, ())]
 
@@ -207,13 +208,12 @@ class Memtable:
         self.flushing = None
 
     def discard(self, ledger: int) -> None:
-        """Drops a deleted ledger's entries from the active table."""
+        """Removes a deleted ledger's entries from the active table."""
         self.active.ledgers.pop(ledger, None)
         self.active.refused.pop(ledger, None)
 
     def check(self) -> None:
-        """Checks that the flushing table is never written, sizes are not negative, no empty ledger is kept, and refused
-        is held."""
+        """Checks that sizes are not negative, no ledger is empty, and each refused entry is in its table."""
         for table in self._tables:
             assert table.size_bytes >= 0
             assert all(table.ledgers.values())
@@ -226,9 +226,9 @@ _NONE: dict[int, Stored] = {}
 
 
 def empty_slowly(values: dict[int, Any]) -> Iterator[None]:
-    """Empties a large dictionary and those in it; one to two times RELEASE_SLICE values in each step.
+    """Empties a large dictionary and the dictionaries in it, one to two times RELEASE_SLICE values in each step.
 
-    At once, 50,000 entries of 1 KiB take the interpreter for 10 ms, in any thread, while the event loop waits.
+    At once, 50,000 entries of 1 KiB would keep the interpreter for 10 ms, in any thread, while the event loop waits.
     """
     freed = 0
     while values:

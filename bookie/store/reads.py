@@ -66,14 +66,16 @@ _ENTRIES_MAX = 1 << 20
 
 
 class Handler(NamedTuple):
-    """Reads chunks, one after the other: a thread with files and memory of its own."""
+    """A worker that reads chunks ahead, one after the other, with files and memory of its own."""
 
     reader: EntryLogReader
     worker: Worker
 
 
 class Chunk(NamedTuple):
-    """A read that is under way, from `entry` on; `entries`: how many there should be, None: only the read will say."""
+    """A read ahead that is under way, from `entry` on. `entries` is how many it should return; None: unknown until it
+    is done.
+    """
 
     entry: int
     entries: int | None
@@ -81,8 +83,9 @@ class Chunk(NamedTuple):
 
 
 class SequentialRead:
-    """A sequential reader's chunks. Its ready entries end where the first chunk begins, each chunk where the next
-    begins, the last at `after`."""
+    """What is read ahead for one sequential reader: ready entries, then chunks, each of which begins where the one
+    before ends. The next chunk begins at entry `after`.
+    """
 
     __slots__ = ("_at", "_ends", "_ready", "after", "chunks", "place", "ready_bytes")
 
@@ -102,11 +105,13 @@ class SequentialRead:
 
     @property
     def due(self) -> bool:
-        """Whether nothing is ready, and the first chunk is done: it may `arrive`."""
+        """Returns whether no entry is ready and the first chunk is done: `arrive` may be called."""
         return not self.remaining and bool(self.chunks) and self.chunks[0].read.done()
 
     def arrive(self) -> None:
-        """Makes the first chunk ready. One that is shorter than it should be is the last: what follows is unclear."""
+        """Makes the entries of the first chunk ready. If they are fewer than expected, drops all further chunks: what
+        follows is unknown.
+        """
         assert not self.remaining
         entry, expected, read = self.chunks.popleft()
         self._ready, self._at, self.ready_bytes = [], 0, 0
@@ -121,7 +126,7 @@ class SequentialRead:
             self.after = entry + len(self._ready)
 
     def take_entries(self, count: int, bytes_max: int) -> list[Buffer]:
-        """Takes at least one entry, when one is ready; at most `count`, about `bytes_max`."""
+        """Removes and returns ready entries: at most `count`, about `bytes_max`, at least one if any is ready."""
         if not self.remaining:
             return []
         before = self._ends[self._at]
@@ -133,7 +138,7 @@ class SequentialRead:
 
 
 class ReadAhead:
-    """Read-ahead for sequential readers, in bounded memory."""
+    """Reads ahead for sequential readers, in bounded memory."""
 
     def __init__(self, index: Index, lanes: Sequence[Handler], bytes_max: int, chunk_bytes: int) -> None:
         self._index = index
@@ -142,14 +147,16 @@ class ReadAhead:
         self._streams: Lru[tuple[int, int], SequentialRead] = Lru(bytes_max)
 
     def claim(self, ledger: int, entry: int) -> SequentialRead | None:
-        """The stream that goes on with this entry; it belongs to the caller now."""
+        """Removes and returns the read-ahead that continues with this entry; None if there is none. It belongs to the
+        caller now.
+        """
         stream = self._streams.get((ledger, entry))
         if stream is not None:
             self._streams.pop((ledger, entry))
         return stream
 
     def read_after(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
-        """Keeps the stream (None: begins one) for the next read of `entry`, and reads on after it."""
+        """Keeps `stream` (None: a new one) for the next read, of `entry`, and reads more chunks ahead."""
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
             stream = SequentialRead(entry)
@@ -160,7 +167,7 @@ class ReadAhead:
             self._streams.put((ledger, entry), stream, size)
 
     def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
-        """Reads another chunk, unless the index knows no extent for the entry without loading."""
+        """Starts to read another chunk, unless the index knows no extent for the entry without loading."""
         stream.after = None
         places = self._index.candidates(ledger, entry)
         if not places:
@@ -182,7 +189,9 @@ class ReadAhead:
             self._load_table(ledger, place.extent.last + 1)
 
     def _load_table(self, ledger: int, entry: int) -> None:
-        """Loads the table of the entry's extent: without it only its first chunk can be read."""
+        """Loads the table of the entry's extent, because without it only the first chunk of the extent can be read
+        ahead.
+        """
         places = self._index.candidates(ledger, entry)
         if places and self._index.table(places[0]) is None:
             lane = self._next_lane()
@@ -193,7 +202,9 @@ class ReadAhead:
         return self._lanes[0]
 
     def _arrived(self, place: ExtentPlace, done: Future[EntriesRead]) -> None:
-        """Runs also for a stream that was dropped. An error is left to the reader, which reads in the ordinary way."""
+        """Caches the table that a chunk's read found, also if the stream was dropped. Errors are ignored: the reader
+        then reads in the ordinary way.
+        """
         if not done.cancelled() and done.exception() is None:
             self._keep(place, done.result().table)
 
@@ -228,7 +239,7 @@ _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 
 class ReadResult(NamedTuple):
-    """The result of a read of entries, with the ledger's LAC."""
+    """The result of a read of entries, and the ledger's LAC."""
 
     status: Status
     entries: list[Buffer]  # stored entries `entry`, `entry + 1`, …; none unless OK
@@ -244,7 +255,7 @@ class LacResult(NamedTuple):
 
 
 class Reads:
-    """The reading side of a store. `worker` reads the files with `reader`, and `lanes` read ahead."""
+    """The reads of a store. `worker` reads files with `reader`; `lanes` read ahead."""
 
     def __init__(
         self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
@@ -265,8 +276,9 @@ class Reads:
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
-        """Reads the LAC. UNKNOWN in limbo: a larger LAC may be lost, and recovery counts any other answer as a fenced
-        bookie's LAC."""
+        """Returns the LAC. UNKNOWN in limbo: a larger LAC may be lost, and recovery counts any other answer as a fenced
+        bookie's LAC.
+        """
         descriptor = self._descriptors.get(ledger)
         if self._in_limbo(ledger):
             return LacResult(Status.UNKNOWN, -1, -1)
@@ -275,7 +287,7 @@ class Reads:
         return LacResult(Status.OK, descriptor.lac, descriptor.last)
 
     def _read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Returns the answer, if it needs no disk; else None."""
+        """Returns the answer if it is certain without the disk; else None."""
         if self._descriptors.get(ledger) is None and not self._in_limbo(ledger):
             return self._miss(ledger, entry)
         entries: list[Buffer] = []
@@ -292,7 +304,7 @@ class Reads:
         return self._miss(ledger, entry) if self._index.is_nowhere(ledger, entry) else None
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads like `read`, if that needs no disk; else returns None."""
+        """Reads like `read` if that needs no disk; else returns None."""
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
@@ -305,9 +317,10 @@ class Reads:
         return result
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
-        """Entries `entry`, `entry + 1`, … that are adjacent: at least one, at most `count`, about `bytes_max`.
+        """Returns the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, about `bytes_max`; or
+        why there is none.
 
-        BUSY: no descriptor is free, which says nothing of the entry.
+        BUSY: no file descriptor is free, which says nothing about the entry.
         """
         self.counters["reads"] += 1
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
@@ -340,7 +353,7 @@ class Reads:
 
     def _read_stream(self, stream: SequentialRead, ledger: int, entry: int, count: int,
         bytes_max: int) -> ReadResult | None:
-        """Takes the ready entries of a claimed stream, which continues after them. None: none is ready."""
+        """Returns ready entries of a claimed stream, which then continues after them; None if none is ready."""
         entries = stream.take_entries(count, bytes_max)
         size = sum(map(len, entries))
         while stream.due and len(entries) < count and size < bytes_max:  # else each chunk costs its reader an answer
@@ -356,8 +369,9 @@ class Reads:
         return ReadResult(Status.OK, entries, self._lac(ledger))
 
     async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Searches the index: the caller has searched memory, without an await in between. None: the index changed
-        meanwhile."""
+        """Searches the index and reads the entries. The caller must have searched memory, without an await in between.
+        Returns None if the index changed meanwhile.
+        """
         generation = self._index.generation
         search = Search(self._index, self._reader, self._worker, ledger, entry)
         damaged = False
@@ -375,7 +389,9 @@ class Reads:
         return self._miss(ledger, entry, damaged or search.damaged)
 
     def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
-        """Returns the answer when every place was searched. `damaged`: one of them could not be read."""
+        """Returns the answer for an entry that was not found in any place. `damaged` says that a place could not be
+        read.
+        """
         descriptors = self._descriptors
         lac = self._lac(ledger)
         if ledger in descriptors.tombstones:
@@ -388,7 +404,9 @@ class Reads:
         return ReadResult(missing, [], lac)
 
     async def _read_place(self, place: ExtentPlace, entry: int, count: int, bytes_max: int) -> EntriesRead:
-        """Reads a run of entries with one file read; for a single entry more of the extent, which goes to the cache."""
+        """Reads a run of entries with one file read. For a single entry reads more of the extent, which goes to the
+        cache.
+        """
         ledger = place.extent.ledger
         table = self._index.table(place)
         ahead = (1 << 20, self._read_ahead_bytes) if count == 1 else (count, bytes_max)
@@ -406,8 +424,9 @@ class Reads:
 
     # ------------------------------------------------------------------------------------ for the scrubber
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Verifies an entry. OK: a log has a good copy. UNKNOWN: one has a damaged one, or cannot say. Memory and
-        caches are not asked. OSError: no descriptor is free."""
+        """Reads an entry from the logs, not from memory or caches. OK: a log has a good copy. UNKNOWN: a copy is
+        damaged, or cannot be read. NO_SUCH_ENTRY: no log has one. Raises OSError if no file descriptor is free.
+        """
         while True:
             generation = self._index.generation
             search = Search(self._index, self._reader, self._worker, ledger, entry)
@@ -430,8 +449,9 @@ class Reads:
             return EntriesRead(None, [], True)
 
     async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
-        """Returns the place of the extent of that log, and its table as it is on the disk (None: damaged); None if the
-        index lacks it."""
+        """Returns the place of this extent of the log, and its table as it is on the disk (None: damaged). Returns None
+        if the index does not have the extent.
+        """
         search = Search(self._index, self._reader, self._worker, extent.ledger, extent.first)
         while (place := await search.next()) is not None:
             if place.log == number and place.extent == extent:
@@ -440,7 +460,7 @@ class Reads:
 
     # ------------------------------------------------------------------------------------ the files
     async def close_log(self, log: int) -> None:
-        """Closes the open files of a log that is to be removed."""
+        """Closes the open files of a log that is about to be removed."""
         await self._worker.run(self._reader.close_log, log)
         await self._ahead.close_log(log)
 
@@ -451,7 +471,9 @@ class Reads:
 
     # ------------------------------------------------------------------------------------ what is known of a ledger
     def _in_limbo(self, ledger: int) -> bool:
-        """Whether entries of the ledger may be lost, even all of them and its descriptor: only a hit is certain."""
+        """Returns whether entries of the ledger, or all of it, may be lost: then only an entry that is found is
+        certain.
+        """
         return ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
 
     def _in_memory(self, ledger: int, entry: int) -> Buffer | None:

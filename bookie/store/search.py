@@ -27,7 +27,7 @@ PAGES_MAX = 64
 
 
 class Search:
-    """A search for one entry. `next` is called until it returns None: then all places were searched."""
+    """The search for one entry. `next` is called until it returns None: then every place was searched."""
 
     def __init__(self, index: Index, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index
@@ -41,7 +41,7 @@ class Search:
         self.damaged = False
 
     async def next(self) -> ExtentPlace | None:
-        """The next extent whose range holds the entry, the likely ones first."""
+        """Returns the next extent whose range includes the entry, the likely ones first; None if there is none left."""
         while not self._found:
             if not self._logs:
                 return None
@@ -55,7 +55,7 @@ class Search:
         return self._found.pop(0)
 
     def _narrow(self, at: int, run: Run) -> None:
-        """Narrows the search by a run that was loaded. `at`: the log after the one that was asked."""
+        """Narrows the bisection by `run`, which was loaded. `at` is where the searched log was among the logs."""
         if run.first is None or self._entry < run.first:
             self._high = at
         elif self._entry > run.last:
@@ -70,10 +70,11 @@ class Search:
 
 
 async def load_run(index: Index, reader: EntryLogReader, worker: Worker, number: int, ledger: int) -> tuple[Run, bool]:
-    """The extents of the ledger in that log as far as they can be read; it is kept when that is all (True).
+    """Returns the extents of the ledger in that log, as far as they can be read, and whether these are all. Complete
+    ones are cached.
 
-    Who asks while they are loaded waits for that: a recovery reads an entry and the next one at once. OSError: no
-    descriptor is free.
+    A second caller waits while the first one loads them: a recovery reads an entry and the next one at once. Raises
+    OSError if no file descriptor is free.
     """
     missing = index.lookup(number, ledger)
     if isinstance(missing, Missing) and (other := index.loading.get((number, ledger))) is not None:
@@ -128,7 +129,9 @@ async def _load(index: Index, reader: EntryLogReader, worker: Worker, missing: M
 
 
 class HeldEntries:
-    """The lookup of held entries. `sealed`: the journal has, or refused, what was enqueued before the call."""
+    """Finds which entries the bookie has. `sealed` waits until the journal has, or refused, what was enqueued before
+    the call.
+    """
 
     def __init__(
         self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
@@ -142,8 +145,9 @@ class HeldEntries:
         self._worker = worker
 
     async def within(self, ledger: int, first: int, last: int) -> Intervals:
-        """Returns the held entries of `first … last`; none of a deleted ledger. Waits for the journal, if memory has
-        some."""
+        """Returns which of the entries `first … last` are durable here; none if the ledger is deleted. Waits for the
+        journal if some are in memory.
+        """
         while True:
             if ledger in self._descriptors.tombstones:
                 return Intervals()

@@ -45,7 +45,7 @@ class StateLog:
         self._changes: list[State] = []
 
     def add_fact(self, fact: Fact) -> None:
-        """States a new fact: true from now on, durable with the next checkpoint."""
+        """Adds a new fact: it counts from now on, and is durable with the next checkpoint."""
         self._changes.append(fact)
         self.apply(fact)
 
@@ -76,12 +76,15 @@ class StateLog:
         self.add_fact(Quarantined(ledger, first, last))
 
     def mend(self, ledger: int, first: int, last: int) -> None:
-        """Ends the quarantine of these entries: good copies are in the log, or in the table that the running checkpoint
-        flushes."""
+        """Ends the quarantine of these entries: the log has good copies of them, or the running checkpoint writes them
+        there.
+        """
         self.add_fact(Mended(ledger, first, last))
 
     def mend_stored(self, ledgers: dict[int, dict[int, Stored]]) -> None:
-        """Ends the quarantine of these entries, which the running checkpoint moves into the log."""
+        """Ends the quarantine of those of these entries that are quarantined: the running checkpoint writes good copies
+        of all of them to the entry log.
+        """
         for ledger in sorted(ledgers.keys() & self._quarantined.keys()):
             for entry in sorted(ledgers[ledger]):
                 if self.is_quarantined(ledger, entry):
@@ -92,7 +95,7 @@ class StateLog:
         return known is not None and entry in known
 
     def quarantined_of(self, ledger: int) -> list[tuple[int, int]]:
-        """Returns first and last of each run of the ledger's quarantined entries, ascending."""
+        """Returns (first, last) of each run of the ledger's quarantined entries, ascending."""
         return list(self._quarantined.get(ledger, ()))
 
     def quarantined_ledgers(self) -> list[int]:
@@ -123,12 +126,14 @@ class StateLog:
         return bool(self._changes)
 
     def take_changes(self) -> list[State]:
-        """Drops quarantined entries of ledgers that were deleted since."""
+        """Removes and returns the facts that were added since the last call, except the quarantine of ledgers that were
+        deleted since.
+        """
         changes, self._changes = self._changes, []
         return [each for each in changes if not (isinstance(each, Quarantined) and each.ledger in self.tombstones)]
 
     def statements(self) -> list[State]:
-        """Returns all facts, in few records. They include the changes, which were applied when they were made."""
+        """Returns all facts in as few records as possible, including those that `take_changes` did not return yet."""
         facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
         facts += self.quarantined()
         if self.fenced_upto >= 0:
@@ -138,7 +143,7 @@ class StateLog:
         return facts + [Drained(log) for log in sorted(self.drained)]
 
     def copy(self) -> StateLog:
-        """Returns a copy for a worker."""
+        """Returns a copy, for a worker."""
         new = StateLog()
         new.tombstones = self.tombstones.copy()
         new.limbo_upto, new.fenced_upto, new.drained = self.limbo_upto, self.fenced_upto, set(self.drained)
@@ -146,7 +151,9 @@ class StateLog:
         return new
 
     def check_facts(self, ledgers: Iterable[int]) -> None:
-        """Checks that no living ledger has a tombstone, no deleted one is quarantined, and limbo fences."""
+        """Checks that no ledger of `ledgers` has a tombstone, no deleted one is quarantined, and every ledger in limbo
+        is fenced.
+        """
         self.tombstones.check()
         assert all(ledger not in self.tombstones for ledger in ledgers)
         assert all(ledger not in self.tombstones and len(known) for ledger, known in self._quarantined.items())
@@ -184,7 +191,7 @@ T = TypeVar("T")
 
 
 class Note(msgspec.Struct, frozen=True):
-    """The note of data losses that a start found; `settled` once limbo is durable."""
+    """The file that records the data losses that a start found; `settled` once limbo is durable."""
 
     reasons: tuple[str, ...]
     settled: bool = False
@@ -195,7 +202,7 @@ async def every_ledger() -> int:
 
 
 class Known(NamedTuple):
-    """The state of a data directory as its cookie and the metadata know it, when it is opened."""
+    """What the cookie and the metadata say of a data directory when it is opened."""
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
     losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
@@ -203,7 +210,7 @@ class Known(NamedTuple):
 
 
 class DataLossLog:
-    """The losses that one start found. All calls in a worker, except `add_loss`."""
+    """The data losses that this start or an earlier one found. All calls must come from a worker, except `add_loss`."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -214,7 +221,7 @@ class DataLossLog:
         self.open = False  # something was found that is not limbo yet
 
     def load(self) -> None:
-        """Loads what a former start found."""
+        """Reads what an earlier start found."""
         if not self._files.exists(self._path):
             return
         try:
@@ -256,7 +263,7 @@ class DataLossLog:
 
 
 def readable(path: str, read: Callable[[], T]) -> T:
-    """Returns what `read` returns. Raises Damaged, also when the disk cannot read a sector."""
+    """Returns what `read` returns. Raises Damaged also if the disk cannot read a sector."""
     try:
         return read()
     except OSError as error:

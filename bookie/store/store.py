@@ -66,8 +66,9 @@ _LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class CheckpointScheduler:
-    """Runs the checkpoints of one store; `on_room` is called when adds may be admitted again, and
-    when a checkpoint found no descriptor free: what waits for one is refused."""
+    """Runs the checkpoints of one store. Calls `on_room` when adds may be admitted again, and when a checkpoint found
+    no free file descriptor: adds that wait for it are then refused.
+    """
 
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Headroom, memtable: Memtable,
@@ -93,14 +94,14 @@ class CheckpointScheduler:
         self._task = asyncio.create_task(guarded, name="bookie-checkpoint")
 
     async def stop(self) -> None:
-        """Waits for the checkpoint that is under way; none begins after it."""
+        """Waits for the checkpoint that is under way; none begins afterwards."""
         self._stopping.set()
         self._due.set()
         assert self._task is not None, "the keeper was not started"
         await self._task
 
     def schedule_if_due(self) -> None:
-        """Begins a checkpoint if one is due; called after each sync."""
+        """Schedules a checkpoint if one is due; called after each sync."""
         if self._memtable.due or self._journal_bytes >= self._journal_bytes_max:
             self._due.set()
 
@@ -110,12 +111,13 @@ class CheckpointScheduler:
         return self._journal.counters["synced_bytes"] - self._flushed_bytes
 
     def _swapped(self) -> None:
-        """Handles the swap: the memtable has room again, and adds are admitted from the next turn of the event loop on.
+        """Handles the swap of the tables: the memtable has room again, and adds are admitted from the next turn of the
+        event loop on.
         """
         asyncio.get_running_loop().call_soon(self._on_room)
 
     async def checkpoint(self) -> None:
-        """Moves everything that is in memory now into the entry log. NoSpace when the disk is full."""
+        """Moves everything that is in memory now to the entry log. Raises NoSpace if the disk is full."""
         try:
             await self.flush()
         except asyncio.CancelledError:
@@ -124,7 +126,7 @@ class CheckpointScheduler:
         self._on_room()
 
     async def flush(self) -> None:
-        """Makes a checkpoint like `checkpoint`, without the call of `on_room`."""
+        """Makes a checkpoint like `checkpoint`, but does not call `on_room`."""
         self._flushed_bytes = self._journal.counters["synced_bytes"]
         await self._room.flush(partial(self._checkpoint.run, self._source))
 
@@ -160,7 +162,7 @@ __all__ = ["Store", "StoreConfig", "StorePorts"]
 
 
 class StorePorts(msgspec.Struct, frozen=True):
-    """The calls that a store makes to its owner; none before `Store.open` returns."""
+    """The functions that a store calls in its owner; it calls none before `Store.open` returns."""
 
     on_room: Callable[[], None] = lambda: None  # an add may be admitted again
     on_no_space: Callable[[], None] = lambda: None  # a write found a full disk
@@ -168,7 +170,9 @@ class StorePorts(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """The store of a data directory, made by `Store.open` (the lock is the service's, bookie/store/identity.py)."""
+    """The store of a data directory, made by `Store.open`. The caller must have locked the directory
+    (bookie/store/identity.py).
+    """
 
     def __init__(
         self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: Loaded, ports: StorePorts
@@ -227,7 +231,8 @@ class Store:
         cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None, known: Known | None = None,
         ports: StorePorts | None = None,
     ) -> Store:  # fmt: skip
-        """Starts a store (store/boot.py); it serves when this returns. Raises ForeignFile, NewerFormat, NoSpace."""
+        """Starts a store (store/boot.py), which serves when this returns. Raises ForeignFile, NewerFormat or NoSpace.
+        """
         config, known, ports = config or StoreConfig(), known or Known(), ports or StorePorts()
         workers = StoreWorkers.start(world.workers)
         try:
@@ -245,7 +250,7 @@ class Store:
         return store
 
     async def _start_journal(self, end: JournalPosition) -> None:
-        """Takes steps 6 and 7: a journal after `end`, and a mark in it."""
+        """Takes steps 6 and 7 of the start: a journal after `end`, and a mark that names it."""
         await self._journal.start(end)
         # From now on the mark names a journal that must be there.
         await self._checkpoint.run(Source(lambda: self._journal.position, self._journal.release))
@@ -254,10 +259,9 @@ class Store:
         self._keeper.start()
 
     async def close(self) -> None:
-        """Ends the journal's queue, then makes a last checkpoint (so that the next start replays nothing),
-        then closes the files.
+        """Closes the journal, makes a last checkpoint so that the next start replays nothing, and closes the files.
 
-        Runs to its end also when the caller is cancelled; every further caller waits for the same end.
+        Completes even if the caller is cancelled; a second caller waits for the same end.
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._shut_down(), name="bookie-store-close")
@@ -284,11 +288,11 @@ class Store:
     def add_many(
         self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
     ) -> Status:
-        """Adds entries. OK: all are admitted, durable when the next `seal` is done; else none is. NO_SUCH_LEDGER: not
-        introduced.
+        """Adds entries. Returns OK if all are admitted: they are durable when the next `seal` is done. Otherwise none
+        is, and the status says why; NO_SUCH_LEDGER: the ledger was not introduced.
 
-        `entries` are (id, stored, bytes), all verified by the caller; `size` is theirs together, `lac` the largest.
-        Room is checked once: one request may exceed the bounds.
+        `entries` are (id, stored, bytes), all verified by the caller; `size` is the sum of their bytes, `lac` the
+        largest of their LACs. Room is checked once, so that one request may exceed the bounds.
         """
         dirty, memtable, journal = self.descriptors.dirty_ledgers, self.memtable, self._journal
         descriptor = dirty.get(ledger) or self.descriptors.get(ledger)
@@ -323,15 +327,15 @@ class Store:
         return Status.OK
 
     def fence(self, ledger: int, key: bytes) -> Status:
-        """Fences a ledger. OK: fenced in memory; answer nothing, also nothing negative, before the next `seal` is done
-        (§1.9).
+        """Fences a ledger. Returns OK if it is fenced in memory; the caller must answer nothing, also nothing negative,
+        before the next `seal` is done (§1.9).
 
         An unknown ledger is created fenced. A deleted one stays deleted: no add is ever admitted there. While a fence
-        is on its way there is one record of it, however many ask: `fence_is_durable` says what became of it.
+        is being written, further calls write no second record; `fence_is_durable` says what became of it.
 
-        The exception: NO_SUCH_LEDGER at once, where the key of an unknown ledger was not introduced
-        (`LedgerKeys.may_begin`). Nothing changed then, and no client gets this status as an answer to a fence: the
-        service asks the metadata (bookie/newcomers.py), and fences, or refuses, which is no vote.
+        Returns NO_SUCH_LEDGER, and changes nothing, if an unknown ledger's key was not introduced
+        (`LedgerKeys.may_begin`). No client gets this status as an answer to a fence: the service asks the metadata
+        (bookie/newcomers.py), then fences, or refuses, which is no vote.
         """
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
@@ -346,20 +350,22 @@ class Store:
         return Status.OK
 
     def is_fenced(self, ledger: int, key: bytes) -> bool:
-        """Whether the ledger has this key and its fence is durable, both on the disk: nothing is left to be written."""
+        """Returns whether the ledger has this key and key and fence are both durable: nothing is left to be written."""
         descriptor = self.descriptors.get(ledger)
         return (
             descriptor is not None and descriptor.fence_synced and descriptor.key_synced and descriptor.opens_with(key)
         )
 
     def fence_is_durable(self, ledger: int) -> bool:
-        """Whether the fence is durable, or the ledger deleted; asked when the seal after `fence` is done."""
+        """Returns whether the fence is durable or the ledger deleted; to be called when the seal after `fence` is done.
+        """
         descriptor = self.descriptors.get(ledger)
         return ledger in self.descriptors.tombstones if descriptor is None else descriptor.fence_synced
 
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
-        """Notes an explicit LAC. OK: known, and durable when the next `seal` is done. Of one ledger the largest LAC of
-        a seal is written."""
+        """Sets an explicit LAC. Returns OK if it is known; it is durable when the next `seal` is done. Only the largest
+        LAC of a ledger in a seal is written.
+        """
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
             return status
@@ -371,13 +377,15 @@ class Store:
 
     # ------------------------------------------------------------------------------------ what was lost
     def found_whole(self, ledger: int, first: int, count: int) -> None:
-        """Ends the quarantine of these entries: they were read and verified."""
+        """Ends the quarantine of these entries, because they were read and verified."""
         for entry in range(first, first + count):
             if self.descriptors.is_quarantined(ledger, entry):
                 self.descriptors.mend(ledger, entry, entry)
 
     async def leave_limbo(self) -> None:
-        """Leaves limbo: all lost data is here again, or given up. Durable when this returns; NoSpace: limbo lasts."""
+        """Leaves limbo because all lost data is here again, or given up. Durable when this returns. Raises NoSpace:
+        then limbo continues.
+        """
         upto = self.descriptors.limbo_upto
         self.descriptors.leave_limbo()
         try:
@@ -389,14 +397,15 @@ class Store:
 
     @property
     def losses(self) -> Sequence[str]:
-        """Returns the losses that a start found, while the store is in limbo for them."""
+        """Returns the losses that a start found, as long as the store is in limbo because of them."""
         return self._losses.reasons
 
     def seal(self, done: Done) -> None:
-        """Calls `done(True)` when all intents since the last seal are durable, `done(False)` when there was no room for
-        them.
+        """Seals all intents since the last seal: calls `done(True)` when they are durable, `done(False)` if there was
+        no room for them.
 
-        An earlier refusal is not reported again; `wait_settled` includes it. The journal calls `_sealed` before `done`.
+        A refusal of an earlier seal is not reported again; `wait_settled` includes it. The journal calls `_sealed`
+        before `done`.
         """
         for ledger, lac in self._lacs.items():
             self._journal.enqueue(RecordType.LAC, ledger, lac)
@@ -410,7 +419,8 @@ class Store:
         self, fencing: dict[int, Descriptor], keying: dict[int, Descriptor],
         adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]], ok: bool,
     ) -> None:  # fmt: skip
-        """Handles the end of a group with these fences, keys and entries: it is durable, or found no room."""
+        """Handles the end of a group with these fences, keys and entries. `ok`: it is durable; False: it found no room.
+        """
         self._fenced -= fencing.keys()
         for descriptor in fencing.values():
             descriptor.fence_synced = descriptor.fence_synced or ok
@@ -425,14 +435,15 @@ class Store:
             self.room.on_no_space()
 
     async def sealed(self) -> bool:
-        """Seals like `seal`, as a coroutine."""
+        """Seals like `seal`, and waits. Returns the value for `done`."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return await future
 
     async def wait_settled(self, ledger: int) -> bool:
-        """Whether everything of the ledger that can be read now is durable; waits for the journal. False: a part of it
-        is in memory alone, because the disk was full; a checkpoint, or adding it again, makes it durable."""
+        """Waits for the journal. Returns whether everything of the ledger that can be read now is durable. If not, the
+        disk was full and a part is only in memory: a checkpoint, or adding it again, makes it durable.
+        """
         return await self.sealed() and not self.memtable.refused_of(ledger)
 
     # ------------------------------------------------------------------------------------ reads
@@ -440,24 +451,25 @@ class Store:
         return self._reads.read_lac(ledger)
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads like `read`, if that needs no disk; else returns None."""
+        """Reads like `read` if that needs no disk; else returns None."""
         return self._reads.read_now(ledger, entry, count, bytes_max)
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
-        """Entries `entry`, `entry + 1`, … that are adjacent: at least one, at most `count`, about `bytes_max`."""
+        """Returns the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, about `bytes_max`; or
+        why there is none.
+        """
         return await self._reads.read(ledger, entry, count, bytes_max)
 
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Whether a log has a good copy of the entry (reads.py)."""
+        """Returns OK if a log has a good copy of the entry; the other answers: see reads.py."""
         return await self._reads.verify(ledger, entry)
 
     async def find_held(self, ledger: int, first: int, last: int) -> Intervals:
-        """Returns which of the entries `first … last` are here and durable, as memory and index know (search.py).
-        """
+        """Returns which of the entries `first … last` are durable here, by memory and index (search.py)."""
         return await self._held.within(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
-        """Returns the place of an extent of a log, and its table on the disk (None: damaged)."""
+        """Returns the place of an extent of a log, and its table as it is on the disk (None: damaged)."""
         return await self._reads.find_extent(log_number, extent)
 
     def index_end(self, log_number: int) -> int | None:
@@ -467,17 +479,17 @@ class Store:
 
     # ------------------------------------------------------------------------------------ keeping
     async def checkpoint(self) -> None:
-        """Moves everything that is in memory now into the entry log. NoSpace when the disk is full."""
+        """Moves everything that is in memory now to the entry log. Raises NoSpace if the disk is full."""
         await self._keeper.checkpoint()
 
     @property
     def journal_position(self) -> JournalPosition:
-        """Returns up to where the journal is synced."""
+        """Returns the position up to which the journal is synced."""
         return self._journal.position
 
     @property
     def has_room(self) -> bool:
-        """Whether an add is admitted; False: it is BUSY."""
+        """Returns whether an add is admitted now; otherwise it would be BUSY."""
         return not (self.memtable.is_full or self._journal.is_full)
 
     @property
@@ -486,16 +498,18 @@ class Store:
 
     @property
     def flush_blocked(self) -> bool:
-        """Whether there was no room for the last checkpoint."""
+        """Returns whether the last checkpoint found no room."""
         return self.room.flush_blocked
 
     @property
     def without_descriptor(self) -> bool:
-        """Whether no descriptor was free for the last checkpoint."""
+        """Returns whether the last checkpoint found no free file descriptor."""
         return self.room.without_descriptor
 
     async def delete(self, ledgers: list[int]) -> bool:
-        """Writes tombstones of deleted ledgers, durable when this returns True; only then may their data go (§2.6)."""
+        """Writes tombstones of deleted ledgers. Returns True when they are durable; only then may their data be deleted
+        (§2.6).
+        """
         return await self._tombstones.write(ledgers)
 
     # ------------------------------------------------------------------------------------ what it holds

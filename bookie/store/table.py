@@ -38,7 +38,7 @@ _SORT_SLICE = 4096
 
 
 def in_order(values: Collection[int]) -> Iterator[int]:
-    """Yields the values ascending, for a worker: sorted in slices, so that the event loop gets its turn."""
+    """Yields the values ascending. For a worker: sorts in slices, so that the event loop gets its turn."""
     if len(values) <= _SORT_SLICE:
         return iter(sorted(values))
     rest = iter(values)
@@ -47,7 +47,7 @@ def in_order(values: Collection[int]) -> Iterator[int]:
 
 
 class LedgerTable:
-    """The records of ledgers that did not change lately, sorted, in leaves."""
+    """The records of ledgers that did not change lately: sorted, in leaves, never changed."""
 
     __slots__ = ("_firsts", "leaves")
 
@@ -74,7 +74,7 @@ class LedgerTable:
                 yield ledger
 
     def with_changes(self, changes: Mapping[int, bytes]) -> LedgerTable:
-        """Returns a table with these records in place of the ledgers' old ones."""
+        """Returns a table in which these records replace the ledgers' old ones."""
         by_leaf: dict[int, list[int]] = {}
         for ledger in changes:
             by_leaf.setdefault(max(bisect_right(self._firsts, ledger) - 1, 0), []).append(ledger)
@@ -104,7 +104,7 @@ def _ledger(leaf: bytes, at: int) -> int:
 
 
 def _find(leaf: bytes, ledger: int, low: int) -> int:
-    """The first record from `low` on that is not below the ledger's."""
+    """Returns the number of the first record, from `low` on, whose ledger is not smaller than `ledger`."""
     high = count = len(leaf) // RECORD_BYTES
     if low == count or _ledger(leaf, count - 1) < ledger:
         return count
@@ -118,7 +118,7 @@ def _find(leaf: bytes, ledger: int, low: int) -> int:
 
 
 def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) -> Iterator[bytes]:
-    """Yields the leaves that take the place of `leaf`."""
+    """Yields the leaves that replace `leaf`."""
     parts: list[bytes] = []
     size = done = 0
     for ledger in ledgers:
@@ -134,7 +134,7 @@ def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) ->
 
 
 def _cut(parts: list[bytes]) -> list[bytes]:
-    """Cuts data into leaves that are not too long."""
+    """Splits data into leaves of the allowed length."""
     data = b"".join(parts)
     if len(data) <= 2 * LEAF_BYTES:
         return [data]
@@ -150,7 +150,8 @@ class Loaded(NamedTuple):
 
 
 class Loading:
-    """Loads a file: `feed` whole records in the order of the file, slice by slice; then `loaded`."""
+    """Makes a table from a file: `feed` gets its whole records in order, slice by slice; `loaded` returns the result.
+    """
 
     def __init__(self) -> None:
         self._leaves: list[bytes] = []
@@ -161,7 +162,7 @@ class Loading:
         self._facts: list[State] = []
 
     def feed(self, data: bytes) -> list[int]:
-        """The offsets of the records in `data` that are damaged or cut: they are left out."""
+        """Adds the records in `data`. Returns the offsets of those that are damaged or cut off, which are left out."""
         bad: list[int] = []
         begin = 0  # of the records that were not taken yet: ascending, above all before
         for at in range(0, len(data), RECORD_BYTES):

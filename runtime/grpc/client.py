@@ -51,7 +51,9 @@ Rep = TypeVar("Rep", bound=Message)
 
 # ---------------------------------------------------------------------------------- an answer's head
 class _Head(NamedTuple):
-    """The content of a header block of an answer: `http` and `is_grpc` are its head's, `status` its trailers'."""
+    """The content of a header block of an answer: `http` and `is_grpc` are from its head, `status` and the rest from
+    its trailers.
+    """
 
     http: int
     is_grpc: bool
@@ -73,7 +75,7 @@ def _head_of(headers: list[Header]) -> _Head:
 
 
 def _outcome(head: _Head, endpoint: Endpoint, *, ended: bool, begun: bool) -> MagnetarError | _Going:
-    """Returns what a header block means for a call: it goes on, it went well, or its error."""
+    """Returns what a header block means for a call: it goes on, it succeeded, or the error with which it failed."""
     if not begun and (head.http != 200 or not head.is_grpc):
         return WrongProtocol(f"{endpoint} answers as another service (HTTP status {head.http})", endpoint=endpoint)
     if not ended:
@@ -92,7 +94,7 @@ _GOES_ON, _WELL = _Going(), _Going()
 
 # ---------------------------------------------------------------------------------- calls
 class _UnaryCall(MessageStream):
-    """A call and the future of its answer."""
+    """A unary call, and the future of its answer."""
 
     __slots__ = ("_endpoint", "_reply", "_reset_code", "begun", "data", "done")
 
@@ -158,7 +160,9 @@ class _UnaryCall(MessageStream):
         self.fail(TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
 
     def cancel(self) -> None:
-        """Gives the call up: no caller waits any more; or the answer was there before the whole request had left."""
+        """Resets the call, because no caller waits for it any more, or the answer came before the whole request was
+        sent.
+        """
         self.done.cancel()
         if self.connection is not None:
             self.connection.reset(self, Code.CANCEL)
@@ -193,7 +197,7 @@ class _ClientStream(GrpcStream):
                 self._reset(Code.CANCEL)
 
     def close_with(self, error: MagnetarError) -> None:
-        """Ends the stream with an error: of the server, or of the connection."""
+        """Ends the stream with an error that the server sent, or of the connection."""
         self.fail(_broken_by(error))
         self.end_receiving(error)
         self._reset(Code.CANCEL)
@@ -215,7 +219,8 @@ class _ClientStream(GrpcStream):
             self.connection.reset(self, code)
 
     async def close(self) -> None:
-        """Half-closes after the queued items and waits for the server's end; a reader may receive the last items."""
+        """Half-closes after the queued items and waits for the server's end; a reader may still receive the last items.
+        """
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.finish()
@@ -232,12 +237,12 @@ class _ClientStream(GrpcStream):
 
 
 def _broken_by(error: MagnetarError) -> MagnetarError:
-    """The error for senders when the stream broke with `error`: what they sent may have been done."""
+    """Returns the error for senders after the stream broke with `error`: what they sent may have been done."""
     return error if isinstance(error, WrongProtocol) else ConnectionLost(error.message, **error.fields)
 
 
 def _lost(error: MagnetarError, code: int | None, endpoint: Endpoint) -> MagnetarError:
-    """Returns the error of a stream that was reset with `code`, or whose connection is lost."""
+    """Returns the error of a call whose stream was reset with `code`, or whose connection is lost."""
     if code == Code.REFUSED_STREAM:
         return Unavailable(f"{endpoint} takes no more calls on this connection", endpoint=endpoint)
     if code == Code.HTTP_1_1_REQUIRED:
@@ -291,7 +296,7 @@ class _ClientConnection(Http2Connection[_Head]):
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes more calls."""
+        """Returns whether the connection accepts more calls."""
         return not self.is_lost and not self.is_draining and self._next <= frames.STREAM_MASK
 
     def start(self, call: _Call, head: bytes) -> None:
@@ -314,7 +319,7 @@ class _ClientConnection(Http2Connection[_Head]):
             self.loop.call_soon(self.close, ConnectionLost("the connection is not used any more"))
 
     def drain(self) -> None:
-        """Ends with the last of its calls."""
+        """Accepts no more calls, and closes after the last of those that are open."""
         self.is_draining = True
         if not self.streams and not self._waiting:
             self.close(ConnectionLost("the connection is not used any more"))
@@ -335,7 +340,7 @@ _Attempt = asyncio.Task[_ClientConnection | MagnetarError]
 
 
 class GrpcChannel:
-    """A connection to one server. Belongs to the event loop in which it is first used."""
+    """A channel to one server. Belongs to the event loop in which it is first used."""
 
     def __init__(self, endpoint: Endpoint, access: CallerAccess) -> None:
         check_clear(endpoint, access)
@@ -356,6 +361,7 @@ class GrpcChannel:
 
     # ------------------------------------------------------------------ the connection
     def _check(self) -> None:
+        """Raises ConnectionLost if the channel is closed. If the TLS files changed, lets the old connection drain."""
         if self._closed:
             raise ConnectionLost(f"the channel to {self._endpoint} is closed", endpoint=self._endpoint)
         if self._tls is not None and self._tls.reload():
@@ -366,12 +372,12 @@ class GrpcChannel:
                 old.drain()
 
     def _opened(self) -> _ClientConnection | None:
-        """Returns the connection, if it is there and takes calls."""
+        """Returns the connection if there is one that accepts calls; else None."""
         connection = self._connection
         return connection if connection is not None and connection.is_open else None
 
     def _attempt(self) -> _Attempt:
-        """The attempt to connect that is under way, or a new one."""
+        """Returns the attempt to connect that is under way, or starts one."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
         return self._connecting
@@ -388,7 +394,7 @@ class GrpcChannel:
         return found
 
     async def _reach(self, connection: _ClientConnection) -> _ClientConnection | MagnetarError:
-        """Connects, shakes hands and waits for the settings of the server."""
+        """Connects, makes the TLS handshake and waits for the settings of the server."""
         host, port = self._endpoint
         tls = self._tls.context if self._tls is not None else None
         has_connected = False
@@ -415,8 +421,10 @@ class GrpcChannel:
         return self._unreached(ConnectionResetError(), has_connected=True)
 
     def _unreached(self, error: Exception, *, has_connected: bool) -> MagnetarError:
-        """Returns the error of a broken attempt. Its `unreached`: "refused" (the host, or a router, refused at once) or
-        "silent" (no answer in time). `listens` "no": the host says that no process does there."""
+        """Returns the error for a failed attempt. Its field `unreached` is "refused" (the host, or a router, refused at
+        once) or "silent" (no answer in time). Its field `listens` is "no" if the host says that no process listens
+        there.
+        """
         endpoint = self._endpoint
         match error:
             case ssl.SSLCertVerificationError():
@@ -445,7 +453,7 @@ class GrpcChannel:
         return Unavailable(f"cannot connect to {endpoint}: {why}", endpoint=endpoint, unreached=how, listens=listens)
 
     def _head(self, path: str) -> bytes:
-        """Returns the header block of a call. It is made once for each credential."""
+        """Returns the header block of a call, which is cached by path and credential."""
         credential = authorization_of(self._access)
         found = self._heads.get((path, credential))
         if found is None:
@@ -488,7 +496,9 @@ class GrpcChannel:
             raise WrongProtocol(text, endpoint=self._endpoint) from error
 
     async def _connected(self, call: _UnaryCall) -> _ClientConnection:
-        """Raises what the attempt failed with; Unavailable also when the call's time is over: nothing was sent."""
+        """Waits for the attempt to connect. Raises the attempt's error, or Unavailable if the call's time is over:
+        nothing was sent.
+        """
         attempt = self._attempt()
         await asyncio.wait((attempt, call.done), return_when=asyncio.FIRST_COMPLETED)
         if self._closed:
@@ -536,7 +546,7 @@ class GrpcChannel:
         return self._opened() is not None
 
     async def close(self) -> None:
-        """Cancels the calls in progress."""
+        """Closes the channel; calls in progress fail with ConnectionLost."""
         self._closed = True
         gone = ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         for stream in list(self._unopened):

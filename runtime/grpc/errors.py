@@ -76,16 +76,18 @@ class Status(IntEnum):
 
 
 def copy_of(error: MagnetarError) -> MagnetarError:
-    """Returns a copy of the error, to be raised again: an exception object collects the traceback of each place that
-    raises it."""
+    """Returns a copy of the error to be raised again, because an exception object collects the traceback of each place
+    that raises it.
+    """
     copy = type(error)(error.message)
     copy.fields = dict(error.fields)
     return copy
 
 
 def error_of(status: int, details: str, trailer: bytes, endpoint: Endpoint) -> MagnetarError:
-    """Returns the MagnetarError for a call that ended with `status`, by the table of this module. `trailer`: the value
-    of `magnetar-error-bin`, empty where there is none."""
+    """Returns the MagnetarError for a call that ended with `status`, by the table of this module. `trailer` is the
+    value of `magnetar-error-bin`, empty if there is none.
+    """
     if trailer:
         try:
             return from_wire(wire.Error.FromString(base64.b64decode(trailer + b"=" * (-len(trailer) % 4))))
@@ -110,8 +112,9 @@ def status_name(number: int) -> str:
 
 
 def trailers_of(error: BaseException) -> list[Header]:
-    """Returns the trailers that end a call at the server with an error. One that is no MagnetarError is a fault, and is
-    logged."""
+    """Returns the trailers with which the server ends a call that failed. An error that is no MagnetarError is a bug,
+    and is logged.
+    """
     if not isinstance(error, MagnetarError):
         _LOG.error("a handler failed", exc_info=error)
     message = to_wire(error)
@@ -128,7 +131,7 @@ def status_trailers(status: Status, details: str = "") -> list[Header]:
 
 
 def details_of(value: bytes) -> str:
-    """The text of the header `grpc-message`."""
+    """Returns the text of a `grpc-message` header."""
     return urllib.parse.unquote(value.decode("latin-1"))
 
 

@@ -42,7 +42,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class Watched(Protocol):
-    """A stream, as the limits look at it."""
+    """A stream, as `OpenStreams` sees it."""
 
     has_read: bool  # something came
 
@@ -54,7 +54,7 @@ class Watched(Protocol):
 
 
 class _Seen:
-    """The result of the looks at one stream."""
+    """What the periodic checks found out about one stream."""
 
     __slots__ = ("left", "peer", "silent", "unread")
 
@@ -65,7 +65,7 @@ class _Seen:
 
 
 class OpenStreams:
-    """The streams of one listener."""
+    """The open streams of one listener: bounds them for each address, and cuts those on which nothing moves."""
 
     def __init__(self, limits: Limits, answers: MemoryBudget) -> None:
         self._limits = limits
@@ -79,7 +79,8 @@ class OpenStreams:
 
     @contextlib.contextmanager
     def place(self, peer: str) -> Iterator[None]:
-        """Holds a place for one stream of this caller, HOST:PORT. BackPressure: its address has as many as it may have.
+        """Counts one stream of the caller `peer` (HOST:PORT) while the block runs. Raises BackPressure if its address
+        has as many as it may have.
         """
         host, limit = network_of(peer), self._limits.streams_per_address
         if self._hosts[host] >= limit:
@@ -112,7 +113,7 @@ class OpenStreams:
                 stream.break_off(ConnectionLost(f"the server cut the stream: {why}"))
 
     def _why_cut(self, stream: Watched, seen: _Seen) -> str:
-        """Returns why the stream is cut; empty: it stays."""
+        """Returns why the stream must be cut; empty if it stays."""
         if not stream.has_read:
             seen.silent += 1
             return f"it sent nothing for {self._limits.first_frame_s:g} s" if seen.silent > self._silent_max else ""
@@ -143,7 +144,9 @@ End = Callable[[MagnetarError], None]
 
 
 class Callers:
-    """The callers of one listener. Without a guard every caller is LOCAL."""
+    """Authenticates the callers of one listener, and ends their streams when their credentials expire. Without a guard
+    every caller is LOCAL.
+    """
 
     def __init__(self, guard: Guard | None, clock: Clock) -> None:
         self._guard = guard
@@ -157,7 +160,9 @@ class Callers:
         return self._guard is not None
 
     async def admit(self, caller: Caller, path: str) -> Principal:
-        """Raises what the guard raises."""
+        """Returns the principal of a caller that may call `path`. Raises what the guard raises; refusals are written to
+        the audit log.
+        """
         if self._guard is None:
             return LOCAL
         try:
@@ -173,10 +178,13 @@ class Callers:
         return principal
 
     def record_refusal(self, caller: Caller, path: str, refusal: MagnetarError) -> None:
+        """Writes to the audit log that the caller was refused."""
         self._audit.record_refusal(caller, _act(path), refusal.message)
 
     @contextmanager
     def holding(self, principal: Principal, end: End) -> Iterator[None]:
+        """While the block runs, calls `end` with CredentialsExpired when the principal's credentials expire or lapse.
+        """
         key, timer = object(), self._expiry(principal, end)
         if principal.kind is PrincipalKind.CLIENT:
             self._held[key] = principal, end
@@ -240,12 +248,13 @@ PROTOCOL = "h2"
 
 
 def authorization_of(access: CallerAccess) -> bytes:
-    """The header's value; empty: there is none."""
+    """Returns the value of the `authorization` header; empty if there is none."""
     return access.authorization().encode("latin-1", "replace") if access.authorization is not None else b""
 
 
 def server_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Returns the context of a listener. InvalidConfiguration: a file cannot be read, or is none."""
+    """Returns the TLS context of a listener. Raises InvalidConfiguration if a file cannot be read, or is no PEM file.
+    """
     _pem(tls.certificate, "CERTIFICATE")
     _pem(tls.key, "PRIVATE KEY")
     _check_pair(tls)
@@ -255,7 +264,7 @@ def server_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 class ChannelTls:
-    """The TLS context of a channel. InvalidConfiguration: a file cannot be read, or is none."""
+    """The TLS context of a channel. Raises InvalidConfiguration if a file cannot be read, or is no PEM file."""
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
@@ -263,7 +272,7 @@ class ChannelTls:
         self._stamps = _stamps(tls)
 
     def reload(self) -> bool:
-        """Whether there is a new `context`, for another connection than those before."""
+        """Loads the files if they changed. Returns True if there is a new `context`: later connections must use it."""
         try:
             stamps = _stamps(self._tls)
             if stamps == self._stamps:
@@ -277,7 +286,7 @@ class ChannelTls:
 
 
 def channel_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Returns the context of a channel. InvalidConfiguration: a file cannot be read, or is none."""
+    """Returns the TLS context of a channel. Raises InvalidConfiguration if a file cannot be read, or is no PEM file."""
     if bool(tls.certificate) != bool(tls.key):
         raise InvalidConfiguration("a client certificate has a certificate file and a private key file: give both")
     if tls.certificate:
@@ -292,7 +301,7 @@ def channel_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 def check_clear(endpoint: Endpoint, access: CallerAccess) -> None:
-    """Raises InvalidConfiguration if credentials would leave this machine in clear."""
+    """Raises InvalidConfiguration if credentials would leave this machine without encryption."""
     if access.authorization is not None and access.tls is None and not endpoint.is_loopback:
         raise InvalidConfiguration(
             f"credentials are not sent to {endpoint} in clear: use a magnetar+ssl:// URL, which encrypts them"

@@ -29,8 +29,9 @@ prefix: Callable[[int], bytes] = partial(PREFIX.pack, 0)
 
 
 class MessageStream(Http2Stream):
-    """A stream of messages. `in_bytes_max`: of a message. The subclass says what becomes of a message, and of one that
-    is refused."""
+    """A stream of messages of at most `in_bytes_max` each. The subclass handles each message, and each one that is
+    refused.
+    """
 
     __slots__ = (
         "_arrivals", "_cost", "_early", "_ended_early", "_filled", "_has_waiting", "_message", "_place", "_prefix",
@@ -38,7 +39,7 @@ class MessageStream(Http2Stream):
     )  # fmt: skip
 
     def __init__(self, in_bytes_max: int, arrivals: Arrivals | None = None) -> None:
-        """Begins a stream. `arrivals`: what bounds the places of long messages; None: nothing does."""
+        """Creates a stream. `arrivals` bounds the memory of long messages; None: nothing does."""
         super().__init__()
         self._arrivals = arrivals
         self._early: bytearray | None = None  # what came of a long message that has no place yet, and after it …
@@ -53,16 +54,16 @@ class MessageStream(Http2Stream):
         self._has_waiting = False  # a message came and is not read
 
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
-        """Called with a message. `cost`: what the service says when it has `on_read` it."""
+        """Called with a message. The service must pass `cost`, the bytes of the window that it used, to `on_read`."""
         raise NotImplementedError
 
     def message_refused(self, size: int) -> None:
-        """Called for a message of `size` bytes, which are too many; or it is compressed (-1)."""
+        """Called for a message that is refused: it has `size` bytes, which is too long; or it is compressed (-1)."""
         raise NotImplementedError
 
     @property
     def is_torn(self) -> bool:
-        """Whether a message has begun and is not whole."""
+        """Returns whether only a part of a message has arrived."""
         return self._message is not None or self._early is not None or bool(self._prefix)
 
     def data_came(self, data: memoryview) -> int:
@@ -116,12 +117,12 @@ class MessageStream(Http2Stream):
         self._place = memoryview(self._message)
 
     def window_opened(self) -> None:
-        """Called when the service reads the stream: a long message that began before is read on."""
+        """Called when the service begins to read the stream: reserves memory for a long message that began before."""
         if self._early is not None and self._arrivals is not None and self._arrivals.admit(self, self._size):
             self.place()
 
     def place(self) -> None:
-        """Makes the place of the long message: there is room for it."""
+        """Called when there is memory for the long message: continues to read it."""
         early = self._early
         assert early is not None, "it waits"
         self._make_place(self._size)
@@ -135,16 +136,18 @@ class MessageStream(Http2Stream):
             self.input_ended()
 
     def ends_early(self) -> bool:
-        """Whether the input has ended while a message waits for its place: `input_ended` is called again after it."""
+        """Returns whether the input has ended while a message waits for memory: then `input_ended` is called again
+        after it.
+        """
         self._ended_early = self._early is not None
         return self._ended_early
 
     def too_slow(self) -> None:
-        """Called when others wait for the room of the message: the stream ends."""
+        """Called when the message arrives slowly and others wait for its memory: the stream must end."""
         raise NotImplementedError
 
     def forget_message(self) -> None:
-        """Drops the message: the stream is over, or is not read any more."""
+        """Drops a message that has not arrived in full, because the stream has ended or is not read any more."""
         self._early = None
         if self._arrivals is not None:
             self._arrivals.discard(self)
@@ -170,7 +173,8 @@ class MessageStream(Http2Stream):
             self.message_came(message, self._cost)
 
     def on_read(self, cost: int) -> None:
-        """Notes that the service has read all messages that came, of this `cost`."""
+        """Called when the service has read all messages that arrived; `cost` is the sum of theirs. Credits the window.
+        """
         self._has_waiting = False
         if self._arrivals is not None:
             self._arrivals.on_read(self)
@@ -180,7 +184,9 @@ class MessageStream(Http2Stream):
                 self._credit_long()
 
     def _credit_long(self) -> None:
-        """Credits a message that would fill half of the window as it comes, while none waits to be read."""
+        """Credits the window for a message that is longer than half of it, while it arrives and no other message waits
+        to be read.
+        """
         message, connection = self._message, self.connection
         if message is None or 2 * len(message) <= self._window or self._has_waiting or not self.is_read:
             return
@@ -216,14 +222,16 @@ PREFIXES = [b"\x0a" + varint(size) for size in range(SHORT)]
 
 
 def copied_tags(envelope: type[Any]) -> frozenset[int]:
-    """The tags of an item's fields that protobuf copies without parsing: those of bytes, as in an entry."""
+    """Returns the tags of an item's fields that protobuf copies without parsing them: fields of bytes, as in an entry.
+    """
     fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
     return frozenset(field.number << 3 | 2 for field in fields if field.type == field.TYPE_BYTES)
 
 
 def field_of(data: bytes | bytearray, offset: int) -> tuple[int, int]:
-    """Returns begin and end of the content of the field whose tag begins at `offset`, by its length; the end is beyond
-    `data` where the field is torn."""
+    """Returns begin and end of the content of the field whose tag is at `offset`, by its length. The end is beyond
+    `data` if the field is cut off.
+    """
     offset, size, shift, end = offset + 1, 0, 0, len(data)
     while offset < end:
         byte = data[offset]
@@ -234,8 +242,9 @@ def field_of(data: bytes | bytearray, offset: int) -> tuple[int, int]:
 
 
 def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
-    """The end of the field that begins there, if it is a number; else its beginning. Looks at so many bytes as a number
-    may have: a longer one is none, and protobuf refuses it."""
+    """Returns the end of the field at `begin` if it is a number; else `begin`. Reads at most the bytes that a number
+    may have; protobuf refuses longer ones.
+    """
     if begin < end and data[begin] < 0x80 and not data[begin] & 7:
         for after in range(begin + 1, min(end, begin + 1 + NUMBER_BYTES_MAX)):
             if data[after] < 0x80:
@@ -244,11 +253,13 @@ def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
 
 
 def item_at(data: bytes | bytearray, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
-    """The end of the item that begins there, and how many of its bytes protobuf parses: none of an item that is one
-    field of `copied`, with or without a number (its id) before it; no more than PARSED_AT_ONCE of another one.
+    """Returns the end of the item at `offset`, and how many of its bytes protobuf parses: none if the item is one field
+    of `copied`, with or without a number (its id) before it; at most PARSED_AT_ONCE for any other one. Raises
+    WrongProtocol, or MessageTooLarge above that.
 
     Reads only lengths, not the bytes: entries of some hundred KiB are most of the traffic, and reading them costs more
-    than all else here. `copied` is None at a client: its servers do send items that are long to parse."""
+    than all else here. `copied` is None at a client, whose servers do send items that are long to parse.
+    """
     if data[offset] != _TAG:
         raise WrongProtocol(f"an envelope has something other than items at byte {offset} of {len(data)}")
     begin, end = field_of(data, offset)
@@ -271,7 +282,8 @@ _NUMBER = 0x08  # tag of field 1, a number
 
 
 def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
-    """Whether they have more than 2 * ITEMS_AT_ONCE items, or more than PARSED_AT_ONCE bytes to parse."""
+    """Returns whether the envelopes have more than 2 * ITEMS_AT_ONCE items, or more than PARSED_AT_ONCE bytes to parse.
+    """
     heads, many = _HEADS.unpack_from, 2 * ITEMS_AT_ONCE
     items = parsed = 0
     for data in envelopes:
@@ -301,8 +313,9 @@ def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | No
 
 # ---------------------------------------------------------------------------------- long items
 class LongItem:
-    """An item that is an `id` and one long field of bytes, of a oneof: read as protobuf's, but the field is a view of
-    the envelope. `kept` is the same as a message of its own, which keeps no envelope in memory."""
+    """An item that consists of an `id` and one long bytes field of a oneof. It is read like protobuf's message, but the
+    field is a view of the envelope. `kept` returns a real message, which does not keep the envelope in memory.
+    """
 
     __slots__ = ("_field", "_item", "_value", "_view", "id")
 
@@ -324,7 +337,9 @@ class LongItem:
 
 
 def long_fields(envelope: type[Any]) -> dict[int, str]:
-    """The names, by their tags, of the fields that a `LongItem` may have: bytes of a oneof, beside a number `id`."""
+    """Returns the names, by tag, of the fields that a `LongItem` may have: bytes fields of a oneof beside a number
+    `id`.
+    """
     fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
     if [field.name for field in fields if field.containing_oneof is None] != ["id"]:
         return {}
@@ -332,7 +347,7 @@ def long_fields(envelope: type[Any]) -> dict[int, str]:
 
 
 def take_long(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) -> tuple[list[LongItem], int]:
-    """The items at the beginning that are long, and where the rest begins, which protobuf is to parse."""
+    """Returns the long items at the beginning of `data`, and the offset of the rest, which protobuf must parse."""
     items: list[LongItem] = []
     offset, whole, view = 0, len(data), memoryview(data)
     while offset < whole and data[offset] == _TAG:

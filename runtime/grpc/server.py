@@ -84,7 +84,9 @@ class GrpcServing:
         return self._endpoint
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Accepts no more calls; running ones have `grace_s`, then they are cut. Returns when all handlers are done."""
+        """Accepts no more calls; running ones may go on for `grace_s`, then they are cut. Returns when all handlers are
+        done.
+        """
         if self._closed:
             return
         self._closed = True
@@ -105,8 +107,9 @@ class GrpcServing:
 async def serve(
     endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess, clock: Clock
 ) -> GrpcServing:
-    """Serves on `endpoint` (port 0: a free one). Raises Busy when the port is taken, InvalidConfiguration for TLS files
-    that cannot be used."""
+    """Serves on `endpoint` (port 0: a free one). Raises Busy if the port is taken, InvalidConfiguration if the TLS
+    files cannot be used.
+    """
     listener = _Listener(services, access, clock)
     tls = server_context(access.tls) if access.tls is not None else None
     server = await listen(endpoint, lambda: _ServerConnection(listener), tls, access.limits)
@@ -139,7 +142,7 @@ def _head_of(headers: list[Header]) -> _Head:
 
 
 def _authorization(head: _Head) -> str:
-    """Returns the header `authorization`. Unauthenticated: it is too long, or is there twice."""
+    """Returns the value of the header `authorization`. Raises Unauthenticated if it is too long, or there are two."""
     if len(head.authorization) > 1:
         raise Unauthenticated(f"the call has {len(head.authorization)} headers `authorization`; send one")
     value = head.authorization[0] if head.authorization else ""
@@ -150,7 +153,7 @@ def _authorization(head: _Head) -> str:
 
 # ---------------------------------------------------------------------------------- the listener
 class _Method:
-    """An rpc that is served."""
+    """An rpc of a service, with the handler's method for it."""
 
     __slots__ = ("copied", "function", "target")
 
@@ -180,7 +183,7 @@ class _Listener:
         self._under_way = 0
 
     def takes(self, connection: _ServerConnection) -> bool:
-        """Whether there is room for it, and a place among the strangers."""
+        """Counts a new connection, whose caller is unknown; returns False if there may be no more."""
         if self.closed or not self.strangers.add(connection, connection.peer):
             return False
         if len(self.connections) < self.access.limits.connections and PROCESS.connection():
@@ -189,7 +192,9 @@ class _Listener:
         return False
 
     def spawn(self, coroutine: Any, connection: _ServerConnection) -> None:
-        """Runs a call's handler. Its errors are the call's; what is raised here is a fault of this module."""
+        """Runs a call's handler. The handler's errors are answered to the caller; an error raised here is a bug of this
+        module.
+        """
         task = asyncio.get_running_loop().create_task(coroutine)
         self.handlers[task] = None
         connection.calls += 1
@@ -202,9 +207,12 @@ class _Listener:
             _LOG.error("a call failed", exc_info=error)
 
     async def who(self, connection: _ServerConnection, head: _Head, cost: int) -> CallContext:
-        """Asks who calls. Raises what the guard raises; BackPressure: too many callers are asked who they are. The
-        connection is known with its first call that is admitted, and is charged for one that is not: its header block
-        had this `cost`."""
+        """Authenticates the caller. Raises what the guard raises, or BackPressure if too many callers are being
+        authenticated.
+
+        The first call that is admitted makes the connection a known one. A refused call is charged to the connection;
+        `cost` is that of its header block.
+        """
         if not self.callers.requires_authentication:
             found = CallContext(connection.peer)
         else:
@@ -244,7 +252,7 @@ class _Listener:
 
 
 def _methods(name: str, handler: object) -> list[_Method]:
-    """Returns the methods of a service that `handler` has; the others are UNIMPLEMENTED."""
+    """Returns the methods of a service that `handler` has; calls of the others are UNIMPLEMENTED."""
     methods = []
     for each in rpcs_of(name):
         function = getattr(handler, _snake(each), None)
@@ -290,14 +298,16 @@ class _ServerConnection(Http2Connection[_Head]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether its first call is being authenticated."""
+        """Returns whether a call is being handled, such as the first one, which is being authenticated."""
         return self.calls > 0
 
     def evict(self) -> None:
         self.abort(ConnectionLost("others wait, and no call of this connection was admitted"))
 
     def on_admitted(self) -> None:
-        """Notes that a call of the connection was admitted, for the first time."""
+        """Called when the first call of the connection is admitted: allows more, and ends its place among the
+        strangers.
+        """
         self.patience.allow(PATIENCE_KNOWN, PATIENCE_RATE)
         self._listener.strangers.remove(self)
 
@@ -332,13 +342,13 @@ class _ServerConnection(Http2Connection[_Head]):
             self.close(ConnectionLost(f"{self.peer} made no call for {IDLE_S} s"))
 
     def go_away(self) -> None:
-        """Takes no more calls; those that are open go on."""
+        """Accepts no more calls (GOAWAY); open calls continue."""
         if not self.is_draining:
             self.is_draining = True
             self.out.write(frames.goaway(self._last, Code.NO_ERROR))
 
     def charge_refused(self, cost: int) -> None:
-        """Charges for a call of the connection that was refused, whose header block has this cost."""
+        """Charges the connection for a call that was refused; `cost` is that of its header block."""
         try:
             self.patience.charge(REFUSED + cost)
         except frames.BrokenRules as error:
@@ -393,7 +403,7 @@ class _ServerConnection(Http2Connection[_Head]):
 
 
 def _refuse(stream: Http2Stream, error: BaseException, *, begun: bool) -> None:
-    """Ends a call with an error. `begun`: the answer's head has left."""
+    """Ends a call with an error. `begun` says whether the head of the answer was sent."""
     trailers, connection = trailers_of(error), stream.connection
     if connection is None or stream.out_ended:
         return
@@ -404,12 +414,12 @@ def _refuse(stream: Http2Stream, error: BaseException, *, begun: bool) -> None:
 
 # ---------------------------------------------------------------------------------- unary
 class _UnaryCall(MessageStream):
-    """A unary call: it waits for its request, and its handler runs."""
+    """A unary call at the server: waits for its request, then runs its handler."""
 
     __slots__ = ("_changed", "_cost", "_head", "_listener", "_method", "_refused", "_request")
 
     def __init__(self, listener: _Listener, method: _Method, head: _Head, cost: int) -> None:
-        """Begins a call. `cost`: of its header block (`HeaderDecoder`)."""
+        """Creates a call. `cost` is that of its header block (`HeaderDecoder`)."""
         super().__init__(method.target.request_bytes_max)
         self._listener = listener
         self._method = method
@@ -478,7 +488,7 @@ class _UnaryCall(MessageStream):
             requests.held -= size
 
     async def _whole(self, connection: _ServerConnection) -> bytes | bytearray:
-        """The request. ConnectionLost: it did not come, or not in time."""
+        """Returns the request. Raises ConnectionLost if it does not arrive in time."""
         if self.connection is not None:
             connection.window.open(self)
         limit_s = self._listener.access.limits.first_frame_s
@@ -528,10 +538,10 @@ class _UnaryCall(MessageStream):
 
 # ---------------------------------------------------------------------------------- streams
 class _ServerStream(GrpcStream):
-    """A stream at the server: it begins with its handler, and ends with it, or with `cut`."""
+    """A stream at the server: begins with its handler, and ends with it or with `cut`."""
 
     def __init__(self, listener: _Listener, method: _Method, head: _Head, cost: int) -> None:
-        """Begins a stream. `cost`: of its header block (`HeaderDecoder`)."""
+        """Creates a stream. `cost` is that of its header block (`HeaderDecoder`)."""
         target = method.target
         super().__init__(
             target.request, in_bytes_max=target.request_bytes_max, copied=method.copied, memory=listener.memory
@@ -575,7 +585,7 @@ class _ServerStream(GrpcStream):
                 self._forget_received()
 
     async def _outcome(self, who: CallContext) -> Exception | None:
-        """Runs the handler; returns its error; None: the call went well."""
+        """Runs the handler. Returns its error, or None if the call succeeded."""
         try:
             await self._method.function(self, who)
         except EndOfStream:
@@ -585,7 +595,7 @@ class _ServerStream(GrpcStream):
         return None
 
     def _end_with(self, error: Exception | None) -> None:
-        """Ends the call, after what is queued has left."""
+        """Ends the call with this error after all queued items were sent."""
         if self.is_broken:
             if error is not None and not isinstance(error, MagnetarError):
                 _LOG.error("a handler failed", exc_info=error)

@@ -62,7 +62,7 @@ CROWDED_BYTES = 64 << 10
 
 
 class GrpcStream(MessageStream):
-    """An end of a stream, before it is opened on a connection and afterwards."""
+    """An end of a stream of items, before and after it is opened on a connection."""
 
     def __init__(
         self,
@@ -70,7 +70,9 @@ class GrpcStream(MessageStream):
         *, in_bytes_max: int = MESSAGE_BYTES_MAX, out_bytes_max: int = COALESCE_BYTES,
         copied: frozenset[int] | None = None, memory: CallerMemory | None = None,
     ) -> None:  # fmt: skip
-        """Makes a stream that is not open yet. `memory` has what is queued, and what `receive` gave last."""
+        """Creates a stream that is not open yet. `memory` counts the queued bytes, and those that `receive` returned
+        last.
+        """
         super().__init__(in_bytes_max, memory.arrivals if memory is not None else None)
         memory = memory or CallerMemory()
         self._requests, self._answers = memory.requests, memory.answers
@@ -106,7 +108,7 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ out
     def send_nowait(self, item: Message | bytes | Pieces) -> None:
-        """Queues an item, or the bytes of one."""
+        """Queues an item, or the bytes of one; never waits."""
         if self._broken is not None:
             raise copy_of(self._broken)
         if isinstance(item, tuple):
@@ -142,7 +144,7 @@ class GrpcStream(MessageStream):
             raise copy_of(self._broken)
 
     async def finish(self) -> None:
-        """Returns when all queued items have been given to the connection (or the stream is broken)."""
+        """Waits until all queued items were given to the connection, or the stream is broken."""
         while self.queued_bytes and self._broken is None:
             await self._wait_change()
 
@@ -150,7 +152,7 @@ class GrpcStream(MessageStream):
         self._flush()
 
     def _flush(self) -> None:
-        """Sends what is queued, as far as there is room."""
+        """Sends queued items as far as the windows and the transport allow."""
         self._flushing = False
         connection = self.connection
         if connection is None:
@@ -174,14 +176,15 @@ class GrpcStream(MessageStream):
             self.drained_out()
 
     def answer(self) -> None:
-        """Sends, at a server, the head of its answer, before the first item."""
+        """At a server: sends the head of the answer; called once, before the first item."""
         raise NotImplementedError
 
     def drained_out(self) -> None:
-        """Called when nothing more will be queued, and all that was has left."""
+        """Called when the stream is closing and everything queued was sent."""
 
     def _next_envelope(self) -> tuple[int, deque[Buffer]]:
-        """Returns (queued bytes, the parts of gRPC's message) of the next envelope."""
+        """Removes the items of the next envelope from the queue. Returns (their bytes, the parts of the gRPC message).
+        """
         items, count, size = self._items, 0, 0
         for item_bytes, _ in items:
             if count and size + item_bytes > self._envelope_bytes:
@@ -287,7 +290,7 @@ class GrpcStream(MessageStream):
         return items
 
     def _some(self) -> list[Any]:
-        """The next of the received items: ITEMS_AT_ONCE, or PARSED_AT_ONCE bytes to parse."""
+        """Returns the next received items: at most ITEMS_AT_ONCE, or about PARSED_AT_ONCE bytes to parse."""
         data, offset, items, parsed = self._rest[0], self._rest_from, 0, 0
         end = len(data)
         try:
@@ -325,7 +328,9 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ the end
     def fail(self, error: MagnetarError) -> None:
-        """Breaks the stream: nothing more is sent, and senders get the error. Items that arrived can be received."""
+        """Breaks the stream with `error`, which senders get: nothing more is sent. Items that have arrived can still be
+        received.
+        """
         if self._broken is not None:
             return
         self._broken = error
@@ -338,12 +343,12 @@ class GrpcStream(MessageStream):
         self._wake_waiting()
 
     def end_receiving(self, how: EndOfStream | MagnetarError) -> None:
-        """Ends what is received: nothing more comes, and `receive` says so after the items that arrived."""
+        """Ends the input: `receive` raises `how` after the items that have arrived."""
         self._end = self._end or how
         self._wake_waiting()
 
     def break_off(self, error: MagnetarError) -> None:
-        """Ends both directions now, for `error`."""
+        """Ends both directions now with `error`; received items are dropped."""
         self.fail(error)
         self._forget_received()
         self._end = error
@@ -351,7 +356,7 @@ class GrpcStream(MessageStream):
         self.cut(error)
 
     def cut(self, error: MagnetarError) -> None:
-        """Tells the other end, if there is one."""
+        """Ends the stream at the other end too, if it was opened."""
         raise NotImplementedError
 
     def _forget_received(self) -> None:
@@ -375,7 +380,7 @@ class GrpcStream(MessageStream):
         return self._broken is not None
 
     async def _wait_change(self) -> None:
-        """Waits until something of this stream has left, or the stream has ended."""
+        """Waits until bytes of this stream were sent, or the stream has ended."""
         change = self._loop.create_future()
         self._waiting.append(change)
         try:
@@ -391,7 +396,7 @@ class GrpcStream(MessageStream):
                 change.set_result(None)
 
     def _wake_waiting(self) -> None:
-        """Wakes all that wait: the end has come."""
+        """Wakes all waiters, because the stream has ended."""
         self._has_left()
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)

@@ -68,7 +68,9 @@ _TIMEOUT_S = 1.0
 
 
 async def mechanism_of(endpoint: Endpoint) -> str:
-    """Returns the mechanism of a server. In clear: "NULL"; with keys: "CURVE"; empty: it sends no greeting in time."""
+    """Returns the security mechanism of a ZeroMQ server: "NULL" without keys, "CURVE" with keys; empty if it sends no
+    greeting in time.
+    """
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -98,7 +100,7 @@ _MONITOR = struct.Struct("=Hi")
 
 
 class ZmqPeer:
-    """The client end. Made and used in one event loop; connects with the first request."""
+    """The client end of a peer connection. Must be used in one event loop; connects at the first request."""
 
     def __init__(
         self, context: Context, clock: Clock, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR
@@ -170,7 +172,8 @@ class ZmqPeer:
         self.flush()
 
     def flush(self) -> None:
-        """Sends the queue as far as the socket takes it; the rest is sent when it is writable or connected."""
+        """Sends queued requests as far as the socket accepts them; the rest is sent when it is writable or connected.
+        """
         if self._closed:
             return
         if self._link is None:
@@ -226,14 +229,16 @@ class ZmqPeer:
         self._fail_all(ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
 
     def link_broke(self, how: str = "it broke") -> None:
-        """Forgets the connection: there is none, or none any more, and its socket is closed; the next request makes
-        another."""
+        """Handles the loss of the connection: closes the socket and fails the requests; the next request makes another
+        one.
+        """
         self._forget_link()
         self.disconnected(how)
 
     def handshake_failed(self, *, certain: bool) -> None:
-        """Handles a failed handshake. Nothing was sent yet: requests wait for further attempts, as many as an honest
-        server may need."""
+        """Handles a failed handshake. Nothing was sent yet, so requests wait for further attempts, as many as an honest
+        server may need.
+        """
         self._forget_link()
         self._handshakes_failed += 1
         if certain or self._handshakes_failed >= HANDSHAKES_MAX:
@@ -243,7 +248,7 @@ class ZmqPeer:
             self._loop.call_later(_AGAIN_S * self._handshakes_failed, self.flush)
 
     async def _ask_why(self) -> None:
-        """Fails all requests with the reason why no connection is made."""
+        """Finds out why no connection can be made, and fails all requests with that reason."""
         match await mechanism_of(self._endpoint), self.access.own:
             case ("CURVE", None) | ("NULL", KeyPair()):
                 self.mismatched()
@@ -253,12 +258,13 @@ class ZmqPeer:
                 self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
 
     def mismatched(self) -> None:
+        """Fails all requests because only one of the two ends has keys."""
         clear = self.access.own is None
         asks = "asks for keys: give --security" if clear else "speaks in clear, without keys"
         self.on_refused(f"{asks}, as the other processes of its cluster")
 
     def on_refused(self, why: str) -> None:
-        """Fails all requests: the other end refused, or we did, before anything was sent."""
+        """Fails all requests because one end refused the other before anything was sent."""
         self._forget_link()
         self._fail_all(Unauthorized(f"{self._endpoint} {why}", endpoint=self._endpoint))
 
@@ -317,7 +323,7 @@ class _Link:
         return True
 
     def _watch(self) -> None:
-        """Handles all monitor events (edge-triggered as every ZeroMQ socket)."""
+        """Handles all monitor events that wait; the monitor is edge-triggered, as every ZeroMQ socket is."""
         zmq = self._zmq
         while not self._monitor.closed:
             try:

@@ -52,7 +52,7 @@ _SIZES = [struct.Struct(f">{n}I") for n in range(9)]
 
 
 class EnvelopeKind(enum.IntEnum):
-    """The content of a multipart; the table above."""
+    """The kind of an envelope; the table above says what each means."""
 
     REQUESTS = 1
     REPLIES = 2
@@ -83,7 +83,7 @@ class Item:
 
 @dataclass(slots=True)
 class Envelope:
-    """A decoded header of an envelope."""
+    """The decoded header of an envelope."""
 
     kind: EnvelopeKind
     identity: bytes
@@ -95,7 +95,7 @@ class Envelope:
 
 
 def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[Buffer]]]) -> list[Buffer]:
-    """The parts of a multipart message: the header, then the large frames, not copied."""
+    """Returns the parts of a multipart message: the header, then the large frames, which are not copied."""
     header: list[Buffer] = [_HEADER.pack(MAGIC, VERSION, kind, identity, len(items))]
     parts: list[Buffer] = [b""]
     for id_, head, frames in items:
@@ -111,12 +111,12 @@ def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes
 
 
 def refuse(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ()) -> bytes:
-    """The header of WRONG_IDENTITY, WRONG_PROTOCOL or UNAUTHORIZED."""
+    """Returns the header of a WRONG_IDENTITY, WRONG_PROTOCOL or UNAUTHORIZED envelope."""
     return bytes(encode(kind, identity, [(id_, b"", ()) for id_ in ids])[0])
 
 
 def decode(header: Buffer) -> Envelope:
-    """Raises WrongMagic or Malformed; else the envelope, its large frames still missing (`Envelope.parts`)."""
+    """Returns the envelope, whose large frames are still missing (`Envelope.parts`). Raises WrongMagic or Malformed."""
     if len(header) < 5 or bytes(header[:4]) != MAGIC:
         raise WrongMagic(f"a message that begins with {bytes(header[:8])!r} is not of Magnetar's peer protocol")
     if header[4] != VERSION:

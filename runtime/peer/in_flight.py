@@ -18,7 +18,7 @@ from ..network import COALESCE_BYTES, Asker, Endpoint, Reply
 
 
 class Awaiting:
-    """An `Asker` as a future. One that is done (cancelled) is told nothing."""
+    """An `Asker` that sets the result of a future. A future that is done already (cancelled) stays as it is."""
 
     __slots__ = ("future",)
 
@@ -35,7 +35,9 @@ class Awaiting:
 
 
 class InFlight:
-    """The requests in flight, made inside a running loop. `late`: answers to requests that had an outcome."""
+    """The requests of one peer that are in flight. Must be made inside a running loop. `late` counts answers to
+    requests that had an outcome already.
+    """
 
     def __init__(self, clock: Clock, endpoint: Endpoint) -> None:
         self._now = clock.monotonic
@@ -74,7 +76,7 @@ class InFlight:
             self._fail(entry[0], error)
 
     def fail_all(self, error: MagnetarError) -> None:
-        """Fails all requests, each with an error of its own: their owners raise them."""
+        """Fails all requests, each with a copy of the error, because their owners raise it."""
         waiting, self._waiting = self._waiting, {}
         for asker, _ in waiting.values():
             self._fail(asker, type(error)(error.message, **error.fields))
@@ -122,7 +124,7 @@ def bytes_of(head: bytes, frames: Sequence[Buffer]) -> int:
 
 
 class Outbox:
-    """The queue of one connection, in order, and the size of its next multipart."""
+    """The queue of one connection, and the size of its next multipart message."""
 
     __slots__ = ("bytes", "items")
 
@@ -135,11 +137,11 @@ class Outbox:
         self.bytes += size
 
     def is_full_for(self, size: int) -> bool:
-        """Whether `size` more exceeds the bound. A single item is always taken, of any size."""
+        """Returns whether `size` more bytes would exceed the bound. An empty queue accepts an item of any size."""
         return bool(self.items) and self.bytes + size > QUEUE_BYTES_MAX
 
     def head(self) -> tuple[int, list[Queued]]:
-        """Returns (bytes, items) of the next multipart; they stay in the queue until `remove_sent`."""
+        """Returns (bytes, items) of the next multipart message; they stay in the queue until `remove_sent`."""
         size = 0
         batch: list[Queued] = []
         for item_bytes, item in self.items:

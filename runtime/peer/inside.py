@@ -47,8 +47,11 @@ from .sockets import TURN_BYTES
 
 
 class InsideRequest:
-    """A request from the peer's queue to its answer (`runtime.network.Request`), as `InsidePeer.post` fills it in.
-    `size`: its bytes in the queue. An asker of many, each with one request, may be derived from it: one object less."""
+    """A request within the process (`runtime.network.Request`), from the peer's queue to its answer. `InsidePeer.post`
+    sets its fields; `size` is its bytes in the queue.
+
+    The `Asker` of a request may be a subclass of it, which saves an object per request.
+    """
 
     __slots__ = ("connection", "frames", "head", "id", "size")
 
@@ -67,7 +70,7 @@ class InsideRequest:
 
 
 class InsideServer:
-    """A server as the peers of its process see it: which of them have requests, in turn."""
+    """A server for the peers of its own process: takes their requests, from each peer in turn."""
 
     def __init__(self, identity: bytes, service: PeerService) -> None:
         self.identity = identity
@@ -80,7 +83,7 @@ class InsideServer:
         self._slow = False
 
     def has_requests(self, peer: InsidePeer) -> None:
-        """Notes that the peer's queue has requests; it was perhaps empty before."""
+        """Schedules a turn for a peer whose queue has requests."""
         self._peers.add(peer)
         self._turns[peer] = None
         if self._next is None:
@@ -126,7 +129,7 @@ class InsideServer:
 
 
 class InsidePeer:
-    """The client end (`runtime.network.Peer`), beside one that goes through a socket."""
+    """The client end (`runtime.network.Peer`) for a server of this process; another one goes through a socket."""
 
     def __init__(
         self, servers: dict[Endpoint, InsideServer], clock: Clock, endpoint: Endpoint, identity: bytes, outside: Peer
@@ -183,7 +186,7 @@ class InsidePeer:
         return None
 
     def hand_over(self, came: list[InsideRequest]) -> int:
-        """Adds the next requests of the queue, about COALESCE_BYTES; returns their bytes."""
+        """Moves the next requests of the queue to `came`, about COALESCE_BYTES; returns their bytes."""
         queue, size = self._queue, 0
         while queue and not (size and size + queue[0].size > COALESCE_BYTES):
             request = queue.popleft()
@@ -193,7 +196,7 @@ class InsidePeer:
         return size
 
     def on_server_closed(self) -> None:
-        """Fails all requests: the server is closed."""
+        """Fails all requests, because the server has closed."""
         self._close_with(ConnectionLost(f"no connection to {self._endpoint}: it broke", endpoint=self._endpoint))
 
     def _close_with(self, error: ConnectionLost) -> None:
@@ -218,7 +221,7 @@ class InsidePeer:
 
 
 class InsideServing:
-    """A `runtime.network.PeerServing`: the socket's, and that for this process."""
+    """A `runtime.network.PeerServing` that serves by a socket and within this process."""
 
     def __init__(self, outside: PeerServing, server: InsideServer, servers: dict[Endpoint, InsideServer]) -> None:
         self._outside = outside
@@ -239,7 +242,7 @@ class InsideServing:
 
 
 class InsideNetwork:
-    """A `runtime.network.Network` over another one."""
+    """A `runtime.network.Network` around another one, in which peers of this process need no socket."""
 
     def __init__(self, outside: Network, clock: Clock) -> None:
         self._outside = outside

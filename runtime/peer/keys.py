@@ -16,29 +16,32 @@ NO_KEY = "00" * 32
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A process' keys among the peers (CURVE). It makes them at its start, and writes the secret one nowhere."""
+    """The keys of a process for peer connections (CURVE). They are made at its start; the secret one is never stored.
+    """
 
     public: str  # 64 hexadecimal digits
     secret: bytes = field(repr=False)  # 32 bytes
 
 
 class PeerGate(Protocol):
-    """The gate that decides which processes may be clients of a peer server. A key is the public one, 64 hexadecimal
-    digits."""
+    """Decides which processes may be clients of a peer server. A key is the public one, as 64 hexadecimal digits."""
 
     async def admit(self, key: str) -> bool:
-        """Whether a new connection with this key is admitted. A MagnetarError: it cannot be decided now, and the client
-        may try again."""
+        """Returns whether a new connection with this key is admitted. Raises a MagnetarError if that cannot be decided
+        now; the client may try again.
+        """
         ...
 
     def principal(self, key: str) -> Principal | None:
-        """Returns the principal of a key; asked for each message. None: the process is a member no more."""
+        """Returns the principal of a key, None if it is no member any more. Asked for each message."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PeerListening:
-    """The keys and gate of a peer server: only clients that know its key, and that the gate takes, are served."""
+    """The keys of a peer server, and its gate: it serves only clients that know its public key and that the gate
+    admits.
+    """
 
     own: KeyPair
     gate: PeerGate
@@ -46,7 +49,7 @@ class PeerListening:
 
 @dataclass(frozen=True, slots=True)
 class PeerCalling:
-    """The keys of the client end of a peer connection, and the public key that the server has to have."""
+    """The keys of the client end of a peer connection, and the public key that the server must have."""
 
     server: str = ""  # empty: it registered none
     own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/sockets.py)

@@ -52,7 +52,7 @@ TOLD_EVERY_S = 10.0
 
 
 class Accepted:
-    """The accepted connections of one server's socket. Call `close` before the socket's."""
+    """The accepted connections of one server's socket. `close` must be called before the socket is closed."""
 
     def __init__(self, socket: zmq.Socket[bytes], port: int) -> None:
         import zmq
@@ -75,7 +75,7 @@ class Accepted:
         return len(self._open)
 
     def _drain(self) -> None:
-        """Handles all events that wait: the descriptor signals once."""
+        """Handles all events that wait: the descriptor signals only once for them."""
         while True:
             try:
                 event, _ = self._monitor.recv_multipart(self._zmq.NOBLOCK)
@@ -118,7 +118,7 @@ def _events(zmq: ModuleType) -> int:
 
 
 def _shut(fd: int, port: int) -> None:
-    """Shuts a connection down; its owner, ZeroMQ, closes it."""
+    """Shuts a connection down; ZeroMQ, its owner, then closes it."""
     try:
         connection = socketlib.socket(fileno=fd)
     except OSError:  # it is gone, or another file
@@ -147,7 +147,7 @@ RECEIVED_MAX = 16
 
 
 class ZmqRequest:
-    """A request at the server; it remembers the route of its answer."""
+    """A request at the server, with the route for its answer."""
 
     __slots__ = ("_came", "_id", "_server", "connection", "frames", "head")
 
@@ -163,13 +163,16 @@ class ZmqRequest:
 
     @property
     def is_local(self) -> bool:
-        """Whether the message's own connection comes from this machine: a client may choose any routing id."""
+        """Returns whether the message's own connection comes from this machine. The routing id would prove nothing: a
+        client may choose any.
+        """
         return is_local(str(self._came.get("Peer-Address")))
 
     @property
     def principal(self) -> Principal | None:
-        """Returns who sent it, by the key of the message's own connection; to be asked before the reply. None: a member
-        no more."""
+        """Returns the sender, by the key of the message's own connection; to be asked before the reply. None: the
+        sender is no member any more.
+        """
         assert self._server is not None, "the request was answered"
         return self._server.principal(self._came)
 
@@ -180,13 +183,13 @@ class ZmqRequest:
 
 
 class ZmqPeerServer:
-    """The server end: a ROUTER socket. `serve` makes it."""
+    """The server end: a ROUTER socket. Made by `serve`."""
 
     def __init__(
         self, wire: Wire, address: str, endpoint: Endpoint, identity: bytes, service: PeerService,
         access: PeerListening | None = None, leave: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Makes a server. `leave` is called at its end."""
+        """Creates the server. `leave` is called when it closes."""
         self._wire = wire
         self._access = access
         self._leave = leave
@@ -229,7 +232,9 @@ class ZmqPeerServer:
         }
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Closes the server. Earlier answers leave if the socket takes them at once; then the port is free."""
+        """Closes the server. Answers that the socket accepts at once are still sent; the port is free when this
+        returns.
+        """
         if self._closed:
             return
         self._flush()
@@ -244,7 +249,7 @@ class ZmqPeerServer:
         self._leave()
 
     async def _free_port(self) -> None:
-        """Waits, at most a second, until ZeroMQ has stopped listening in its own thread."""
+        """Waits, at most a second, until ZeroMQ's own thread has stopped listening."""
         self._accepted.is_listening = True
         self._wire.socket.unbind(self._address)
         for _ in range(1000):
@@ -270,7 +275,9 @@ class ZmqPeerServer:
         return more
 
     def _receive_turn(self, came: list[ZmqRequest]) -> bool:
-        """Adds the requests of a turn's multiparts, of one when slowed down; returns whether more may wait."""
+        """Receives the multipart messages of a turn, only one when slowed down, and adds their requests to `came`.
+        Returns whether more may wait.
+        """
         size = 0
         for _ in range(1 if self._slow else MULTIPARTS_PER_TURN):
             message = self._wire.receive()
@@ -317,7 +324,9 @@ class ZmqPeerServer:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Sends the queues, one connection after the other; one that takes nothing is tried again in _RETRY_S."""
+        """Sends the queues, one connection after the other. A connection that accepts nothing is tried again in
+        _RETRY_S.
+        """
         self._flushing = False
         if self._closed:
             return
@@ -339,8 +348,7 @@ class ZmqPeerServer:
         self._flush()
 
     def _writable(self) -> None:
-        """Does nothing: a ROUTER is nearly always writable for some peer, so refused sends are repeated by the timer.
-        """
+        """Does nothing: a ROUTER is nearly always writable for some peer, so a timer repeats refused sends instead."""
 
     def _send(self, route: bytes, parts: Sequence[Buffer]) -> bool:
         import zmq
@@ -359,7 +367,7 @@ class ZmqPeerServer:
 async def serve(
     context: Context, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
 ) -> ZmqPeerServer:
-    """Listens at once. Raises Busy when the port is taken."""
+    """Starts to listen. Raises Busy if the port is taken."""
     import zmq
 
     assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
@@ -384,7 +392,7 @@ async def serve(
 
 
 def is_local(address: str) -> bool:
-    """Whether an IP address is one of this machine's: only such an address can be bound to."""
+    """Returns whether an IP address is one of this machine's: only such an address can be bound."""
     address = address.removeprefix("::ffff:")
     family = socketlib.AF_INET6 if ":" in address else socketlib.AF_INET
     try:
@@ -396,7 +404,7 @@ def is_local(address: str) -> bool:
 
 
 async def _resolved(endpoint: Endpoint) -> Endpoint:
-    """The endpoint's IP address: ZeroMQ does not bind to names."""
+    """Returns the endpoint with an IP address, because ZeroMQ does not bind to names."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socketlib.SOCK_STREAM)
     return Endpoint(str(found[0][4][0]), endpoint.port)

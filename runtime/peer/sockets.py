@@ -54,7 +54,9 @@ _FIELDS = 9
 
 
 class Admission:
-    """The handler. `socket` stays the context's."""
+    """The ZAP handler of a context: asks the gate of each server whether a client's key is admitted. The context closes
+    `socket`.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         import zmq
@@ -69,13 +71,14 @@ class Admission:
         self._loop.add_reader(self._fd, self._drain)
 
     def add(self, gate: PeerGate) -> str:
+        """Adds the gate of a server; returns the domain by which its questions are told apart."""
         self._number += 1
         domain = f"peers-{self._number}"
         self._gates[domain] = gate
         return domain
 
     def remove(self, domain: str) -> bool:
-        """Whether there is no other one."""
+        """Removes the gate of a server; returns whether it was the last one."""
         del self._gates[domain]
         return not self._gates
 
@@ -84,7 +87,7 @@ class Admission:
         self._tasks.cancel()
 
     def _drain(self) -> None:
-        """Takes all questions: the descriptor signals once (runtime/peer/sockets.py)."""
+        """Handles all questions that wait: the descriptor signals only once for them."""
         while not self.socket.closed:
             try:
                 question = self.socket.recv_multipart(self._zmq.NOBLOCK)
@@ -151,12 +154,12 @@ _HANDSHAKE_MS = 3_000
 
 
 def address(endpoint: Endpoint) -> str:
-    """The endpoint in ZeroMQ's form."""
+    """Returns the endpoint as ZeroMQ's text."""
     return f"tcp://{endpoint}"
 
 
 def new_keys() -> KeyPair:
-    """Makes keys. InvalidConfiguration: this ZeroMQ has no CURVE."""
+    """Returns new keys. Raises InvalidConfiguration if this ZeroMQ has no CURVE."""
     import zmq
     from zmq.utils import z85
 
@@ -207,8 +210,9 @@ class Context:
         return socket
 
     def listen_with(self, socket: zmq.Socket[bytes], access: PeerListening) -> str:
-        """Makes the socket, before it is bound, take only clients that its gate admits. Returns its domain of
-        admission."""
+        """Sets the keys of a server's socket before it is bound, so that it accepts only clients that `access.gate`
+        admits. Returns its domain.
+        """
         import zmq
 
         if self._admission is None:
@@ -227,7 +231,9 @@ class Context:
         return domain
 
     def call_with(self, socket: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
-        """Makes the socket, before it connects, show its key, and talk to the server with that key alone."""
+        """Sets the keys of a client's socket before it connects, so that it accepts only the server with the key
+        `server`.
+        """
         import zmq
 
         socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server or NO_KEY))
@@ -235,7 +241,7 @@ class Context:
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
 
     def remove_server(self, domain: str) -> None:
-        """Forgets the server of this domain, which has ended."""
+        """Removes the gate of the server with this domain, which has closed."""
         if self._admission is not None and self._admission.remove(domain):
             admission, self._admission = self._admission, None
             admission.close()
@@ -253,8 +259,9 @@ class Context:
 
 
 class Wire:
-    """A socket in the loop: calls `readable` when envelopes may have arrived and `writable` when a refused send may
-    succeed."""
+    """A socket in the event loop: calls `readable` when envelopes may have arrived, and `writable` when a send that was
+    refused may succeed.
+    """
 
     def __init__(self, context: Context, socket: zmq.Socket[bytes], *, routed: bool) -> None:
         import zmq
@@ -275,15 +282,18 @@ class Wire:
         self._resting: asyncio.TimerHandle | None = None
 
     def start(self, readable: Callable[[], bool], writable: Callable[[], None]) -> None:
-        """Starts the socket. `readable` receives up to MULTIPARTS_PER_TURN envelopes and returns whether more may be
-        waiting."""
+        """Starts to watch the socket. `readable` must receive up to MULTIPARTS_PER_TURN envelopes and return whether
+        more may wait.
+        """
         self._readable = readable
         self._writable = writable
         self._loop.add_reader(self._fd, self._turn)
         self.recheck()
 
     def rest(self, seconds: float) -> None:
-        """Receives nothing for `seconds`, or until `wake`: messages wait in ZeroMQ, and when that is full, outside."""
+        """Receives nothing for `seconds`, or until `wake`. Messages then wait in ZeroMQ, and when that is full, at the
+        sender.
+        """
         self.wake()
         self._resting = self._loop.call_later(seconds, self.wake)
 
@@ -330,7 +340,7 @@ class Wire:
             self.recheck()
 
     def receive(self) -> tuple[bytes, Envelope | WrongMagic] | None:
-        """The next message as (routing id, envelope), None when there is none now. Drops malformed ones."""
+        """Returns the next message as (routing id, envelope), None if there is none now. Malformed ones are dropped."""
         zmq = self._zmq
         socket = self.socket
         most = self.dropped + MALFORMED_AT_ONCE
@@ -378,7 +388,7 @@ class Wire:
             raise Malformed("more parts than announced")
 
     def _skip(self) -> bool:
-        """Drops parts of the message, SKIPPED_AT_ONCE at most. Whether the next part is the first of a message."""
+        """Drops parts of the message, at most SKIPPED_AT_ONCE. Returns whether the next part begins another message."""
         zmq = self._zmq
         for _ in range(SKIPPED_AT_ONCE):
             if not self.socket.getsockopt(zmq.RCVMORE):
@@ -388,7 +398,9 @@ class Wire:
         return False
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Sends one multipart; False when the socket takes nothing now. ZeroMQ takes all parts or none."""
+        """Sends one multipart message. Returns False if the socket accepts nothing now; ZeroMQ accepts all parts or
+        none.
+        """
         zmq = self._zmq
         send = self.socket.send
         last = len(parts) - 1
@@ -412,7 +424,9 @@ class Wire:
 
 
 class MemberNetwork:
-    """A `runtime.network.Network` over another one. Without `peers` peers pass as they are, too."""
+    """A `runtime.network.Network` around another one, which adds the certificates of a member of the cluster; with
+    `peers` also its keys for peer connections.
+    """
 
     def __init__(
         self, inner: Network, listener: ListenerAccess, caller: CallerAccess, peers: PeerListening | None = None
@@ -424,6 +438,7 @@ class MemberNetwork:
         self.serve_bytes, self.connect_bytes, self.new_keys = inner.serve_bytes, inner.connect_bytes, inner.new_keys
 
     def with_peers(self, peers: PeerListening) -> MemberNetwork:
+        """Returns this network with these keys and this gate for peer connections."""
         return MemberNetwork(self._inner, self._listener, self._caller, peers)
 
     async def serve(

@@ -36,7 +36,7 @@ _ZEROS = bytes(PAGE_BYTES)
 
 
 class Pages:
-    """The content of a file, bytes 0..size, in pages; pages of zeros only are not kept."""
+    """The content of a file in pages; pages of zeros are not stored."""
 
     __slots__ = ("_pages", "size")
 
@@ -120,7 +120,9 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class FileFault:
-    """Fails matching operations with an OSError; `skip` of them pass first, `times` of them fail (-1: all)."""
+    """A fault that is injected: matching operations fail with an OSError. The first `skip` of them succeed, then
+    `times` of them fail (-1: all).
+    """
 
     kind: str
     contains: str = ""
@@ -154,7 +156,9 @@ class Resize:
 
 
 class Inode:
-    """A file's content: as read (`now`), as it is at least after a power loss (`durable`), and the changes between."""
+    """The content of a file: `now` is what is read, `durable` what certainly survives a power loss, and the changes in
+    between.
+    """
 
     __slots__ = ("durable", "now", "number", "volatile")
 
@@ -195,7 +199,7 @@ def _apply(pages: Pages, change: Write | Resize) -> None:
 
 
 def _survivors(write: Write, rng: random.Random) -> list[Write]:
-    """Returns what a power loss leaves of an unsynced write: all, nothing, the beginning, or any of its sectors."""
+    """Returns what a power loss leaves of an unsynced write: all, nothing, its beginning, or any of its sectors."""
     fate = rng.randrange(4)
     if fate == 0:
         return [write]
@@ -229,7 +233,7 @@ Node = Inode | Directory
 
 @dataclass(eq=False, slots=True)
 class NameChange:
-    """The `removed` names end and the `added` names begin in one step; a rename is one in one or two directories."""
+    """A change of names in one step: the `removed` names end and the `added` names begin; a rename has one of each."""
 
     removed: list[tuple[Directory, str, Node]]
     added: list[tuple[Directory, str, Node]]
@@ -251,8 +255,9 @@ class NameChange:
             directory.volatile.append(self)
 
     def make_durable(self) -> None:
-        """Makes the change durable. If an earlier change of the same name was lost, this one finds nothing to remove
-        and is lost with it."""
+        """Makes the change durable. If an earlier change of the same name was lost, this one finds nothing to remove,
+        and is lost with it.
+        """
         if self.done:
             return
         self.done = True
@@ -281,7 +286,9 @@ class Disk:
 
     # ------------------------------------------------------------------ faults
     def arm(self, operations: int, strike: Callable[[], None]) -> None:
-        """Calls `strike` before the `operations`-th operation from now (1: the next); it may raise SimulatedDeath."""
+        """Calls `strike` just before the `operations`-th operation from now (1 is the next one); it may raise
+        SimulatedDeath.
+        """
         assert operations >= 1
         self._armed = (self.operations + operations, strike)
 
@@ -312,7 +319,7 @@ class Disk:
             directory.now = dict(directory.durable)
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Damages the disk at rest: flips one bit of the stored content, as read and as durable."""
+        """Injects damage: flips one bit of the stored content, both as read and as durable."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             byte = pages.read(1, offset)
@@ -320,19 +327,19 @@ class Disk:
                 pages.write(bytes([byte[0] ^ (1 << bit)]), offset)
 
     def cut(self, path: str, size: int) -> None:
-        """Damages the disk at rest: the file ends at `size`."""
+        """Injects damage: truncates the file to `size`."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             if pages.size > size:
                 pages.resize(size)
 
     def wipe(self) -> None:
-        """Makes the disk new and empty."""
+        """Deletes everything, as if the disk were replaced by a new one."""
         self.root = Directory()
         self.process_died()
 
     def snapshot(self) -> Directory:
-        """Returns what is durable now, as a backup; for `restore`."""
+        """Returns what is durable now, as a backup for `restore`."""
         copied: dict[int, Node] = {}
 
         def copy(node: Node) -> Node:
@@ -352,13 +359,13 @@ class Disk:
         return root
 
     def restore(self, root: Directory) -> None:
-        """Sets the disk back to a snapshot. No process uses it."""
+        """Sets the disk back to a snapshot. No process may be using the disk."""
         self.root = root
         self.process_died()
 
     # ------------------------------------------------------------------ looking (not operations of a process)
     def paths(self) -> list[str]:
-        """Returns every file, sorted."""
+        """Returns the paths of all files, sorted."""
         found = [
             os.path.join(where, name)
             for directory, where in self._walk(self.root, "/")
@@ -402,7 +409,9 @@ class Disk:
         self, kind: str, path: str, *, offset: int = 0, data: bytes = b"", size: int = 0, target: str = "",
         inode: int = 0, more_bytes: int = 0,
     ) -> None:  # fmt: skip
-        """Counts, strikes, fails, records: called by every operation before it takes effect."""
+        """Counts an operation, runs an armed strike, raises an injected fault, and records the operation; called before
+        it takes effect.
+        """
         self.operations += 1
         if self._armed is not None and self.operations >= self._armed[0]:
             strike = self._armed[1]
@@ -415,7 +424,9 @@ class Disk:
             self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
 
     def strike(self, kind: str, path: str) -> None:
-        """Fails, if a fault is for this operation. That is all of one which changes nothing and is not counted."""
+        """Raises an OSError if a fault matches this operation. For operations that change nothing this is all: they are
+        not counted.
+        """
         for fault in self.faults:
             if fault.strikes(kind, path):
                 if self.failed is not None:

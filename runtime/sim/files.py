@@ -17,11 +17,12 @@ __all__ = ["DeadProcess", "Disk", "FileFault", "Operation", "SimFile", "SimFiles
 
 
 class SimulatedDeath(BaseException):
-    """The process ended here (`Files.die`, or a crash inside an operation). Only the simulation catches it."""
+    """The simulated process ended here, by `Files.die` or a crash within an operation. Only the simulation catches it.
+    """
 
 
 class DeadProcess(BaseException):
-    """Code of a dead process used its world: it must not run any more."""
+    """Code of a dead process used its world, although it must not run any more."""
 
 
 class SimFile:
@@ -70,7 +71,7 @@ class SimFile:
         self._sync(0)
 
     def _sync(self, size: int) -> None:
-        """Syncs. `size`: of the direct write that syncs itself; 0 for `fdatasync`."""
+        """Makes the content durable. `size` is that of a direct write, which syncs itself; 0 for `fdatasync`."""
         try:
             self._operate("fdatasync", size=size)
         except OSError:
@@ -121,8 +122,9 @@ class SimFile:
 
 
 class SimFiles:
-    """The files of one process on a `Disk`. `on_death(reason)` is called by `die`; when `is_alive()` is false it is
-    dead."""
+    """The files of one process on a `Disk`. `die` calls `on_death(reason)`. When `is_alive()` is False, every use
+    raises DeadProcess.
+    """
 
     def __init__(
         self,
@@ -266,5 +268,5 @@ class SimFiles:
 
 
 def _fail(number: int, path: str) -> NoReturn:
-    """Raises the system's error for the number: FileNotFoundError, FileExistsError, …"""
+    """Raises the OSError of this number: FileNotFoundError, FileExistsError, …"""
     raise OSError(number, os.strerror(number), path)

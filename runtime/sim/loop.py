@@ -49,8 +49,9 @@ _FLUSH_LINES = 512
 
 
 class Trace:
-    """The trace of a simulation. `add_line`: a line of the story; `detail`: a line of its details; `step`: of the loop,
-    hashed and never shown."""
+    """The trace of a simulation. `add_line` adds a line of the story, `detail` a line that is shown only on demand,
+    `step` a step of the loop, which is hashed and never shown.
+    """
 
     def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
         self.show = show
@@ -62,7 +63,7 @@ class Trace:
         self._frozen = False
 
     def freeze(self) -> None:
-        """Ends the trace: what follows is cleaning up, and no part of it."""
+        """Ends the trace, because what follows is only cleaning up."""
         self._frozen = True
 
     def step(self, now: float, what: str) -> None:
@@ -124,11 +125,11 @@ class Deadlock(Exception):
 
 
 class OutOfBounds(Exception):
-    """The run exceeded its bound of steps or virtual time: a livelock, or work without an end."""
+    """The run exceeded its bound of steps or virtual time, by a livelock or by work without an end."""
 
 
 class NotSimulated(RuntimeError):
-    """Use of threads, sockets or name resolution: use `World` instead."""
+    """Code used threads, sockets or name resolution; it must use `World` instead."""
 
 
 class SimTask(asyncio.Task[T]):
@@ -150,7 +151,9 @@ class SimTask(asyncio.Task[T]):
 
 
 class _Interruptible(Coroutine[Any, Any, T]):
-    """A coroutine of a simulated process; the test may raise an exception where it waits (throw_into)."""
+    """A coroutine of a simulated process, into which a test may raise an exception at the await where it waits
+    (`throw_into`).
+    """
 
     def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
         self._inner = inner
@@ -174,8 +177,9 @@ class _Interruptible(Coroutine[Any, Any, T]):
 
 
 def throw_into(task: SimTask[Any], fault: Exception) -> None:
-    """Throws `fault` into the task at the await where it waits now, as if its own code raised it. It must wait, and
-    belong to a process."""
+    """Raises `fault` inside the task, at the await where it waits now, as if its own code raised it. The task must
+    wait, and belong to a process.
+    """
     coroutine = task.get_coro()
     assert isinstance(coroutine, _Interruptible), "tasks of processes can be thrown into"
     coroutine.fault = fault
@@ -212,7 +216,7 @@ class _TimerHandle(events.TimerHandle):
 
 
 class _Jump(selectors.BaseSelector):
-    """Replaces the selector: where a real loop would wait, time jumps."""
+    """Replaces the selector: where a real loop would wait, time jumps to the next timer."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -235,7 +239,7 @@ class _Jump(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The loop of one simulation. More than `steps_max` steps or `seconds_max` virtual seconds is OutOfBounds."""
+    """The event loop of one simulation. Raises OutOfBounds after `steps_max` steps or `seconds_max` virtual seconds."""
 
     _ready: Any
     _scheduled: list[events.TimerHandle]
@@ -289,7 +293,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # ------------------------------------------------------------------ steps
     def _admit(self, handle: events.Handle) -> bool:
-        """Counts and hashes one step; False: its process is dead, and the step is dropped."""
+        """Counts and hashes one step. Returns False if its process is dead (the step is dropped) or paused (the step is
+        held).
+        """
         process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
         if process is not None:
             if not process.alive:
@@ -328,7 +334,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return SimFuture(loop=self)
 
     def go_on(self, held: list[events.Handle]) -> None:
-        """Schedules the steps of a process that was stopped, in their order."""
+        """Schedules the held steps of a process that was paused, in order."""
         self._ready.extend(held)
 
     # ------------------------------------------------------------------ what there is not
@@ -355,8 +361,8 @@ _COMPILED = re.compile(r"(\w+?)(?:_(_?[A-Z][A-Za-z0-9]*))?_gen")
 
 
 def _name_of(coroutine: object) -> str:
-    """Returns a name that is the same for both twins, so that a seed has one hash: mypyc's coroutine has a type of its
-    own, and no name."""
+    """Returns the name of a coroutine, which is the same in interpreted and compiled code, so that a seed has one hash.
+    """
     name = getattr(coroutine, "__qualname__", None)
     if isinstance(name, str):
         return name
@@ -396,7 +402,9 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class DiskDelays:
-    """The delay before a call runs, and that of its result: exponential around `mean_s`, sometimes stalled."""
+    """How long a call waits before it runs, and its result before it arrives: exponentially distributed around
+    `mean_s`, sometimes stalled.
+    """
 
     mean_s: float = 0.0005
     stall_rate: float = 0.0
@@ -409,7 +417,7 @@ class DiskDelays:
 
 
 class SimWorker:
-    """A worker of a simulated process (`runtime.workers.Worker`)."""
+    """A worker of a simulated process (`runtime.threads.Worker`)."""
 
     def __init__(self, name: str, rng: random.Random, delays: DiskDelays, is_alive: Callable[[], bool]) -> None:
         self.name = name
@@ -478,7 +486,7 @@ class SimWorker:
 
 
 class SimWorkers:
-    """The `runtime.workers.Workers` of a simulated process."""
+    """The `runtime.threads.Workers` of a simulated process."""
 
     def __init__(self, rng: random.Random, delays: DiskDelays, is_alive: Callable[[], bool]) -> None:
         self._rng = rng
@@ -491,6 +499,6 @@ class SimWorkers:
         return SimWorker(name, self._rng, self._delays, self._is_alive)
 
     async def load(self, *modules: str) -> None:
-        """Loads at once: what this process has imported before must not change a trace."""
+        """Loads the modules at once, so that a module that is imported already does not change the trace."""
         for each in modules:
             import_module(each)

@@ -218,7 +218,7 @@ class SimPeer:
 
 
 def batches(items: list[PeerItem]) -> list[list[PeerItem]]:
-    """The items in groups, each of the size of a multipart."""
+    """Returns the items in groups that each fit into one multipart message."""
     batches: list[list[PeerItem]] = []
     size = COALESCE_BYTES + 1
     for item in items:
@@ -274,7 +274,7 @@ class SimRequest:
 
 
 class SimPeerServer:
-    """A listener of peers. `owner` is the process that serves."""
+    """A listener for peers. `owner` is the process that serves."""
 
     def __init__(
         self, wires: Wires, owner: SimProcess, endpoint: Endpoint, identity: bytes, service: PeerService,
@@ -329,7 +329,7 @@ class SimPeerServer:
         self._arm()
 
     def on_envelope(self, connection: _Connection, envelope: Envelope) -> None:
-        """Passes the requests to the service, or keeps them for later while slowed down."""
+        """Passes the requests to the service, or holds them while slowed down."""
         if not self._slow and not self._came:
             self._serve(connection, envelope)
             return
@@ -372,7 +372,7 @@ class SimPeerServer:
 
 
 class _Connection:
-    """A client at the server: receives requests, collects the answers of a turn."""
+    """A client's connection at the server: receives requests, and collects the answers of a turn."""
 
     def __init__(self, server: SimPeerServer, end: End) -> None:
         self.end = end

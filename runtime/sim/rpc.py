@@ -196,7 +196,7 @@ class SimChannel:
 
 # ---------------------------------------------------------------------------------- server
 class SimServing:
-    """A listener of gRPC (`runtime.network.Serving`). `owner` is the process that serves."""
+    """A listener for gRPC (`runtime.network.Serving`). `owner` is the process that serves."""
 
     def __init__(
         self, wires: Wires, owner: SimProcess, endpoint: Endpoint, services: Sequence[tuple[str, object]],
@@ -225,7 +225,9 @@ class SimServing:
         self._connections.remove(connection)
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Accepts no more calls; running ones have `grace_s`, then their connections break and they are cancelled."""
+        """Accepts no more calls. Running ones may go on for `grace_s`; then their connections break and they are
+        cancelled.
+        """
         if self.closed:
             return
         self.closed = True
@@ -301,8 +303,9 @@ class _Connection:
         self._send(answer, f"{answer[0]} {id_} {len(answer[2])} B")
 
     async def _stream(self, id_: int, stream: SimStream, function: Callable[..., Any], authorization: str) -> None:
-        """Runs the handler of a stream. It is not cancelled when its caller disconnects: it gets the error from its
-        stream."""
+        """Runs the handler of a stream. It is not cancelled when its caller disconnects, but gets the error from its
+        stream.
+        """
         failure = b""
         try:
             context = await self._context(authorization, stream.path)
@@ -327,7 +330,7 @@ class _Connection:
             stream.end_with(errors.ConnectionLost("the stream's handler has returned"))
 
     def _end_of(self, id_: int, stream: SimStream, error: errors.MagnetarError) -> None:
-        """Ends a stream before its handler's end, by this side."""
+        """Ends a stream from this side, before its handler has ended."""
         if not stream.broken:
             self._send(("end", id_, _error_bytes(error)), f"end {id_} expired")
             stream.end_with(error)

@@ -38,8 +38,8 @@ CLOSE_TIMEOUT_S = 10.0
 class SimStream:
     """Either end of a stream (`runtime.network.Stream`); `attach` connects it to its cable.
 
-    `envelope` is the type that arrives. Items are serialised when they are sent (as the real one does) and parsed when
-    they are taken; an item may be given as its bytes.
+    `envelope` is the type of the messages that arrive. Items are serialised when they are sent, as in the real stream,
+    and parsed when they are received; an item may also be given as its bytes.
     """
 
     def __init__(self, envelope: type[Message], path: str, owner: SimProcess, *, is_client: bool) -> None:
@@ -103,8 +103,9 @@ class SimStream:
         self._check_open()
 
     async def close(self) -> None:
-        """Closes. Client: half-closes after the queued items, waits for the other's end (CLOSE_TIMEOUT_S). Never
-        raises."""
+        """Closes the stream. A client half-closes after the queued items and waits for the other end (CLOSE_TIMEOUT_S).
+        Never raises.
+        """
         if not self._is_client:
             return
         self._half_closed = True
@@ -149,7 +150,7 @@ class SimStream:
             self._end.send(("half", self._id), f"half {self._id}")
 
     def _send_envelope(self) -> None:
-        """Sends one message of the queued items, up to COALESCE_BYTES."""
+        """Sends one message with queued items, up to COALESCE_BYTES."""
         assert self._end is not None
         pieces: list[bytes] = []
         size = 0
@@ -212,7 +213,9 @@ class SimStream:
         self._wake()
 
     def end_with(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
-        """Ends it: senders get `error` (ConnectionLost), and `receive` after the items unless it ended in order."""
+        """Ends the stream: senders get `error` (ConnectionLost). `receive` raises it after the received items, or
+        EndOfStream if the stream ended in order.
+        """
         if self._broken is not None:
             return
         if not in_order:

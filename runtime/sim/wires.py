@@ -43,7 +43,9 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """The faults of a network. Rates are per message, times in virtual seconds. The defaults are a healthy network."""
+    """The rates and delays of a network's faults. Rates are per message, times in virtual seconds. The defaults are a
+    healthy network.
+    """
 
     latency_s: float = 0.0003
     slow_rate: float = 0.0
@@ -59,7 +61,7 @@ class Listener(Protocol):
     owner: SimProcess
 
     def accept(self, end: End) -> None:
-        """Called when a connection was made. Sets the end's `receive` and `lost`."""
+        """Called with the listener's end of a new connection; must set the end's `receive` and `lost`."""
         ...
 
 
@@ -83,12 +85,12 @@ class End:
         return f"{self.other.owner.node}#{self.number}"
 
     def send(self, message: Any, what: str, *, droppable: bool = False) -> None:
-        """Sends to the other end. Never fails: on a broken connection the message is lost."""
+        """Sends a message to the other end. Never fails: on a broken connection the message is lost."""
         if self.open:
             self._wires._send(self, message, what, droppable)
 
     def close(self) -> None:
-        """Closes in order: the other end gets what was sent before, then `lost`."""
+        """Closes in order: the other end gets what was sent before; then its `lost` is called."""
         if self.open:
             self.open = False
             self._wires._remove_end(self)
@@ -115,7 +117,9 @@ class Wires:
 
     # ------------------------------------------------------------------ listeners
     def listen(self, endpoint: Endpoint, listener: Listener) -> Endpoint:
-        """Listens. Busy: a living process has the port. Port 0: one that was never used."""
+        """Starts to listen; returns the endpoint with its port. Port 0 is one that was never used. Raises Busy if a
+        living process has the port.
+        """
         port = endpoint.port
         if port == 0:
             self._next_port += 1
@@ -133,7 +137,9 @@ class Wires:
             del self._listeners[port]
 
     def dial(self, owner: SimProcess, endpoint: Endpoint) -> asyncio.Future[End]:
-        """A connection, or errors.Unavailable: no listener (at once), or no answer for DIAL_TIMEOUT_S."""
+        """Returns a future of a connection. It fails with errors.Unavailable at once if no process listens, or after
+        DIAL_TIMEOUT_S without an answer.
+        """
         future: asyncio.Future[End] = self._loop.create_future()
         self._loop.call_later(self._delay(), self._knock, owner, endpoint, future, context=owner.context)
         self._loop.call_later(DIAL_TIMEOUT_S, self._dial_timed_out, endpoint, future, context=owner.context)
@@ -168,14 +174,14 @@ class Wires:
 
     # ------------------------------------------------------------------ faults
     def partition(self, source: str, target: str, *, both: bool = True) -> None:
-        """Lets nothing from `source` reach `target` (and back, with `both`) until `heal`."""
+        """Blocks messages from `source` to `target` (with `both` in both directions) until `heal`."""
         self._trace.add_line(self._loop.elapsed_s, f"fault: {source} -{'/' if not both else 'X'}- {target}")
         self._blocked[source, target] = True
         if both:
             self._blocked[target, source] = True
 
     def heal(self, source: str | None = None, target: str | None = None) -> None:
-        """Ends the partition between two nodes, or all of them and all clogs.
+        """Ends the partition between two nodes, or without arguments all partitions and clogs.
 
         The messages that waited are delivered, in order.
         """
@@ -206,7 +212,9 @@ class Wires:
         return len(ends)
 
     def half_open(self, source: str, target: str, noticed_s: float) -> int:
-        """Silences every connection between two nodes; each breaks up to `noticed_s` later; returns their number."""
+        """Makes every connection between two nodes lose its messages; each breaks at most `noticed_s` later. Returns
+        the number of connections.
+        """
         ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]
         self._trace.add_line(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
         for end in ends:
@@ -215,7 +223,7 @@ class Wires:
         return len(ends) // 2
 
     def clog(self, source: str, target: str, seconds: float) -> None:
-        """Delays messages between the two by up to so much more; 0 ends it."""
+        """Delays messages from one node to the other by up to `seconds` more; 0 ends that."""
         self._trace.add_line(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
         for pair in ((source, target), (target, source)):
             if seconds:
@@ -224,8 +232,9 @@ class Wires:
                 self._clogged.pop(pair, None)
 
     def process_died(self, owner: SimProcess, *, silent: bool) -> None:
-        """Breaks the connections of a process that died. `silent`: its machine lost power, and the others notice when a
-        keep-alive fails."""
+        """Breaks the connections of a process that died. `silent`: its machine lost power, so the other ends notice it
+        only when a keep-alive fails.
+        """
         for end in [end for end in self._ends.values() if end.owner is owner]:
             end.open = False
             self._remove_end(end)
@@ -233,7 +242,7 @@ class Wires:
 
     # ------------------------------------------------------------------ pings
     def ping(self, end: End, answer: asyncio.Future[None]) -> None:
-        """Pings there and back, by the connection itself, which no service reads. It draws no number."""
+        """Sets `answer` after a round trip of the connection, which no service sees. Draws no random number."""
         self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
 
     def _pinged(self, end: End, at: End, answer: asyncio.Future[None]) -> None:
@@ -268,7 +277,8 @@ class Wires:
         self._time_arrival(target)
 
     def _time_arrival(self, target: End) -> None:
-        """Sets the arrival of the first message that has none: messages arrive in the order of sending."""
+        """Schedules the arrival of the first message that has no arrival time: messages arrive in the order of sending.
+        """
         delay = self._delay()
         if self._clogged:
             delay += self._rng.random() * self._clogged.get((target.other.owner.node, target.owner.node), 0.0)
@@ -284,7 +294,8 @@ class Wires:
         target.receive(target._coming.popleft())
 
     def _cut(self, end: End) -> None:
-        """Breaks it: both ends notice, each after its own delay; half the time messages in transit are lost."""
+        """Breaks the connection: each end notices after a delay of its own; half the time messages in transit are lost.
+        """
         if not end.open or not end.other.open:
             return
         self.cuts += 1

@@ -50,7 +50,7 @@ from .wires import Wires
 
 
 class SimNetwork:
-    """The network of a simulated process. When the process is dead, any use raises DeadProcess."""
+    """The network of a simulated process. Every use raises DeadProcess when the process is dead."""
 
     def __init__(
         self, wires: Wires, owner: SimProcess, clock: Clock, is_alive: Callable[[], bool], rng: random.Random
@@ -114,16 +114,16 @@ other meaning, and no two origins agree: those of two nodes, or of `loop.time()`
 
 
 def uptime_s(rng: random.Random) -> float:
-    """Seconds since the origin of a monotonic clock."""
+    """Returns a random number of seconds since the origin of a monotonic clock."""
     return float(rng.randint(0, rng.choice(UPTIMES_S)))
 
 
 class NodeCrashed(Exception):
-    """The process died before it finished the work."""
+    """The process died before the work was finished."""
 
 
 class SimClock:
-    """A node's clocks: its wall clock is off by its skew, its monotonic clock counts from its boot."""
+    """A node's clocks: its wall clock is wrong by its skew, its monotonic clock counts from its boot."""
 
     def __init__(self, loop: VirtualLoop, node: Node) -> None:
         self._loop = loop
@@ -138,7 +138,7 @@ class SimClock:
 
 @dataclass(slots=True)
 class Node:
-    """A machine; survives its processes."""
+    """A machine: outlives its processes."""
 
     name: str
     disk: Disk
@@ -151,7 +151,7 @@ class Node:
 
 
 class SimProcess:
-    """A life of a node."""
+    """A process on a node, from its start to its death."""
 
     def __init__(self, simulation: Simulation, node: Node) -> None:
         node.lives += 1
@@ -181,7 +181,7 @@ class SimProcess:
 
     @property
     def tasks(self) -> list[SimTask[Any]]:
-        """Returns the tasks in the order in which they were made; some of them have ended."""
+        """Returns the tasks in the order in which they were created; some of them may have ended."""
         return self._tasks
 
     def adopt(self, task: SimTask[Any]) -> None:
@@ -207,17 +207,17 @@ class SimProcess:
                 future.exception()  # the caller need not wait
 
     def end_tasks(self) -> None:
-        """Ends, after the run, its remaining coroutines. Their `finally` blocks run now, without any effect."""
+        """Closes the remaining coroutines after the run. Their `finally` blocks run now, without any effect."""
         self.alive = False
         for task in self._tasks:
             _end_task(task)
 
 
 class Simulation:
-    """A simulated cluster; see the module. `show` gets the trace line by line, with `details` also messages and
-    operations of disks.
+    """A simulated cluster; see the module. `show` is called with each line of the trace, with `details` also for
+    messages and disk operations.
 
-    `steps_max`, `seconds_max` bound the run (OutOfBounds).
+    `steps_max` and `seconds_max` bound the run (OutOfBounds).
     """
 
     def __init__(
@@ -277,15 +277,17 @@ class Simulation:
         return process is not None and process.alive
 
     def world(self, name: str) -> World:
-        """The world of the node's living process; a new process when there is none."""
+        """Returns the world of the node's living process; starts a process if there is none."""
         return self._process(name).world
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Runs it in the node's process. The future is the caller's: when the process dies it raises NodeCrashed."""
+        """Runs the coroutine in the node's process. The future belongs to the caller; it raises NodeCrashed if the
+        process dies first.
+        """
         return self.spawn_in(self._process(name), coroutine)
 
     def spawn_in(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Runs a coroutine like `spawn`, in any process of a node: see `second_process`."""
+        """Runs the coroutine like `spawn`, in any process of a node, such as that of `second_process`."""
         outer: asyncio.Future[T] = self.loop.create_future()
         process.expect(outer)
         task = self.loop.create_task(coroutine, context=process.context.copy())
@@ -294,19 +296,22 @@ class Simulation:
         return outer
 
     def second_process(self, name: str) -> SimProcess:
-        """A second process on the node; `crash` and `pause` do not affect it, and it lives until `end_process`."""
+        """Starts and returns a second process on the node. `crash` and `pause` do not affect it; it lives until
+        `end_process`.
+        """
         return SimProcess(self, self.node(name))
 
     def end_process(self, process: SimProcess) -> None:
-        """Kills a second process as `kill -9` does. Its locks stay: it must hold none."""
+        """Kills a second process as `kill -9` does. It must hold no locks, because they would stay."""
         if process.alive:
             process.die("killed")
             self._ended.append(process)
             self.wires.process_died(process, silent=False)
 
     def crash(self, name: str, *, power_loss: bool = False) -> None:
-        """Kills a node as `kill -9` does; with `power_loss` the machine stops: what was not synced is lost in part or
-        whole."""
+        """Kills the node's process as `kill -9` does. With `power_loss` the machine stops, and what was not synced is
+        lost in part or as a whole.
+        """
         node = self.node(name)
         process = node.process
         if process is None or not process.alive:
@@ -335,8 +340,9 @@ class Simulation:
         self.node(name).disk.arm(operations, strike)
 
     def pause(self, name: str) -> bool:
-        """Pauses a node as SIGSTOP does: its process takes no step until `go_on`; messages to it wait. False: there is
-        no process."""
+        """Pauses the node's process as SIGSTOP does: it takes no step until `go_on`, and messages to it wait. Returns
+        False if there is no process, or it is paused already.
+        """
         process = self.node(name).process
         if process is None or process.held is not None:
             return False
@@ -345,7 +351,7 @@ class Simulation:
         return True
 
     def go_on(self, name: str) -> None:
-        """Continues a process as SIGCONT does, with its timers late."""
+        """Continues the node's process as SIGCONT does; its timers are late."""
         process = self.node(name).process
         if process is not None and process.held is not None:
             self.add_line(f"{name} goes on")
@@ -354,7 +360,8 @@ class Simulation:
 
     # ------------------------------------------------------------------ the run
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs `main`, which belongs to no node, to its end, and closes everything. Once per simulation."""
+        """Runs `main`, which belongs to no node, to its end, then closes everything. May be called once per simulation.
+        """
         assert not self._over, "a simulation runs once"
         collecting = gc.isenabled()
         gc.disable()  # collecting cycles runs finalisers at moments that depend on the history of the whole process

@@ -110,8 +110,9 @@ _OF_THREAD = threading.local()
 
 
 def _buffer() -> memoryview:
-    """Returns the buffer into which the connections of this thread read. No subclass of `threading.local` has it:
-    compiled, the attributes of one would be the same in all threads."""
+    """Returns the buffer into which all connections of this thread read. It is not an attribute of a subclass of
+    `threading.local`: compiled, such attributes would be the same in all threads.
+    """
     view: memoryview | None = getattr(_OF_THREAD, "view", None)
     if view is None:
         view = _OF_THREAD.view = memoryview(bytearray(READ_BYTES))
@@ -119,7 +120,7 @@ def _buffer() -> memoryview:
 
 
 class Http2Stream:
-    """A stream of a connection, with methods that its service overrides. All methods are called by the connection."""
+    """A stream of a connection. Its service overrides the methods; the connection calls them."""
 
     __slots__ = (
         "_owed", "_window", "connection", "has_head", "id", "in_ended", "is_read", "is_shut", "out_ended",
@@ -139,33 +140,35 @@ class Http2Stream:
         self.is_shut = False  # something is to be sent, and the other end's window of the stream has no room
 
     def headers_came(self, head: Any, ended: bool) -> None:
-        """Called for a stream that exists: with an answer's head or its trailers."""
+        """Called with the head or the trailers of an answer."""
 
     def data_came(self, data: memoryview) -> int:
-        """Called with data, which is valid during the call only. What is read later is `consumed` later. Returns how
-        many bytes it took: fewer than all when they are much work; it is called again with the others."""
+        """Called with data, which is valid during the call only. What is read later must be `consumed` later. Returns
+        how many bytes were taken: fewer than all if they are much work; then it is called again with the others.
+        """
         return len(data)
 
     def direct_room(self) -> memoryview | None:
-        """Returns where the next bytes of the message go; None: it is short."""
+        """Returns the memory into which the next bytes of the message are read; None if the message is short."""
         return None
 
     def direct_came(self, size: int) -> None:
-        """Called when so many bytes are where `direct_room` said."""
+        """Called when `size` bytes were read into the memory of `direct_room`."""
 
     def input_ended(self) -> None:
-        """Called when the other end sends no more."""
+        """Called when the other end has ended its data."""
 
     def writable(self) -> None:
-        """Called when there may be room for `send_data`."""
+        """Called when `send_data` may have room again."""
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
-        """Called when the stream is over: reset by the other end with `code`, or its connection is lost."""
+        """Called when the stream has ended: the other end reset it with `code`, or its connection is lost."""
 
 
 class Http2Output:
-    """What leaves on a connection: it gives frames to the transport, as far as that and the windows of the other end
-    allow. A stream that waits for room gets `writable`."""
+    """The output of a connection: gives frames to the transport, as far as the transport and the windows of the other
+    end allow. A stream that waits for room gets `writable`.
+    """
 
     __slots__ = (
         "_connection", "_cutting", "blocked", "is_paused", "peer_frame", "peer_window", "send_left", "transport",
@@ -183,8 +186,9 @@ class Http2Output:
         self._cutting: asyncio.Handle | None = None
 
     def write(self, data: bytes) -> None:
-        """Writes a frame that no window bounds. A peer that makes us write it and does not read is cut, in a step of
-        its own: the caller may be in the middle of what it does to a stream."""
+        """Writes a frame to which no window applies. If the peer does not read the answers to its requests, the
+        connection is aborted, in a later step because the caller may be in the middle of a change of a stream.
+        """
         if self._connection.is_lost:
             return
         if self.is_paused and self._cutting is None and self.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
@@ -194,7 +198,7 @@ class Http2Output:
             self.transport.write(data)
 
     def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
-        """Sends headers. `data`: is sent in the same write, when the windows allow; the caller has asked `fits`."""
+        """Sends headers, and in the same write `data`. With data, `fits` must have returned True."""
         framed = frames.header_block(stream.id, block, frames.END_STREAM if ends and not data else 0, self.peer_frame)
         if data:
             stream.send_left -= len(data)
@@ -206,7 +210,7 @@ class Http2Output:
             self._connection.output_ended(stream)
 
     def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
-        """Sends all that a stream sends, in one write; the caller has asked `fits`."""
+        """Sends head, data and trailers of a stream in one write. `fits` must have returned True."""
         id_, size = stream.id, len(data)
         stream.send_left -= size
         self.send_left -= size
@@ -217,12 +221,13 @@ class Http2Output:
         self._connection.output_ended(stream)
 
     def fits(self, stream: Http2Stream, size: int) -> bool:
-        """Whether DATA of so many bytes may leave now, as one frame."""
+        """Returns whether `size` bytes of data may be sent now as one frame."""
         return size <= min(stream.send_left, self.send_left, self.peer_frame) and not self.is_paused
 
     def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
-        """Sends as much of it as there is room for, and returns how much; a stream with a rest gets `writable`. The end
-        goes with the last byte. `data` must not change afterwards."""
+        """Sends as much of `data` as there is room for; returns the number of bytes. If a rest is left the stream gets
+        `writable`. With `ends`, the last byte ends the stream. `data` must not change afterwards.
+        """
         size, sent, id_ = len(data), 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
             part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
@@ -247,7 +252,7 @@ class Http2Output:
         return sent
 
     def send_parts(self, stream: Http2Stream, parts: deque[Buffer], size: int) -> int:
-        """Sends parts like `send_data`, `size` bytes in all: what it sends is taken from `parts`, without a copy."""
+        """Sends parts, `size` bytes together, like `send_data`. What is sent is removed from `parts` and not copied."""
         sent, id_ = 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
             left = part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
@@ -276,16 +281,18 @@ class Http2Output:
         return sent
 
     def _waits(self, stream: Http2Stream, left: int) -> None:
-        """Lets a stream wait for room in its own window, or in the connection's and the transport; an end alone needs
-        no window."""
+        """Makes the stream wait for room: for its own window, or for that of the connection and the transport. An end
+        without data needs no window.
+        """
         if left and stream.send_left <= 0:
             stream.is_shut = True
         else:
             self.blocked[stream] = None
 
     def unblock(self) -> None:
-        """Lets blocked streams write, in turn, as far as the connection has room: those whose own window is shut are
-        not among them."""
+        """Calls `writable` of blocked streams, in turn, while the connection has room. Streams whose own window is
+        closed are not among them.
+        """
         blocked = self.blocked
         while blocked and not self.is_paused and self.send_left > 0 and not self._connection.is_lost:
             stream = next(iter(blocked))
@@ -293,8 +300,9 @@ class Http2Output:
             stream.writable()
 
     def windows_changed(self, change: int) -> None:
-        """Applies the windows once for all that one SETTINGS says: it may say it thousands of times, of a thousand
-        streams."""
+        """Changes the windows of all streams by what a SETTINGS frame says. Done once per frame: it may contain the
+        setting thousands of times, and there may be a thousand streams.
+        """
         self._connection.patience.charge(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
@@ -303,7 +311,7 @@ class Http2Output:
             self.on_window_opened(stream)
 
     def on_window_opened(self, stream: Http2Stream) -> None:
-        """Handles that the other end has opened the stream's window."""
+        """Called when the other end has enlarged the stream's window."""
         if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
             stream.is_shut = False
             if self.is_paused or self.send_left <= 0:
@@ -318,7 +326,7 @@ class Http2Output:
 
 
 class ReceiveWindow:
-    """The window of a connection for what comes, and how the windows of its streams are opened and credited."""
+    """The receive window of a connection, which also opens and credits the windows of its streams."""
 
     __slots__ = ("_connection", "left", "owed", "size")
 
@@ -328,7 +336,8 @@ class ReceiveWindow:
         self.owed = 0  # read, and not credited yet
 
     def open(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
-        """Opens the window of a stream that the service reads: it gets this window, and the connection its whole one.
+        """Opens the window of a stream that the service now reads to `window`, and that of the connection to its full
+        size.
         """
         stream.is_read = True
         if stream._window < window:
@@ -345,7 +354,7 @@ class ReceiveWindow:
             self._connection.out.write(frames.window_update(0, more))
 
     def consumed(self, stream: Http2Stream, size: int) -> None:
-        """Credits so many bytes of the stream that the service has read."""
+        """Credits `size` bytes of the stream, which the service has read."""
         stream.unread -= size
         if not self._connection.credits_at_once:
             self.owed += size
@@ -366,7 +375,7 @@ class ReceiveWindow:
 
 
 class Liveness:
-    """Whether anything is received from the other end: one timer, which counts looks and not seconds."""
+    """Detects a dead peer: a timer counts its own looks since anything was received, not seconds."""
 
     __slots__ = ("_answer", "_connection", "_looks", "_silent", "received", "timer")
 
@@ -379,7 +388,7 @@ class Liveness:
         self._answer: asyncio.Future[None] | None = None  # to a PING of `answers`
 
     def check_alive(self) -> None:
-        """Looks whether anything was received, and again in LOOK_S."""
+        """Checks whether anything was received since the last look; called every LOOK_S."""
         connection = self._connection
         self.timer = connection.loop.call_later(LOOK_S, self.check_alive)
         self._looks += 1
@@ -395,7 +404,7 @@ class Liveness:
             connection.looked(self._looks)
 
     async def answers(self, timeout_s: float) -> bool:
-        """Whether the other end answers a PING in time, this one or an earlier one."""
+        """Returns whether the other end answers a PING in time, this one or an earlier one."""
         if self._answer is None:
             self._answer = self._connection.loop.create_future()
         self._connection.out.write(frames.ping(b"magnetar"))
@@ -413,10 +422,10 @@ class Liveness:
 
 
 class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
-    """A connection of HTTP/2. `T`: what the service makes of a header block."""
+    """A connection of HTTP/2. `T` is what the decoder makes of a header block."""
 
     def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
-        """Begins a connection. `first`: what is sent before the settings (a client's preface)."""
+        """Creates a connection. `first` is sent before the settings (a client's preface)."""
         self.loop = asyncio.get_running_loop()
         self._decoder = decoder
         self._first = first + frames.settings(settings)
@@ -450,7 +459,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ for the ends
     def preface(self, view: memoryview) -> memoryview:
-        """Takes, at a server that is not greeted yet (`is_greeted`), the client's preface from the first bytes."""
+        """At a server that is not `is_greeted` yet: takes the client's preface from the first bytes; returns the rest.
+        """
         raise NotImplementedError
 
     def stream_opened(self, id_: int, head: T, ended: bool) -> None:
@@ -458,7 +468,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         raise BrokenRules(Code.PROTOCOL_ERROR, f"a server opened stream {id_}")
 
     def is_idle(self, id_: int) -> bool:
-        """Whether no end has opened it so far."""
+        """Returns whether neither end has opened this stream so far."""
         raise NotImplementedError
 
     def settings_came(self) -> None: ...
@@ -522,7 +532,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._wait(self._rest)
 
     def _wait(self, rest: memoryview) -> None:
-        """Ends the slice: `rest` is taken in the next turn, and what comes after it is read then."""
+        """Ends the slice. `rest` is handled in a later turn; the socket is not read until then."""
         self._rest, self._ahead = rest, b""
         if self._later is None and not self.out.transport.is_closing():
             self.out.transport.pause_reading()
@@ -584,7 +594,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ in
     def _read_frames(self, view: memoryview) -> int:
-        """Takes what came, until the slice is over; returns how many bytes it took. `_ahead` comes before the rest."""
+        """Handles received bytes until the slice is over; returns how many it took. Bytes in `_ahead` come before the
+        rest.
+        """
         step = SLICE_BYTES if self.patience.is_known else STRANGERS_BYTES
         offset, end, look = 0, len(view), step
         unpack = frames.HEADER.unpack_from
@@ -627,7 +639,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return end
 
     def _take_part(self, view: memoryview, offset: int) -> int:
-        """Takes more of a torn frame; returns the end of what it took."""
+        """Takes more bytes of a frame that has arrived in part; returns the offset after them."""
         partial = self._partial
         want = self._frame_end if len(partial) >= frames.HEADER_BYTES else frames.HEADER_BYTES
         part = view[offset : offset + want - len(partial)]
@@ -692,7 +704,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._data_ended()
 
     def _take_data(self, data: memoryview, size: int) -> int:
-        """Returns how many of the `size` bytes the stream took."""
+        """Gives data to its stream; returns how many of the `size` bytes it took."""
         stream, taken = self._data_stream, size
         if stream is None or stream.connection is None:
             self.window.credit(size)
@@ -711,7 +723,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return taken
 
     def _data_ended(self) -> None:
-        """Handles the last DATA of its stream, which is whole."""
+        """Handles the end of the last DATA frame of its stream."""
         stream, self._data_stream = self._data_stream, None
         if stream is not None and stream.connection is not None:
             self._input_ended(stream)
@@ -860,7 +872,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise BrokenRules(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
-        """Opens a stream. `has_head`: the other end opened it."""
+        """Adds a stream. `has_head` says that the other end opened it."""
         stream.connection, stream.id, stream.has_head = self, id_, has_head
         stream._window = stream.receive_left = self.stream_window
         stream.is_read = self.credits_at_once
@@ -873,7 +885,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._remove_stream(stream)
 
     def reset(self, stream: Http2Stream, code: Code, error: MagnetarError | None = None) -> None:
-        """Ends the stream at once. With `error` it is lost for that, which the other end did."""
+        """Ends the stream at once (RST_STREAM). With `error`, the stream's `on_lost` is called with it."""
         if stream.connection is None:
             return
         self.out.write(frames.rst_stream(stream.id, code))
@@ -895,7 +907,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ the end
     def break_off(self, code: Code, text: str) -> None:
-        """Ends the connection for what the other end did."""
+        """Ends the connection (GOAWAY) because of what the other end did."""
         if self.is_lost:
             return
         _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
@@ -904,13 +916,15 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._let_leave()
 
     def close(self, error: MagnetarError) -> None:
-        """Ends the connection in order: what was written leaves."""
+        """Ends the connection in order: what was written is still sent."""
         if not self.is_lost:
             self._close_with(error)
             self._let_leave()
 
     def _let_leave(self) -> None:
-        """Closes the transport. What was written has LEAVE_S to leave; of a peer that reads nothing it would stay."""
+        """Closes the transport. What was written may be sent for LEAVE_S; a peer that reads nothing would keep the
+        transport open.
+        """
         if self.out.is_paused:
             self.out.transport.abort()
             return
@@ -919,7 +933,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._leaves = self.loop.call_later(LEAVE_S, self.out.transport.abort)
 
     def abort_now(self) -> None:
-        """Gives up an attempt to connect: there may be no transport yet."""
+        """Ends an attempt to connect; there may be no transport yet."""
         if hasattr(self.out, "transport"):
             self.abort(ConnectionLost("the attempt to connect was given up"))
 
@@ -945,8 +959,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.was_lost(error)
 
     def check(self) -> None:
-        """Checks that the windows are conserved: what the other end may send, what came and is not credited, and what
-        is on its way in the frame of now are the window."""
+        """Checks that the windows are conserved: each is the sum of what the other end may send, what arrived and is
+        not credited, and what is left of the current frame.
+        """
         if self.is_lost:
             return
         coming, of = self._data_left, self._data_stream
@@ -971,5 +986,5 @@ _OF_HEADERS = (frames.HEADERS, CONTINUATION)
 
 
 def _size_error(has_its_stream: object) -> Code:
-    """Returns the code for a frame that is on the wrong stream, or has the wrong length."""
+    """Returns the error code for a frame that is on the wrong stream, or else has the wrong length."""
     return Code.FRAME_SIZE_ERROR if has_its_stream else Code.PROTOCOL_ERROR

@@ -71,7 +71,7 @@ class Code(IntEnum):
 
 
 class BrokenRules(Exception):
-    """The other end did what the RFC forbids: the connection ends with `code`."""
+    """The other end did what the RFC forbids; the connection must end with `code`."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -112,7 +112,7 @@ def goaway(last: int, code: Code, text: str = "") -> bytes:
 
 
 def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
-    """Encodes HEADERS, and CONTINUATION where the other end takes no frame as long."""
+    """Returns the HEADERS frame of a block, with CONTINUATION frames if the block is longer than `frame_max`."""
     if len(block) <= frame_max:
         return header(len(block), HEADERS, flags | END_HEADERS, stream) + block
     parts = [block[begin : begin + frame_max] for begin in range(0, len(block), frame_max)]
@@ -123,7 +123,7 @@ def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes
 
 
 def unpadded(flags: int, payload: bytes) -> tuple[bytes, int]:
-    """The payload without its padding, and how many bytes that had with its length."""
+    """Returns the payload without its padding, and how many bytes the padding and its length field had."""
     if not flags & PADDED:
         return payload, 0
     if not payload or payload[0] >= len(payload):
@@ -156,7 +156,7 @@ _SYMBOLS = [bytes((each,)) for each in range(256)]
 
 
 def _complete() -> frozenset[int]:
-    """Rows in which a string may end: of what came nothing is left, or at most seven bits, all ones."""
+    """Returns the rows of the table in which a string may end: no bits are left over, or at most seven, all ones."""
     found = {0}
     for next_state, flags, _ in HUFFMAN_TABLE:
         if flags & HUFFMAN_COMPLETE and not flags & HUFFMAN_FAIL:
@@ -168,7 +168,7 @@ _COMPLETE = _complete()
 
 
 def decode(data: bytes) -> bytes:
-    """Decodes Huffman's code. Raises HPACKDecodingError."""
+    """Returns the text of a Huffman-coded string. Raises HPACKDecodingError."""
     row, parts, left = _ROWS[0], list[bytes](), ROWS_A_CALL
     append, rest = parts.append, iter(data)
     while True:
@@ -237,7 +237,7 @@ SMALL_UPDATE = 8
 
 
 class FrameAllowance:
-    """The patience with one connection."""
+    """The allowance of one connection for frames that carry nothing, and for refused calls."""
 
     __slots__ = (
         "_granted", "_granted_most", "_granted_streams", "_granted_streams_most", "_left", "_loop", "_most", "_rate",
@@ -259,19 +259,22 @@ class FrameAllowance:
         self._granted_streams_most = 0  # … and of all streams'
 
     def allow(self, most: float, rate: float) -> None:
-        """Sets the patience: from now on `most` frames that carry nothing are taken at once, and `rate` more a second.
-        """
+        """Sets the allowance: `most` such frames at once, and `rate` more per second."""
         self._left = self._most = most
         self._rate, self._since = rate, self._loop.time()
         self.is_known = most > PATIENCE
 
     @property
     def must_wait(self) -> bool:
-        """Whether it is a stranger's, and all strangers of the port have used up what they have together."""
+        """Returns whether the caller is not known yet, and all such connections of the port together have used up their
+        share.
+        """
         return not self.is_known and self.share is not None and self.share.is_spent
 
     def charge(self, frames_: int = 1) -> None:
-        """Charges for what costs as much as so many frames that carry nothing. BrokenRules: it was too much."""
+        """Charges work that costs as much as `frames_` frames that carry nothing. Raises BrokenRules if that exceeds
+        the allowance.
+        """
         if self._most == math.inf:
             return
         self.charged += frames_
@@ -288,8 +291,9 @@ class FrameAllowance:
                 raise BrokenRules(Code.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing")
 
     def charge_update(self, id_: int, size: int, send_left: int) -> None:
-        """Charges for window updates: an update gives back what was sent. One that grants more than any before, or
-        little, is charged. `send_left`: of the connection's window, before it."""
+        """Charges a window update, unless it only gives back what was sent: one is charged that is small, or that
+        grants more than any before. `send_left` is the connection's window before it.
+        """
         sent = WINDOW_DEFAULT + self._granted - send_left
         if id_:
             self._granted_streams += size
@@ -355,7 +359,7 @@ def _literal(name: bytes, value: bytes) -> bytes:
 
 
 def _string(data: bytes) -> bytes:
-    """Encodes a string without Huffman's code; the length is an integer with a prefix of 7 bits (RFC 7541, 5.1)."""
+    """Encodes a string without Huffman coding; its length is an integer with a prefix of 7 bits (RFC 7541, 5.1)."""
     size = len(data)
     if size < 127:
         return bytes((size,)) + data
@@ -368,7 +372,7 @@ def _string(data: bytes) -> bytes:
 
 
 class _Shape(NamedTuple):
-    """The content of a block, told by its lengths alone. Of one that is torn: what comes before the tear."""
+    """The content of a header block by its lengths alone; of a block that is cut off, what comes before the cut."""
 
     updates: int  # of the table's size
     fields: int
@@ -376,7 +380,7 @@ class _Shape(NamedTuple):
 
 
 def _shape(data: bytes) -> _Shape:
-    """Counts updates and fields, no further than one above their maximum."""
+    """Counts the table updates and fields of a block, and stops when there is one more than allowed."""
     updates = fields = folded = offset = 0
     end = len(data)
     while offset < end and updates <= SIZE_UPDATES_MAX and fields <= FIELDS_MAX:
@@ -402,7 +406,7 @@ def _shape(data: bytes) -> _Shape:
 
 
 def _integer(data: bytes, offset: int, mask: int) -> tuple[int, int]:
-    """Returns (the integer, what follows it), RFC 7541, 5.1."""
+    """Returns (the integer, the offset after it); RFC 7541, 5.1."""
     value, shift = data[offset] & mask, 0
     offset += 1
     if value < mask:
@@ -418,7 +422,9 @@ def _integer(data: bytes, offset: int, mask: int) -> tuple[int, int]:
 
 
 def _text(data: bytes, offset: int) -> tuple[bytes, int]:
-    """Returns (the string, what follows it), RFC 7541, 5.2. IndexError, ValueError: it is torn. HPACKError."""
+    """Returns (the string, the offset after it); RFC 7541, 5.2. Raises IndexError or ValueError if it is cut off,
+    HPACKError if it cannot be decoded.
+    """
     is_folded = data[offset] & 0x80
     size, offset = _integer(data, offset, 0x7F)
     after = offset + size
@@ -429,7 +435,8 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 class HeaderDecoder(Generic[T]):
-    """The decoder of one connection. `parse` makes of the headers what the service wants to know of them."""
+    """The header decoder of one connection. `parse` makes of the headers what the service needs; `decode` returns that.
+    """
 
     def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
         self._parse = parse
@@ -440,7 +447,9 @@ class HeaderDecoder(Generic[T]):
         self.cost = 0  # of the last block, in frames that carry nothing
 
     def decode(self, data: bytes) -> T:
-        """Decodes a header block. BrokenRules: it is none, or it is more work than the headers of a call are."""
+        """Decodes a header block. Raises BrokenRules if it is malformed, or takes more work than the headers of a call
+        may.
+        """
         found = self._known.get(data)
         if found is not None:
             self.cost = 0
@@ -466,7 +475,9 @@ class HeaderDecoder(Generic[T]):
         return parsed
 
     def _fields(self, data: bytes) -> list[Header]:
-        """Decodes a header block. HPACKError, IndexError, ValueError: it is none. OversizedHeaderListError."""
+        """Decodes the fields of a header block. Raises HPACKError, IndexError or ValueError if it is malformed,
+        OversizedHeaderListError if it is too long.
+        """
         table, found = self._table, list[Header]()
         offset, end, left = 0, len(data), self._list_bytes_max
         while offset < end:
@@ -500,7 +511,7 @@ class HeaderDecoder(Generic[T]):
 
 
 class HeaderBlocks:
-    """The header block that comes on a connection: at most one at a time, in one frame or several."""
+    """Assembles the header blocks of a connection: at most one at a time, from one frame or several."""
 
     __slots__ = ("_continuations", "_patience", "continued")
 
@@ -510,7 +521,9 @@ class HeaderBlocks:
         self._continuations = 0
 
     def start_block(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Takes HEADERS. Returns (flags, stream, block) when it is whole; None: its continuations have to come."""
+        """Handles a HEADERS frame. Returns (flags, stream, block) if the block is complete; None if CONTINUATION frames
+        must follow.
+        """
         if not id_:
             raise BrokenRules(Code.PROTOCOL_ERROR, "HEADERS without a stream")
         block, _ = unpadded(flags, payload)
@@ -524,7 +537,7 @@ class HeaderBlocks:
         return None
 
     def go_on(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Takes a CONTINUATION, as `start_block`."""
+        """Handles a CONTINUATION frame; returns like `start_block`."""
         if self.continued is None or self.continued[0] != id_:
             raise BrokenRules(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self.continued

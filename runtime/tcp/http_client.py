@@ -31,10 +31,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class JsonClient:
-    """Asks for JSON over HTTP. `tls.ca`: whom to trust; empty: the system's authorities. `require_https` False takes
-    http:// to this machine.
+    """Sends requests over HTTP and returns JSON. `tls.ca` says whom to trust; empty: the system's authorities. With
+    `require_https=False`, http:// to this machine is allowed too.
 
-    InvalidConfiguration: a file of `tls` cannot be used."""
+    Raises InvalidConfiguration if a file of `tls` cannot be used.
+    """
 
     def __init__(self, clock: Clock, tls: TlsFiles | None = None, *, require_https: bool = True) -> None:
         self._clock = clock
@@ -60,8 +61,10 @@ class JsonClient:
         return found.scheme == "https" or in_clear
 
     def ask(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Sends GET, or POST of a form, and waits for the answer. Waits. Unavailable: no answer within TIMEOUT_S, or
-        none that is a JSON object of ANSWER_BYTES_MAX; its field `status` is that of an answer."""
+        """Sends GET, or POST with a form, and returns the answer; blocks its thread. Raises Unavailable if there is no
+        answer within TIMEOUT_S, or it is no JSON object of at most ANSWER_BYTES_MAX; its field `status` is the HTTP
+        status of an error.
+        """
         if not self.is_allowed(url):
             raise Unavailable(f"{url} is not asked: its address does not begin with https://")
         data = None if form is None else urlencode(form).encode()

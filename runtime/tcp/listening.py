@@ -45,18 +45,18 @@ STRANGERS_MIN = 16
 
 
 class Stranger(Protocol):
-    """A connection whose caller is not known."""
+    """A connection whose caller is not authenticated yet."""
 
     @property
     def is_busy(self) -> bool: ...
 
     def evict(self) -> None:
-        """Ends its connection at once: others wait."""
+        """Ends the connection at once, to make room for others."""
         ...
 
 
 class Strangers:
-    """The strangers of one port, in one stage: in the handshake, or after it."""
+    """The connections of one port whose callers are not known, in one stage: during the TLS handshake, or after it."""
 
     def __init__(self, limits: Limits) -> None:
         self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
@@ -79,7 +79,7 @@ class Strangers:
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
     def add(self, stranger: Stranger, peer: str) -> bool:
-        """Adds a stranger. False: there is no room for it, and none leaves."""
+        """Adds a stranger. Evicts an old one if there is no room; returns False if none can be evicted."""
         if len(self._address) >= self.most and not self._push_out():
             return False
         address = network_of(peer)
@@ -122,16 +122,18 @@ _LOG = logging.getLogger("magnetar.bytes")
 
 
 def listener_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """Returns the context of a listener: TLS 1.2 or later; with `ca` each caller has to have a certificate of it, or
-    may (`optional`). `protocols`: those that the handshake agrees on (ALPN). InvalidConfiguration."""
+    """Returns the TLS context of a listener: TLS 1.2 or later. With `ca` each caller must have a certificate of it, or
+    may have one (`optional`). `protocols` are offered in the handshake (ALPN). Raises InvalidConfiguration.
+    """
     found = _Reloaded(tls, protocols)
     found.outer.sni_callback = found.before_handshake
     return found.outer
 
 
 def caller_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Returns the context of a connection that is made: the other end is verified, by `ca` or the system's authorities,
-    and is shown the certificate, when there is one. InvalidConfiguration."""
+    """Returns the TLS context of a client: it verifies the server by `ca` or the system's authorities, and shows the
+    certificate if there is one. Raises InvalidConfiguration.
+    """
     try:
         context = ssl.create_default_context(cafile=tls.ca or None)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -153,7 +155,7 @@ class _Reloaded:
     def before_handshake(
         self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext
     ) -> int | None:
-        """Loads changed files before a handshake. Returns None, or an alert, which ends the handshake."""
+        """Loads changed files before a handshake. Returns None, or a TLS alert that ends the handshake."""
         try:
             stamps = _stamps(self._tls)
             if stamps != self._stamps:
@@ -219,7 +221,7 @@ class Listening:
 
     @property
     def handshakes(self) -> Strangers | None:
-        """Returns the handshakes of TLS that are under way."""
+        """Returns the connections that are in their TLS handshake; None without TLS."""
         return self._server.handshakes if isinstance(self._server, TlsDoor) else None
 
     def close(self) -> None:
@@ -229,7 +231,7 @@ class Listening:
 async def listen(
     endpoint: Endpoint, make_protocol: MakeProtocol, tls: ssl.SSLContext | None, limits: Limits
 ) -> Listening:
-    """Listens. Busy: the port is taken, or the address is not of this machine."""
+    """Starts to listen. Raises Busy if the port is taken, or the address is not one of this machine."""
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:
@@ -242,7 +244,7 @@ async def listen(
 
 
 class TlsDoor:
-    """Accepts the connections of a port and shakes hands with them."""
+    """Accepts the connections of a port and makes their TLS handshakes."""
 
     def __init__(
         self, sockets: Sequence[socket.socket], make_protocol: MakeProtocol, tls: ssl.SSLContext, limits: Limits
@@ -279,7 +281,7 @@ class TlsDoor:
         self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     async def shaken(self, connection: socket.socket, peer: str) -> None:
-        """Makes the protocol of the connection, which exists when this returns, or the connection is over."""
+        """Makes the TLS handshake of a connection, then its protocol; closes the connection if the handshake fails."""
         try:
             await self._loop.connect_accepted_socket(
                 self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S,
@@ -289,7 +291,7 @@ class TlsDoor:
             _LOG.debug("%s: no TLS: %s", peer, error)
 
     def close(self) -> None:
-        """Accepts no more; handshakes under way end."""
+        """Accepts no more connections, and ends the handshakes under way."""
         for each in self.sockets:
             if each.fileno() >= 0:
                 self._loop.remove_reader(each.fileno())
@@ -301,7 +303,7 @@ class TlsDoor:
 
 
 class _Handshake:
-    """A handshake that is under way."""
+    """A TLS handshake that is under way."""
 
     is_busy = False
 
@@ -338,7 +340,7 @@ def _is_name(host: str) -> bool:
 
 
 async def _all_bound(endpoint: Endpoint) -> list[socket.socket]:
-    """Returns one socket, or one for each address of a name."""
+    """Returns bound sockets: one, or one for each address of a name."""
     if not _is_name(endpoint.host):
         return [_bound(endpoint)]
     found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)

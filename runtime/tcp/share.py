@@ -29,7 +29,7 @@ TIDY_MIN = 256
 
 
 class Turn:
-    """The turn of one connection that waits; its end cancels it."""
+    """The place of a connection in the queue; `cancel` gives it up."""
 
     __slots__ = ("go_on",)
 
@@ -41,7 +41,7 @@ class Turn:
 
 
 class Share:
-    """The share of one port."""
+    """The share of the event loop that all strangers of one port have together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -68,7 +68,7 @@ class Share:
         return self._left
 
     def later(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
-        """Calls `go_on` when something is left, not before LOOK_S."""
+        """Queues `go_on`, which is called when the share is not used up, after LOOK_S at the earliest."""
         turn = Turn(go_on)
         (self._light if is_light else self._heavy).append(turn)
         self._look_later()
@@ -79,7 +79,8 @@ class Share:
             self._timer = self._loop.call_later(LOOK_S, self._give_turns)
 
     def _give_turns(self) -> None:
-        """Gives each that waits now one turn at most; what it does is spent before the next one's."""
+        """Calls each queued `go_on` once at most, while the share lasts; each call spends its part before the next one.
+        """
         self._timer = None
         left = self._refilled()
         if len(self._light) + len(self._heavy) > self._tidy_above:
@@ -97,7 +98,7 @@ class Share:
         self._look_later()
 
     async def turn(self, frames: int, *, is_light: bool) -> None:
-        """Returns when something is left; so many frames are spent by then."""
+        """Waits until the share is not used up, and spends `frames` of it."""
         if not self.is_spent:
             self.spend(frames)
             return

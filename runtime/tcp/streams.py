@@ -31,7 +31,9 @@ class TcpStream(asyncio.BufferedProtocol):
         self, accepted: Callable[[TcpStream], None] | None = None, guard: Guard | None = None,
         known: Callable[[TcpStream], None] = lambda stream: None,
     ) -> None:  # fmt: skip
-        """Begins a connection. `accepted`: is told when it is made; `known`: when its caller is known. May raise."""
+        """Creates a stream. `accepted` is called when the connection is made, `known` when its caller is known; both
+        may raise.
+        """
         self.peer = "?"
         self.guard = guard
         self._known = known
@@ -57,7 +59,7 @@ class TcpStream(asyncio.BufferedProtocol):
             self._accepted(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Returns the buffer for what comes. May be called in vain (TLS)."""
+        """Returns the buffer for the next bytes. May be called without any bytes following (TLS)."""
         self._given = self._room() if self._room is not None else memoryview(bytearray(EARLY_BYTES))
         return self._given
 
@@ -157,7 +159,7 @@ class TcpStream(asyncio.BufferedProtocol):
             raise ConnectionLost(f"{self.peer}: the connection is lost")
 
     def abort(self) -> None:
-        """Closes it at once; what is queued is lost."""
+        """Closes the connection at once; queued bytes are lost."""
         self._transport.abort()
 
     async def close(self) -> None:
@@ -200,7 +202,9 @@ class TcpServing:
             self._handlers.spawn(self._handle(stream), "bytes-connection")
 
     def _admit(self, stream: TcpStream) -> None:
-        """Admits a connection. ConnectionLost: its address has as many connections as it may have."""
+        """Counts a connection whose caller is known. Raises ConnectionLost if its address has as many connections as it
+        may have.
+        """
         if stream in self._known or stream not in self.strangers:
             return
         self.strangers.remove(stream)
@@ -231,7 +235,7 @@ class TcpServing:
                     del self._of_address[place]
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Accepts no more connections; open ones have `grace_s`, then they are closed. Idempotent."""
+        """Accepts no more connections. Open ones may go on for `grace_s`, then they are closed. Idempotent."""
         self._server.close()
         await self._handlers.close(grace_s)
 

@@ -66,7 +66,7 @@ below 2^56."""
 
 
 class FoundRecord(NamedTuple):
-    """A record found in a log: where it begins and ends, and its ids."""
+    """A record that a scan found: where it begins and ends in the log, and its ids."""
 
     start: int
     end: int
@@ -81,7 +81,9 @@ class LostStretch(NamedTuple):
 
 
 class Scan:
-    """A scan of a log. `records` gives every valid record, in order; then `lost` says what is missing between them."""
+    """A scan of a log without its index. `records` yields every valid record, in order; then `lost` has the stretches
+    between them.
+    """
 
     def __init__(self, file: File, *, exact: bool = True) -> None:
         self._file = file
@@ -122,12 +124,12 @@ class Scan:
         )
 
     def _behind(self, offset: int) -> FoundRecord | None:
-        """The record after the bad one at `offset`, if its length is right."""
+        """Returns the record after the bad one at `offset`, if the bad one's length is right; else None."""
         at = self._window(offset, entry_log.RECORD_HEADER_BYTES)
         return self._record(offset + entry_log.RECORD_HEADER_BYTES + int.from_bytes(self._data[at : at + 4], "big"))
 
     def _search(self, offset: int) -> FoundRecord | None:
-        """The first valid record after `offset`."""
+        """Returns the first valid record after `offset`; None if there is none."""
         offset += 1
         while offset < self._size:
             at = self._window(offset, min(_WINDOW_BYTES, self._size - offset))
@@ -206,7 +208,9 @@ class _Groups:
 def rebuild_index(
     files: Files, directory: str, number: int, uuid: bytes, tell: Callable[[list[LostStretch]], None], *, exact: bool
 ) -> None:
-    """Rebuilds the index of log `number`. Calls `tell` with what is lost before it replaces a file. NoSpace."""
+    """Rebuilds the index of log `number` from the log. Calls `tell` with the lost stretches before it replaces the old
+    index. Raises NoSpace.
+    """
     log_path, path = join_path(directory, log_name(number)), join_path(directory, index_name(number))
     temporary = path + TEMPORARY
     source = files.open(log_path)
@@ -249,7 +253,7 @@ INVENTORY = 0
 
 
 class Logs:
-    """The entry logs of a start: its inventory, its repairs, and the groups of all indexes."""
+    """The entry logs at a start: compares them with the mark, repairs them, and reads the groups of all indexes."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, mark: Mark, drained: frozenset[int], losses: DataLossLog
@@ -265,7 +269,7 @@ class Logs:
         self.gone: dict[str, BitMap64] = {}  # path of a log that only its index speaks of: its ledgers
 
     def open(self) -> list[Group]:
-        """The groups of all indexes; every loss is recorded before a file is changed."""
+        """Returns the groups of all indexes. Every loss is recorded before a file is changed."""
         self._take_inventory()
         self._losses.write()
         self._tidy()
@@ -288,7 +292,7 @@ class Logs:
 
     # ------------------------------------------------------------------------------------ which there are
     def _take_inventory(self) -> None:
-        """Checks that each committed log exists or is drained."""
+        """Records a loss for each committed log that neither exists nor is drained."""
         here = set(log_files.numbers(self._files, self._directory))
         missing = [n for n in range(1, self._mark.last_log + 1) if n not in here and n not in self._drained]
         self.facts += [Drained(number) for number in missing]
@@ -299,7 +303,7 @@ class Logs:
             self._losses.add_loss(f"{self._log(number)} is gone, and its index")
 
     def _tidy(self) -> None:
-        """Removes what a checkpoint, a move, a removal or a rebuild that did not end left."""
+        """Removes files that an unfinished checkpoint, move, removal or rebuild left."""
         for name in self._files.list_directory(self._directory):
             if name.endswith(TEMPORARY):
                 self._files.remove(join_path(self._directory, name))
@@ -308,9 +312,9 @@ class Logs:
                 log_files.remove(self._files, self._directory, number)
 
     def _cut(self, path: str, end: int) -> None:
-        """Cuts the file at `end`: what follows belongs to a checkpoint that did not end.
+        """Truncates the file to `end`, because what follows belongs to an unfinished checkpoint.
 
-        Syncs also when nothing was cut: a process that was killed may have cut it in the page cache alone, and the next
+        Syncs even if nothing was cut: a process that was killed may have cut it in the page cache alone, and the next
         mark does not name the end any more. If the tail of a log returned, it would look like entries that the index
         lost.
         """
@@ -352,9 +356,10 @@ class Logs:
         )
 
     def _rebuild(self, number: int, reason: str, whole_to: int | None = None) -> list[Group]:
-        """Rebuilds the index. The log must have its full length, else what was after its end is lost with the index.
+        """Rebuilds the index, and returns its groups. If the log is shorter than the mark says, that is a loss, because
+        the index no longer says what was after its end.
 
-        `whole_to`: the index is whole, up to there; a log's end without a record after it is no loss.
+        `whole_to`: the index is whole up to this offset of the log; a log's end without a record after it is no loss.
         """
         _LOG.error("%s; it is rebuilt from the log", reason)
         opened = self._opened.get(number)
@@ -389,7 +394,7 @@ class Logs:
         self._losses.write()
 
     def _mourn(self, number: int) -> None:
-        """Handles a log that is gone, whose index says what it held."""
+        """Handles a log that does not exist, whose index says what it held."""
         before = len(self.facts)
         try:
             readable(self._index(number), lambda: self._quarantine(number))
@@ -403,7 +408,7 @@ class Logs:
         self.facts.append(Drained(number))
 
     def _quarantine(self, number: int, start: int = 0, end: int | None = None) -> None:
-        """Quarantines the entries that the index has in that part of the log."""
+        """Quarantines the entries that, by the index, are between these offsets of the log."""
         for extents in log_files.read_extents(self._files, self._directory, number, self._uuid, None):
             self.facts += [
                 Quarantined(extent.ledger, extent.first, extent.last)
@@ -413,7 +418,7 @@ class Logs:
 
     # ------------------------------------------------------------------------------------ the log's bytes
     def _check_header(self, number: int) -> None:
-        """Raises ForeignFile, NewerFormat. A damaged header is no loss: each record has its ids."""
+        """Raises ForeignFile or NewerFormat. A damaged header is no loss, because each record has its ids."""
         path = self._log(number)
         try:
             header = readable(path, lambda: self._read_log(number, 0, FILE_HEADER_BYTES))
@@ -439,7 +444,7 @@ class Logs:
 
 
 def complain(gone: Mapping[str, BitMap64], deleted: Intervals) -> None:
-    """Logs, after the replay, an error for each missing log that had a ledger without a tombstone."""
+    """Logs an error for each missing log that had a ledger without a tombstone. Must be called after the replay."""
     for path, ledgers in gone.items():
         if any(ledger not in deleted for ledger in ledgers):
             _LOG.error("%s is missing; its index names the entries that it had", path)

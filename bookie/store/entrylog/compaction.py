@@ -81,7 +81,7 @@ OnProgress = Callable[[str, int, int, int, int], None]
 
 
 class Done(NamedTuple):
-    """The result of a compaction: the logs, and bytes freed and moved."""
+    """The result of a compaction: the logs that were deleted and compacted, bytes freed and moved, damaged records."""
 
     deleted: list[int]
     compacted: list[int]
@@ -91,7 +91,7 @@ class Done(NamedTuple):
 
 
 class Throttle:
-    """Limits work to `bytes_per_s`; unused time is not saved up."""
+    """Limits work to `bytes_per_s`; time that is not used is not saved up."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
         self._clock = clock
@@ -99,14 +99,16 @@ class Throttle:
         self._due = clock.monotonic()
 
     async def spend(self, size: int) -> None:
+        """Waits until `size` more bytes are within the limit."""
         now = self._clock.monotonic()
         self._due = max(self._due + size / self._bytes_per_s, now)
         await asyncio.sleep(self._due - now)
 
 
 class Compactor:
-    """The compactor of a store. `settle` makes tombstones durable, `with_room` gives up the reserve, `forget` closes
-    readers."""
+    """The compactor of a store. `settle` makes tombstones durable, `with_room` runs an action again with the reserve
+    given up, `forget` closes the readers of a log.
+    """
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
@@ -138,7 +140,7 @@ class Compactor:
 
     # ------------------------------------------------------------------------------------ what there is
     async def survey(self) -> list[LogFacts]:
-        """The facts of each log, ascending. Which logs are open is looked at once, without an await."""
+        """Returns the facts of each log, ascending. Which logs are open is read in one step, without an await."""
         deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[LogFacts] = []
@@ -171,7 +173,9 @@ class Compactor:
         self, policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda *numbers: None,
     ) -> Done:  # fmt: skip
-        """Deletes dead logs and, with a policy, compacts. `roll`: open logs with little that lives are closed first."""
+        """Deletes dead logs and, with a policy, compacts. `roll`: first closes open logs with few living bytes, so that
+        they are compacted too.
+        """
         async with self._lock:
             before = dict(self.counters)
             deleted, compacted = await self._run(policy or _DELETE, major, roll, on_progress)
@@ -198,7 +202,9 @@ class Compactor:
         return [log.log for log in dead], compacted
 
     async def _roll(self, logs: list[LogFacts], policy: CompactionPolicy, major: bool, roll: bool) -> bool:
-        """Closes the cold log when it would be moved itself, and the hot log only on demand."""
+        """Closes the cold log if it would be compacted itself, and with `roll` the hot log too. Returns whether a log
+        was closed.
+        """
         share = policy.major_share if major or roll else policy.minor_share
         rolled = False
         for facts in logs:
@@ -225,7 +231,9 @@ class Compactor:
         on_progress("delete", len(numbers), len(numbers), 0, 0)
 
     async def _give_up(self, numbers: Sequence[int]) -> None:
-        """Deletes the data of dead logs, but not of those that are open in the mark: a start cuts their indexes."""
+        """Deletes the data of dead logs before their `Drained` is durable, but not of logs that are open in the mark: a
+        start would cut their indexes.
+        """
         await self._settle()
         await self._remove([log for log in numbers if log not in self._checkpoint.mark.open_logs], data_only=True)
 
@@ -246,7 +254,9 @@ class Compactor:
 
     # ------------------------------------------------------------------------------------ moves
     async def _compact(self, moves: list[LogFacts], policy: CompactionPolicy, on_progress: OnProgress) -> list[int]:
-        """The logs that were moved. Groups that find no room are tried again log by log, the smallest first."""
+        """Compacts the logs in groups; returns those that were moved. A group that finds no room is tried again log by
+        log, the smallest first.
+        """
         waiting = batches(moves, self._log_bytes_max, EXTENTS_MAX, SOURCES_MAX)
         total = sum(log.live_bytes for log in moves)
         throttle = Throttle(self._clock, policy.bytes_per_s)

@@ -43,8 +43,9 @@ def index_name(number: int) -> str:
 
 
 class _Heads(NamedTuple):
-    """A group of an index file: its offset and its heads, which are compared with their checksum when the last was
-    taken."""
+    """A group of an index file: its offset and its heads, in slices. The last slice raises Damaged if the checksum is
+    wrong.
+    """
 
     offset: int
     extents: int
@@ -52,7 +53,9 @@ class _Heads(NamedTuple):
 
 
 def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> Iterator[_Heads]:
-    """The groups of a log's index file, up to `end` (None: of the file). Damaged, also while slices are taken."""
+    """Yields the groups of a log's index file up to `end` (None: the file's end). Raises Damaged, also while slices are
+    read.
+    """
     path = join_path(directory, index_name(number))
     file = files.open(path, write=False)
     try:
@@ -91,8 +94,9 @@ def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> I
 
 
 def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[Group]:
-    """Returns the groups of a log's index, for the start. `end`: the end of its index; None: that of the file. Raises
-    Damaged."""
+    """Returns the groups of a log's index, for the start. `end` is the end of the index; None: the file's end. Raises
+    Damaged.
+    """
     groups: list[Group] = []
     for offset, extents, slices in _groups(files, directory, number, uuid, end):
         group = Group.start(number, offset, extents)
@@ -108,9 +112,9 @@ def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int
 def read_extents(
     files: Files, directory: str, number: int, uuid: bytes, end: int | None
 ) -> Iterator[list[index.Extent]]:
-    """Yields all extents of a log in slices of at most `SLICE_HEADS`, in the order of the file. Damaged.
+    """Yields all extents of a log in slices of at most `SLICE_HEADS`, in the order of the file. Raises Damaged.
 
-    A group's checksum is compared before its first slice is returned, so that no damaged head is used.
+    A group's checksum is compared before its first slice is yielded, so that no damaged head is used.
     """
     for _, _, slices in _groups(files, directory, number, uuid, end):
         for heads in list(slices):
@@ -118,7 +122,7 @@ def read_extents(
 
 
 def numbers(files: Files, directory: str) -> list[int]:
-    """The numbers of all logs or indexes that have a name here, ascending."""
+    """Returns the numbers of all logs of which the log or the index exists, ascending."""
     found = {
         int(name.partition(".")[0])
         for name in files.list_directory(directory)
@@ -128,7 +132,7 @@ def numbers(files: Files, directory: str) -> list[int]:
 
 
 def stored_bytes(files: Files, directory: str) -> int:
-    """The bytes of all logs; one that is removed meanwhile counts as gone."""
+    """Returns the bytes of all logs; a log that is removed meanwhile does not count."""
     total = 0
     for name in files.list_directory(directory) if files.exists(directory) else ():
         if name.endswith(LOG_SUFFIX):
@@ -138,8 +142,7 @@ def stored_bytes(files: Files, directory: str) -> int:
 
 
 def remove(files: Files, directory: str, number: int) -> None:
-    """Removes a log's files, not synced: the log is drained or the mark does not know it, and the next start removes it
-    again.
+    """Removes a log's files without a sync: the log is drained or not in the mark, so the next start removes it again.
 
     That holds because `Drained` facts are kept for ever.
     """
@@ -148,7 +151,7 @@ def remove(files: Files, directory: str, number: int) -> None:
 
 
 def remove_data(files: Files, directory: str, number: int) -> None:
-    """Removes the log without its index, which says what it held. Not synced."""
+    """Removes the log but not its index, which says what it held. Without a sync."""
     _remove(files, join_path(directory, log_name(number)))
 
 
@@ -166,7 +169,9 @@ class EntriesRead(NamedTuple):
 
 
 class EntryLogReader:
-    """Reads from logs by offset, in one worker; keeps at most `open_max` files open and memory for its largest read."""
+    """Reads from logs by offset; must be used by one worker only. Keeps at most `open_max` files open, and memory for
+    its largest read.
+    """
 
     def __init__(self, files: Files, directory: str, open_max: int) -> None:
         self._files = files
@@ -177,7 +182,7 @@ class EntryLogReader:
         self._arena = memoryview(b"")
 
     def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentPlace], int]:
-        """The extents of the ledger in those pages of a log's index, and how many of the pages are damaged."""
+        """Returns the extents of the ledger in those pages of a log's index, and how many of the pages are damaged."""
         file = self._file(index_name(log))
         found: list[ExtentPlace] = []
         bad = 0
@@ -193,10 +198,10 @@ class EntryLogReader:
     def read_entries(
         self, place: ExtentPlace, table: index.Table | None, entry: int, count: int, bytes_max: int
     ) -> EntriesRead:
-        """Reads `entry` and what follows it without a gap in this extent: at most `count`, about `bytes_max`, in one
-        read.
+        """Reads `entry` and the entries that follow it without a gap in this extent: at most `count`, about
+        `bytes_max`, in one file read.
 
-        Ends before the first record that is damaged or not the entry that the index says.
+        Ends before the first record that is damaged or is not the entry that the index names.
         """
         if table is None:
             table = self.read_table(place)
@@ -220,12 +225,12 @@ class EntryLogReader:
         return EntriesRead(table, entries, damaged)
 
     def read_table(self, place: ExtentPlace) -> index.Table | None:
-        """Reads the table of an extent; None: it is damaged."""
+        """Returns the table of an extent; None if it is damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table(place.extent, data)
 
     def _read(self, name: str, size: int, offset: int) -> bytes | memoryview:
-        """Reads up to `size` bytes; a view holds until the next read."""
+        """Reads up to `size` bytes. The result may be a view that is valid until the next read."""
         if size >= DIRECT_BYTES_MIN and self._direct:
             try:
                 return self._read_direct(name, size, offset)
@@ -280,7 +285,7 @@ _CHECKED = ENTRY_HEADER.size - 4
 
 
 class Walk:
-    """A walk over the records of one extent, made in a worker."""
+    """Reads the records of one extent, a slice per `step`, in a worker. `whole` says whether all of them are good."""
 
     def __init__(self, files: Files, path: str, extent: Extent) -> None:
         self._file = files.open(path, write=False)
@@ -306,6 +311,7 @@ class Walk:
         )
 
     def step(self) -> int:
+        """Reads the next slice; returns the bytes read, 0 at the end or at the first bad record."""
         if self._bad or self._offset >= self._end:
             return 0
         try:
@@ -324,7 +330,9 @@ class Walk:
         return len(data) if at else 0
 
     def _keep_record(self, data: bytes, at: int) -> int | None:
-        """Keeps the record at `at` and returns where it ends; None if it is not whole, or not of this extent."""
+        """Records the entry of the record at `at`, and returns where the record ends; None if it is damaged or not of
+        this extent.
+        """
         found = entry_log.record_at(data, at)
         if found is None:
             return None
@@ -344,7 +352,9 @@ class Walk:
 
 
 def mend_table(files: Files, path: str, offset: int, extent: Extent, walk: Walk) -> bool:
-    """Writes the table of a whole extent again, if it matches the head's checksum."""
+    """Rewrites the table of a whole extent from its records. Returns False, and writes nothing, if it does not match
+    the head's checksum.
+    """
     again, table = encode_extent(extent.ledger, walk.entries, walk.offsets, extent.start)
     if again != extent:
         return False

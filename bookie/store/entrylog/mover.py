@@ -61,7 +61,7 @@ HOLDERS_MAX = 10
 
 
 class Action(enum.Enum):
-    """The step that compaction takes with an entry log."""
+    """What compaction does with an entry log."""
 
     KEEP = "keep"
     DELETE = "delete"
@@ -69,7 +69,7 @@ class Action(enum.Enum):
 
 
 class KeepReason(enum.Enum):
-    """The reason for an action; the module's table has the rules."""
+    """The reason for an action; `decide` has the rules."""
 
     DEAD = "nothing in it lives"
     OPEN = "it still grows"
@@ -89,14 +89,16 @@ class CompactionState(enum.Enum):
 
 
 class Holder(NamedTuple):
-    """A living ledger, because of which a log is not deleted."""
+    """A living ledger with data in a log, which keeps the log from being deleted."""
 
     ledger: int
     live_bytes: int
 
 
 class LogFacts(NamedTuple):
-    """The bytes of a log's two files, of all its records, and of the records of living ledgers."""
+    """The facts of a log by which `decide` decides: the bytes of its two files, of all its records, and of the records
+    of living ledgers.
+    """
 
     log: int
     state: CompactionState
@@ -110,8 +112,9 @@ class LogFacts(NamedTuple):
 
     @property
     def live_share(self) -> float:
-        """Returns the live share of the records, not of the files: a log that was just compacted has 1.0, however small
-        it is."""
+        """Returns the live share of the records, not of the files: 1.0 for a log that was just compacted, however
+        small.
+        """
         return self.live_bytes / self.data_bytes if self.data_bytes else 0.0
 
 
@@ -133,7 +136,9 @@ class CompactionPolicy(NamedTuple):
     full_share: float = 0.9
 
     def on_a_full_disk(self) -> CompactionPolicy:
-        """Returns the policy for a full disk: a move gives back dead bytes, whenever the next major one is due."""
+        """Returns the policy for a full disk: a log whose live share is below `full_share` is compacted without waiting
+        for a major compaction.
+        """
         return self._replace(minor_share=max(self.minor_share, self.full_share))
 
 
@@ -160,12 +165,14 @@ def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -
 
 
 def worth_rolling(log: LogFacts, share: float) -> bool:
-    """Whether the log is an open one that compaction would move if it were closed."""
+    """Returns whether the log is open, and would be compacted if it were closed."""
     return log.state is not CompactionState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 
 
 def batches(moves: Sequence[LogFacts], bytes_max: int, extents_max: int, logs_max: int) -> list[list[LogFacts]]:
-    """Groups of logs whose living bytes and extents stay below the limits, or that are one log; sparse ones first."""
+    """Returns groups of logs whose living bytes and extents together are within the limits; a larger log is a group of
+    its own. Sparse logs come first.
+    """
     groups: list[list[LogFacts]] = []
     size = extents = 0
     for log in sorted(moves, key=lambda log: (log.live_share, log.log)):
@@ -191,7 +198,7 @@ def batches(moves: Sequence[LogFacts], bytes_max: int, extents_max: int, logs_ma
 _CANDIDATES_MAX = 1 << 14
 
 class DeletedLedgers:
-    """The tombstones as they were when it was made, for another thread."""
+    """A copy of the tombstones, for use in another thread."""
 
     def __init__(self, tombstones: Intervals) -> None:
         pairs = list(tombstones)
@@ -204,7 +211,9 @@ class DeletedLedgers:
 
 
 class LogSurvey:
-    """Counts the live bytes of one log. `opened`: the end of its committed bytes, if it is open."""
+    """Counts the live bytes of one log, a part per `step`. `opened` is the end of its committed bytes if the log is
+    open.
+    """
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, number: int, state: CompactionState, opened: OpenLog | None,
@@ -224,7 +233,7 @@ class LogSurvey:
         self._readable = True
 
     def step(self) -> bool:
-        """Counts one more part; False: there is none."""
+        """Counts one more part; returns False if there was none."""
         try:
             extents = next(self._parts, None)
         except (Damaged, OSError):
@@ -307,7 +316,7 @@ class Mover:
 
     # ------------------------------------------------------------------------------------ listing
     def list_some(self) -> bool:
-        """Lists a part of the extents; False: all are listed."""
+        """Lists more of the extents; returns False when all are listed."""
         if next(self._listing, None) is not None:
             return True
         self._packed.sort()
@@ -323,7 +332,9 @@ class Mover:
 
     # ------------------------------------------------------------------------------------ moving
     def step(self) -> int:
-        """Reads, verifies and, when there is enough, writes and syncs; returns the bytes of disk work, 0 at the end."""
+        """Reads and verifies records, and writes and syncs when there are enough. Returns the bytes read or written, 0
+        at the end.
+        """
         before = self._read
         while self._read - before < READ_BYTES and next(self._moving, False):
             pass
@@ -335,7 +346,8 @@ class Mover:
         return work
 
     def finish(self) -> Written | None:
-        """The index of what was moved, synced; None: nothing of the sources could be read."""
+        """Writes and syncs the index of what was moved; returns what is to be committed. None if nothing could be read.
+        """
         assert not self._buffers, "what is buffered was not written"
         extents, tables = self._out.finish()
         return self._cold.write_index(extents, tables) if extents else None
@@ -379,7 +391,9 @@ class Mover:
         self.records += 1
 
     def _note_bad(self, ledger: int, bad: list[tuple[int, int]], seen: BitMap64 | None) -> None:
-        """Notes entries none of whose copies here was good. A range may say too much: it concerns misses only."""
+        """Records entries of which no copy in the sources was good. A range may contain more than those: quarantine
+        only concerns entries that are not found.
+        """
         for first, last in bad:
             if seen is None or first != last or first not in seen:
                 self.bad.append(Quarantined(ledger, first, last))
@@ -388,7 +402,9 @@ class Mover:
     def _records(
         self, extent: Extent, log: int, bad: list[tuple[int, int]]
     ) -> Iterator[tuple[int, int, bytes, int]]:
-        """Yields (start, end, data, entry) of each good record of the extent: data[start:end]."""
+        """Yields (start, end, data, entry) for each good record of the extent: data[start:end]. Adds the damaged ranges
+        to `bad`.
+        """
         position, last, limit = 0, extent.first - 1, extent.length
         want = READ_BYTES
         while position < limit:
@@ -413,7 +429,7 @@ class Mover:
     def _records_by_table(
         self, extent: Extent, log: int, position: int, last: int, bad: list[tuple[int, int]]
     ) -> Iterator[tuple[int, int, bytes, int]]:
-        """The rest of a damaged extent, from `position` and entry `last` + 1 on."""
+        """Yields the rest of a damaged extent by its table, after `position` and entry `last`."""
         table = self._table(extent, log)
         if table is None:
             bad.append((last + 1, extent.last))
@@ -430,7 +446,7 @@ class Mover:
                 bad.append((entry, entry))
 
     def _table(self, extent: Extent, log: int) -> Table | None:
-        """The extent's table, from the index; needed only after damage. None: it is damaged too."""
+        """Returns the extent's table from the index, which is needed only after damage; None if it is damaged too."""
         index_ = self._indexes.get(log)
         if index_ is None:
             index_ = self._indexes[log] = Index(0)
@@ -443,7 +459,7 @@ class Mover:
         return None if place is None else self._reader.read_entries(place, None, extent.first, 1, 1).table
 
     def _pread(self, log: int, offset: int, size: int) -> bytes:
-        """Reads; returns fewer bytes, or none, where the disk cannot read them."""
+        """Reads `size` bytes; returns fewer, or none, where the disk cannot read them."""
         self._read += max(size, _PAGE_BYTES)
         try:
             return self._file(log).pread(size, offset)
@@ -467,7 +483,8 @@ def _overlap(extents: list[Extent]) -> bool:
 
 
 class _Extents:
-    """The extents and tables of what is written: runs of one ledger in ascending order, one after the other."""
+    """Collects the extents and tables of what is written: runs of one ledger in ascending order, one after the other.
+    """
 
     def __init__(self) -> None:
         self._extents: list[Extent] = []

@@ -4,7 +4,7 @@ Two writers share one sequence of numbers (`LogNumbers`): the hot one takes the 
 what compaction moves; no log is ever written by both. All calls come from workers, in this order:
 
     begin(size) ; append(buffers) … ; write_index(extents, tables)      → Written(open, group)
-    committed()                                                         after the mark is durable
+    on_committed()                                                      after the mark is durable
 
 `ensure_room` may end a log and make another: only under the checkpoint's lock, because a mark names both open logs and
 the last number. A flush or a move goes whole into one log; a new one is begun when it would pass `log_bytes_max`, and
@@ -43,7 +43,7 @@ NONE = OpenLog(0, 0, 0)
 
 
 class Written(NamedTuple):
-    """The committed result of a flush or a move."""
+    """What a flush or a move wrote, to be committed: the new ends of the open log, and its index group."""
 
     open: OpenLog  # for the mark
     group: Group  # for the index
@@ -71,7 +71,7 @@ class _Open:
         self.tail = self.log_tail = b""  # of a log that is written direct: what its last block holds before the end
 
     def rewind(self) -> None:
-        """Makes the next append go after what is committed."""
+        """Makes the next append overwrite what is not committed."""
         self.end, self.tail = self.log_end, self.log_tail
 
 
@@ -94,7 +94,7 @@ class LogWriter:
 
     @property
     def committed_state(self) -> OpenLog:
-        """Returns what is committed of the open log; NONE if no log is open."""
+        """Returns the committed ends of the open log; NONE if no log is open."""
         current = self._open
         return NONE if current is None else OpenLog(current.number, current.log_end, current.index_end)
 
@@ -105,7 +105,7 @@ class LogWriter:
         return self._open.end
 
     def ensure_room(self, size: int) -> None:
-        """Ensures that the open log has room for `size` bytes more; may begin another log. NoSpace."""
+        """Makes sure that the open log has room for `size` more bytes; may begin another log. Raises NoSpace."""
         current = self._open
         if (
             current is not None
@@ -120,7 +120,7 @@ class LogWriter:
         self._allocate(current, current.log_end + size)
 
     def _allocate(self, current: _Open, end: int) -> None:
-        """Allocates in large steps; on a disk without room for a step, exactly what is needed."""
+        """Allocates ahead in large steps; if the disk has no room for a step, allocates exactly what is needed."""
         if end <= current.allocated:
             return
         step = -(-end // self._allocate_bytes) * self._allocate_bytes
@@ -132,10 +132,11 @@ class LogWriter:
             current.allocated = end
 
     def _create(self, number: int) -> _Open:
-        """A new log and its index, durable with their headers: a mark may name them before anything is committed.
+        """Creates a log and its index, durable with their headers: a mark may name them before anything is committed to
+        them.
 
-        So does the mark of a checkpoint that ends beside a move, and that of a commit after a flush without room.
-        Overwrites what a failed try left.
+        Such marks are that of a checkpoint that ends beside a move, and that of a commit after a flush without room.
+        Overwrites what a failed attempt left.
         """
         paths = join_path(self._directory, log_name(number)), join_path(self._directory, index_name(number))
         opened: list[File] = []
@@ -164,7 +165,9 @@ class LogWriter:
         return _Open(number, opened[0], opened[1])
 
     def _begin_direct(self, path: str, header: bytes) -> File | None:
-        """The log at `path`, opened direct, with its header in its first block; None: that does not work here."""
+        """Opens the log at `path` direct, and writes its header into its first block; returns None if direct writes are
+        not possible.
+        """
         if not self._direct:
             return None
         file = disk.open_direct(self._files, path, header.ljust(entry_log.DATA_OFFSET, b"\0"))
@@ -186,8 +189,7 @@ class LogWriter:
             disk.sync(self._files, current.log)
 
     def _append_direct(self, current: _Open, buffers: Sequence[Buffer]) -> None:
-        """Appends from the block that holds the end, to the end of a block; from memory that the disk takes as it is.
-        """
+        """Appends whole blocks, from the block that holds the end; aligned, as direct writes require."""
         if len(buffers) > disk.GATHER_MAX:
             buffers = [b"".join(buffers)]
         size = len(current.tail) + sum(map(len, buffers))
@@ -204,7 +206,8 @@ class LogWriter:
         current.tail = bytes(block[size - size % DIRECT_ALIGNMENT : size])
 
     def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> Written:
-        """Appends the group of everything appended since `ensure_room` to the index file and syncs it."""
+        """Writes and syncs the index group of everything appended since `ensure_room`; returns what is to be committed.
+        """
         current = self._open
         assert current is not None
         group = index.encode_group(extents, tables)
@@ -215,7 +218,7 @@ class LogWriter:
         return self._written
 
     def on_committed(self) -> None:
-        """Notes that the mark names the ends of what was written: the next append goes after them."""
+        """The mark now names the ends of what was written: the next append goes after them."""
         assert self._open is not None
         assert self._written is not None
         _, self._open.log_end, self._open.index_end = self._written.open
@@ -223,7 +226,7 @@ class LogWriter:
         self._written = None
 
     def trim(self) -> None:
-        """Gives back the room that was allocated ahead, and that of what will not be committed."""
+        """Frees the room that was allocated ahead, and that of what will not be committed."""
         current = self._open
         if current is not None and (current.allocated > current.log_end or current.end > current.log_end):
             current.rewind()
@@ -231,14 +234,14 @@ class LogWriter:
             self._cut(current)
 
     def retire(self) -> None:
-        """Closes the log, unless nothing was ever committed to it: then the next move uses it."""
+        """Closes the log; if nothing was ever committed to it, keeps it open for the next move."""
         if self._open is not None and self._open.log_end > entry_log.DATA_OFFSET:
             self.close()
         else:
             self.trim()
 
     def close(self) -> None:
-        """Closes the log, which does not grow any more: its files end with what is committed."""
+        """Closes the log for good: its files are truncated to what is committed."""
         if self._open is not None:
             self._cut(self._open)
             self._open.log.close()
@@ -246,8 +249,9 @@ class LogWriter:
             self._open = None
 
     def _cut(self, current: _Open) -> None:
-        """Cuts both files at their ends, for good: no mark says any more where they end, and what came back would count
-        (entrylog/at_boot.py)."""
+        """Truncates both files at their committed ends: the next marks do not name the ends, so bytes after them would
+        count (entrylog/at_boot.py).
+        """
         for file, end in ((current.log, current.log_end), (current.index, current.index_end)):
             file.truncate(end)
             disk.sync(self._files, file)
@@ -255,7 +259,7 @@ class LogWriter:
 
 
 class TableFlush:
-    """Writes a memtable's table through the hot writer, slice by slice: a part of store/checkpoint.py."""
+    """Writes a table of the memtable through the hot writer, slice by slice; store/checkpoint.py drives it."""
 
     def __init__(self, writer: LogWriter, table: Table) -> None:
         self._writer = writer
@@ -273,7 +277,7 @@ class TableFlush:
         self._pieces = self._walk(self._writer.end_offset)
 
     def next_slices(self, count: int) -> list[list[bytes]]:
-        """Returns up to `count` slices of about 1 MiB more, to be appended; none: that was all."""
+        """Returns up to `count` further slices of about 1 MiB to append; none at the end."""
         slices: list[list[bytes]] = []
         while len(slices) < count and (buffers := self._next_slice()):
             slices.append(buffers)
@@ -292,7 +296,7 @@ class TableFlush:
 
     @property
     def taken_share(self) -> float:
-        """Returns the share of the table that the slices so far have, 0.0 to 1.0."""
+        """Returns which share of the table was returned in slices so far, 0.0 to 1.0."""
         return self._taken / self._bytes
 
     def write_index(self) -> Written:
@@ -320,8 +324,9 @@ class TableFlush:
     def _encode(
         self, entries: list[Stored], runs: list[tuple[int, list[int]]], position: int
     ) -> Generator[tuple[list[bytes], int], None, int]:
-        """Yields the encoded records of whole runs, one extent each, as (buffers, bytes); returns the position after
-        them."""
+        """Yields (buffers, bytes) of the encoded records of whole runs, one extent per run; returns the position after
+        them.
+        """
         sizes: list[int] = []
         for at in range(0, len(entries), BATCH):
             some, records = entry_log.encode_records(entries[at : at + BATCH])

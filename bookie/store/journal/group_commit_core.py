@@ -59,7 +59,7 @@ DEPTH = 3
 
 # ---------------------------------------------------------------------------------------- facts
 class SegmentBegun(NamedTuple):
-    """Fact: a new file is durable: its header, its name."""
+    """Fact: a new file is durable, with its header and its name."""
 
     number: int
     size: int  # bytes that are filled ahead
@@ -67,7 +67,7 @@ class SegmentBegun(NamedTuple):
 
 
 class SegmentRefused(NamedTuple):
-    """Fact: there was no room for the header of the next file."""
+    """Fact: the disk had no room to begin the next file."""
 
 
 class BlockSynced(NamedTuple):
@@ -77,17 +77,17 @@ class BlockSynced(NamedTuple):
 
 
 class BlockRefused(NamedTuple):
-    """Fact: there was no room for the block. Any part of it may be on the disk."""
+    """Fact: the disk had no room for the block. Any part of it may be on the disk."""
 
     sequence: int
 
 
 class RoomFound(NamedTuple):
-    """A largest block would find room now."""
+    """Fact: the disk has room for a block of the largest size now."""
 
 
 class JournalFailed(NamedTuple):
-    """A write or a sync failed otherwise: what the disk holds is unknown."""
+    """Fact: a write or a sync failed for another reason. What the disk holds is unknown."""
 
 
 Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | JournalFailed
@@ -95,7 +95,7 @@ Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | 
 
 # ---------------------------------------------------------------------------------------- effects
 class WriteBlock(NamedTuple, Generic[G]):
-    """Zeros (`ALIGNMENT` bytes, synced) at each offset of `zeros`, then this block, synced."""
+    """Effect: write zeros (`ALIGNMENT` bytes, synced) at each offset of `zeros`, then this block, and sync it."""
 
     groups: tuple[G, ...]
     sequence: int  # counts from 0 in each file
@@ -113,20 +113,20 @@ class WriteBlock(NamedTuple, Generic[G]):
 
 
 class BeginSegment(NamedTuple):
-    """Begins the file after `journal`, whose last block ends at `end`."""
+    """Effect: begin the file after `journal`, whose last block ends at `end`."""
 
     journal: int
     end: int
 
 
 class ConfirmBlock(NamedTuple, Generic[G]):
-    """Effect: the waiters of the block are told that it is durable."""
+    """Effect: tell the waiters of the block that it is durable."""
 
     block: WriteBlock[G]
 
 
 class RefuseBlock(NamedTuple, Generic[G]):
-    """Effect: the waiters of the block are told that there was no room."""
+    """Effect: tell the waiters of the block that there was no room."""
 
     block: WriteBlock[G]
 
@@ -148,7 +148,7 @@ _WRITING, _STAYING, _REFUSING, _FAILED = Stage.WRITING, Stage.STAYING, Stage.REF
 
 
 class _Flight(msgspec.Struct, Generic[G]):
-    """A block that is not answered. `synced` None: it is on its way; False: it found no room."""
+    """A block that is not answered. `synced`: None while it is in flight; False if it found no room."""
 
     block: WriteBlock[G]
     synced: bool | None
@@ -179,8 +179,9 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ intents
     def append(self, group: G, size: int, records: int) -> None:
-        """Appends a group. `size`: bytes of its records, 0 without any; such a group is answered after all that came
-        before it."""
+        """Queues a group. `size` is the bytes of its records; a group without records (0) is answered after all that
+        came before it.
+        """
         self._waiting.append(_Waiting(group, size, records))
         self.queued_bytes += size
 
@@ -190,32 +191,32 @@ class GroupCommit(Generic[G]):
     # ------------------------------------------------------------------------------------ state
     @property
     def number(self) -> int:
-        """Returns the number of the segment."""
+        """Returns the number of the current file."""
         return self._segment.number
 
     @property
     def is_ended(self) -> bool:
-        """Whether everything that was appended before `close` is answered."""
+        """Returns whether everything that was appended before `close` is answered."""
         return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
 
     @property
     def has_waiting(self) -> bool:
-        """Whether groups are in no block yet."""
+        """Returns whether there are groups that are in no block yet."""
         return bool(self._waiting)
 
     @property
     def wants_spare(self) -> bool:
-        """Whether the segment is half full: the next one should be filled ahead."""
+        """Returns whether the current file is half full, so that a spare should be filled for the next one."""
         return self._offset > self._segment.size // 2
 
     @property
     def queued_records(self) -> int:
-        """Returns the records of groups that wait. It walks over them: for statistics."""
+        """Returns the number of records that are in no block yet. Walks over all groups: only for statistics."""
         return sum(each.records for each in self._waiting)
 
     # ------------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
-        """Returns the answers that the fact allows, in order."""
+        """Handles a fact. Returns the answers that it allows, in order."""
         match fact:
             case BlockSynced():
                 return self._back(fact.sequence, True)
@@ -244,7 +245,7 @@ class GroupCommit(Generic[G]):
         return self._answers()
 
     def _answers(self) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
-        """Returns the answers for the blocks that are back, up to the first that is on its way."""
+        """Returns the answers for the oldest blocks, up to the first that is still in flight."""
         found: list[ConfirmBlock[G] | RefuseBlock[G]] = []
         flights = self._flights
         while flights and flights[0].synced is not None:
@@ -274,7 +275,8 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ what comes next
     def advance(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
-        """Returns what to write next. `spare`: another file is ready to become the next segment."""
+        """Returns what to write next, or answers. `spare` says that another file is ready to become the next segment.
+        """
         if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):
             return []
         if len(self._flights) >= (1 if self._refused else DEPTH):
@@ -303,7 +305,7 @@ class GroupCommit(Generic[G]):
         return [block]
 
     def _next_block(self) -> tuple[int, int, int]:
-        """Returns (groups, bytes, records) of the next block: the first group, and those after it that fit."""
+        """Returns (groups, bytes, records) of the next block: the first waiting group, and those after it that fit."""
         count = length = records = 0
         for _, size, number in self._waiting:
             if count and length + size > self._block_bytes_max:
@@ -314,11 +316,13 @@ class GroupCommit(Generic[G]):
         return count, length, records
 
     def _may_roll(self, size: int) -> bool:
-        """Whether the segment has a block, and was not left with one more because the next found no room."""
+        """Returns whether the next segment may begin: the current one has a block, and the last attempt did not find
+        the disk full.
+        """
         return size > 0 and self._offset > ALIGNMENT and self._stage is Stage.WRITING
 
     def _zeros(self) -> tuple[int, ...]:
-        """Returns where refused blocks begin, after the one whose place the next block takes."""
+        """Returns the offsets of refused blocks after the one in whose place the next block is written."""
         return tuple(sorted(offset for offset in self._refused if offset > self._offset))
 
     # ------------------------------------------------------------------------------------ invariants

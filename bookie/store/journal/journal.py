@@ -85,9 +85,12 @@ COPIED_APART_BYTES = 4096
 
 
 class Arenas:
-    """The arenas of a journal, `count` of `size` bytes. A longer block makes the one in turn as long, and it stays so:
-    to map memory for each such block costs the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets entries
-    of 1 MiB."""
+    """Buffers in which blocks are made, `count` of `size` bytes, used in turn. A longer block enlarges the one in turn,
+    which stays so.
+
+    To map memory for each such block would cost the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets
+    entries of 1 MiB.
+    """
 
     def __init__(self, files: Files, size: int, count: int) -> None:
         self._files = files
@@ -96,7 +99,9 @@ class Arenas:
         self._turn = -1
 
     def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
-        """Returns one buffer of `size` bytes: the given ones, then zeros."""
+        """Returns a buffer of `size` bytes with the content of `buffers`, then zeros. It is valid until the arena is in
+        turn again.
+        """
         view = self._next_arena(size)[:size]
         if len(buffers) * COPIED_APART_BYTES > size:
             buffers = [b"".join(buffers)]
@@ -134,7 +139,7 @@ class RecordGroup(msgspec.Struct):
 
 
 def block_buffers(block: WriteBlock[RecordGroup], number: int, salt: int) -> list[Buffer]:
-    """The block's bytes without its padding, for the journal `number` with this salt."""
+    """Returns the buffers of the block without its padding; `number` and `salt` are those of its journal."""
     headers: list[bytes] = []
     buffers: list[Buffer] = [b""]
     for group in block.groups:
@@ -147,7 +152,7 @@ def block_buffers(block: WriteBlock[RecordGroup], number: int, salt: int) -> lis
 
 
 class Journal:
-    """The journal of one store; `directory` has its files. Rule, calls and bounds: the module's docstring."""
+    """The journal of one store, in `directory`. Rule, calls and bounds: see the module's docstring."""
 
     def __init__(
         self,
@@ -202,7 +207,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------ life
     async def start(self, previous: JournalPosition) -> None:
-        """Begins a new file after `previous`, which replay found to be the end of all that counts."""
+        """Begins a new file after `previous`, the end of all that replay found to count."""
         segments = self._segments
         worker = self._workers[0]
         await worker.run(segments.tidy)
@@ -214,7 +219,7 @@ class Journal:
         self.core.receive(SegmentBegun(segment.number, segment.size, segment.file.direct))
 
     async def close(self) -> None:
-        """Ends the journal after all records that are enqueued."""
+        """Closes the journal after all enqueued records are answered."""
         self._closing = True
         self.core.close()
         self._work.set()
@@ -231,18 +236,18 @@ class Journal:
 
     @property
     def direct(self) -> bool:
-        """Whether blocks are written past the page cache."""
+        """Returns whether blocks are written past the page cache."""
         return self._segments.direct
 
     # ------------------------------------------------------------------------------------ intents
     @property
     def position(self) -> JournalPosition:
-        """The position up to which everything is synced."""
+        """Returns the position up to which everything is synced."""
         return JournalPosition(self.core.number, self.core.synced_upto)
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of the records that are not answered."""
+        """Returns the bytes of the records that are not answered."""
         return self.open.size + self.core.queued_bytes
 
     @property
@@ -251,11 +256,14 @@ class Journal:
 
     @property
     def queued_records(self) -> int:
-        """Returns the records that are not yet in a block. For statistics: it walks over the groups that wait."""
+        """Returns the number of records that are in no block yet. Walks over all waiting groups: only for statistics.
+        """
         return self.core.queued_records + len(self.open.headers)
 
     def enqueue(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
-        """Adds a record to the open group; `seal` follows in the same turn. The payload must not change any more."""
+        """Adds a record to the open group; the caller must call `seal` in the same turn. The payload must not change
+        any more.
+        """
         header, size = encode_record(kind, ledger, entry, payload)
         group = self.open
         group.headers.append(header)
@@ -264,8 +272,9 @@ class Journal:
         group.size += size
 
     def seal(self, *done: Done) -> None:
-        """Seals the group. Each `done` is called once, in order: everything enqueued so far is synced, or (False) there
-        was no room."""
+        """Seals the open group. Calls each `done` once, in order: with True when everything enqueued so far is synced,
+        with False if there was no room.
+        """
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
         group, self.open = self.open, RecordGroup()
@@ -289,7 +298,7 @@ class Journal:
             self._work.set()
 
     def synced(self) -> asyncio.Future[bool]:
-        """Seals like `seal`; returns a future."""
+        """Seals like `seal`. Returns a future with the value for `done`."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return future
@@ -318,7 +327,8 @@ class Journal:
                 await self._work.wait()
 
     def _written(self, written: asyncio.Future[float]) -> None:
-        """Handles a block that a worker has ended: it is answered now, if it is the oldest one. The task does the rest.
+        """Handles the end of a block's write: answers the block at once if it is the oldest one. The task does the
+        rest.
         """
         stored = not written.cancelled() and written.exception() is None
         if stored and self._fault is None and not self._closing:
@@ -330,7 +340,7 @@ class Journal:
             self._work.set()
 
     def _land(self) -> None:
-        """Tells the core which blocks the disk has finished, in their order."""
+        """Gives the core the outcomes of the oldest blocks whose writes have ended, in order."""
         flying = self._flying
         while flying and flying[0][1].done():
             sequence, written = flying.popleft()
@@ -381,8 +391,9 @@ class Journal:
             self._segments.fill_soon()
 
     def _write(self, file: File, block: Sequence[Buffer], offset: int, zeros: Sequence[int]) -> float:
-        """Writes, in a worker, zeros at these offsets and then a block, each durable before the next; returns the
-        seconds it took."""
+        """Writes zeros at these offsets and then a block, each durable before the next; must run in a worker. Returns
+        the seconds that it took.
+        """
         began = self._clock.monotonic()
         for place in zeros:
             self._write_synced(file, [bytes(ALIGNMENT)], place)
@@ -395,7 +406,7 @@ class Journal:
             disk.sync(self._files, file)
 
     async def _start_segment(self, effect: BeginSegment) -> None:
-        """Makes a spare the next segment."""
+        """Makes a spare the next segment; tells the core if there was no room."""
         segments = self._segments
         spare = segments.spares.pop()
         try:
@@ -413,11 +424,11 @@ class Journal:
     # ------------------------------------------------------------------------------------ room
     @property
     def no_space(self) -> bool:
-        """Whether the last block, or the last spare segment, found no room; until one does, or `try_room` finds it."""
+        """Returns whether the last block, or the last spare, found no room, until one does or `try_room` finds room."""
         return self.core.no_room or self._segments.full
 
     async def try_room(self) -> None:
-        """Clears `no_space` when there is room for a largest block again."""
+        """Clears `no_space` if there is room for a block of the largest size again."""
         try:
             await self._filler.run(self._segments.probe, self._block_bytes_max)
         except disk.NoSpace:

@@ -56,7 +56,7 @@ blocks."""
 
 
 class Replayed(NamedTuple):
-    """The records of a replayed block, and the position after it."""
+    """The records of a replayed block, and the position after the block."""
 
     records: Records
     end: JournalPosition  # after the block
@@ -71,7 +71,7 @@ class Damage(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A journal file. `header` None: unreadable."""
+    """A journal file. `header` is None if it cannot be read."""
 
     number: int
     path: str
@@ -79,7 +79,7 @@ class _Source(NamedTuple):
 
 
 class JournalReader:
-    """Reads all blocks from `start` to the end of all that counts."""
+    """Reads all blocks from `start` to the last one that counts."""
 
     def __init__(self, files: Files, directory: str, uuid: bytes, start: JournalPosition) -> None:
         self._files = files
@@ -95,7 +95,7 @@ class JournalReader:
         self._next_source(start.offset if self._sources and self._sources[0].number == start.journal else ALIGNMENT)
 
     def read_some(self, bytes_max: int) -> list[Replayed]:
-        """The next blocks, about `bytes_max` of them; `finished` is set with the last."""
+        """Returns the next blocks, about `bytes_max` of them. Sets `finished` with the last ones."""
         found: list[Replayed] = []
         size = 0
         while size < bytes_max and not self.finished:
@@ -127,7 +127,7 @@ class JournalReader:
         return sources
 
     def _header(self, path: str, number: int) -> FileHeader | None:
-        """Returns either copy of the file's header."""
+        """Returns the file's header from either copy; None if neither is whole."""
         file = self._files.open(path, write=False)
         try:
             copies = [file.pread(FILE_HEADER_BYTES, offset) for offset in (0, HEADER_COPY_OFFSET)]
@@ -146,7 +146,9 @@ class JournalReader:
 
     @property
     def _durable_end(self) -> int | None:
-        """Returns up to where this journal is known to be synced, from the header of the next one; None: unknown."""
+        """Returns up to where this journal is known to have been synced, by the header of the next one; None if
+        unknown.
+        """
         if self._at + 1 == len(self._sources):
             return None
         this, following = self._sources[self._at], self._sources[self._at + 1]
@@ -155,7 +157,7 @@ class JournalReader:
         return following.header.a
 
     def _next_source(self, offset: int = ALIGNMENT) -> None:
-        """Opens the next journal that can be read, from `offset` on; notes the end when there is none."""
+        """Opens the next journal that can be read, at `offset`; sets `finished` if there is none."""
         self.close()
         while self._at + 1 < len(self._sources):
             self._at += 1
@@ -172,7 +174,9 @@ class JournalReader:
 
     # ------------------------------------------------------------------------------------ blocks
     def _read_block(self) -> Records | None:
-        """The records of the block at `end`, which moves after it; None when there is none, `end` has moved on."""
+        """Returns the records of the block at `end`, and moves `end` after it. Returns None if no block is there; then
+        `end` was moved on.
+        """
         blocks, offset, durable_end = self._blocks, self.end.offset, self._durable_end
         assert blocks is not None
         if durable_end is not None and offset >= durable_end:
@@ -187,8 +191,9 @@ class JournalReader:
         return None
 
     def _judge(self, blocks: _Blocks, bad: int, header: BlockHeader | None, durable_end: int | None) -> None:
-        """Judges a block at `bad` that is not whole: damage in durable data, after which the reader goes on, or the
-        end."""
+        """Handles a block at `bad` that is not whole: either damage in durable data, after which the reader goes on, or
+        the end.
+        """
         behind = bad + (header.padded_bytes if header is not None else ALIGNMENT)
         following = blocks.find(behind, durable_end, bad if durable_end is None else -1)
         what = "the records of a block do not decode" if header is not None else "no valid block"
@@ -230,7 +235,7 @@ class _Blocks:
         self._data = b""
 
     def header(self, offset: int) -> BlockHeader | None:
-        """The header of the block at `offset`; None when no valid block of this use of the file belongs there."""
+        """Returns the header of the block at `offset`; None if no valid block of this use of the file begins there."""
         at = self._window(offset, BLOCK_HEADER_BYTES)
         return decode_block_header(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number, offset)
 
@@ -241,8 +246,9 @@ class _Blocks:
         return decode_records(header, self._data, at + BLOCK_HEADER_BYTES)
 
     def find(self, offset: int, limit: int | None, bad: int) -> int | None:
-        """Returns the offset of the first valid block header at or after `offset` and before `limit`; None if there is
-        none, or if none there was made after the block at `bad` was synced."""
+        """Returns the offset of the first valid block header at or after `offset` and before `limit`. None if there is
+        none, or if none there was made after the block at `bad` was synced.
+        """
         limit = self.size if limit is None else min(limit, self.size)
         first: int | None = None
         for place in range(offset, limit, ALIGNMENT):
@@ -255,14 +261,18 @@ class _Blocks:
         return None
 
     def torn_bytes(self, offset: int, header: BlockHeader | None) -> int:
-        """Returns about how many bytes of a block were written at `offset`: stale bytes and zeros do not count."""
+        """Returns about how many bytes of a block were written at `offset`; zeros and blocks of an earlier use do not
+        count.
+        """
         if header is not None:
             return min(header.padded_bytes, self.size - offset)
         at = self._window(offset, BLOCK_HEADER_BYTES)
         return ALIGNMENT if self._data.startswith(self._prefix[4:], at + 4) else 0
 
     def _window(self, offset: int, size: int) -> int:
-        """Returns the place of `offset` in `_data`, which has `size` bytes from there on if the file has them."""
+        """Makes `_data` contain `size` bytes from `offset` on, if the file has them. Returns where `offset` is in
+        `_data`.
+        """
         at = offset - self._start
         if at < 0 or at + size > len(self._data):
             self._start, at = offset, 0

@@ -65,7 +65,7 @@ def _numbers(names: list[str]) -> list[int]:
 
 
 class Segment(msgspec.Struct):
-    """A journal that takes blocks."""
+    """The journal file to which blocks are written."""
 
     file: File
     number: int
@@ -74,7 +74,8 @@ class Segment(msgspec.Struct):
 
 
 class Segments:
-    """Owns the folder of the journals. Methods that wait for the disk run in a worker, as each docstring says."""
+    """The folder of the journals. Methods that wait for the disk must run in a worker, where their docstrings say so.
+    """
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class Segments:
         self.counters = {"recycled": 0, "filled": 0}
 
     def tidy(self) -> None:
-        """Removes or keeps, at the start and in a worker, what the last process left."""
+        """At a start: removes half-filled files of the last process and adopts its spares. Must run in a worker."""
         for name in self._files.list_directory(self._directory):
             path = join_path(self._directory, name)
             if name.startswith(FILLING):
@@ -121,7 +122,9 @@ class Segments:
 
     # ------------------------------------------------------------------------------------ a journal begins
     def make_segment(self, spare: str, previous: JournalPosition) -> Segment:
-        """Turns a spare (or, without one, a new small file) into the journal after `previous`. In a worker."""
+        """Makes a spare, or without one a new small file, the journal after `previous`. Must run in a worker. Raises
+        NoSpace.
+        """
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
         path = spare or self._small(number)
@@ -146,8 +149,9 @@ class Segments:
         return path
 
     def _write_header(self, path: str, block: bytes) -> int:
-        """Writes a header, durable when it returns; returns the size of the file. Finds out whether it can be written
-        direct."""
+        """Writes a header, which is durable when this returns; returns the size of the file. Finds out whether direct
+        writes are possible.
+        """
         if self.direct:
             try:
                 file = self._files.open(path, direct=True)
@@ -167,7 +171,7 @@ class Segments:
 
     # ------------------------------------------------------------------------------------ spares
     def fill_soon(self) -> None:
-        """Makes a spare in the background, unless there is one or one is being made."""
+        """Starts to make a spare in the background, unless there is one or one is being made."""
         if not self.spares and self._filling is None:
             filling = disk.guarded(self._files, "journal segment", self._fill())
             self._filling = asyncio.create_task(filling, name="journal-fill")
@@ -211,7 +215,7 @@ class Segments:
             self._files.remove(path)
 
     def probe(self, size: int) -> None:
-        """Whether there is room for `size` bytes; NoSpace. In a worker."""
+        """Raises NoSpace if there is no room for `size` bytes. Must run in a worker."""
         path = join_path(self._directory, f"{FILLING}probe")
         try:
             file = self._create(path)
@@ -224,9 +228,10 @@ class Segments:
 
     # ------------------------------------------------------------------------------------ release
     def release(self, position: JournalPosition) -> None:
-        """Recycles or removes the journals before `position`; the mark that says so is durable. In a worker.
+        """Recycles or removes the journals before `position`. The mark with this position must be durable. Must run in
+        a worker.
 
-        A crash here, or no free descriptor, leaves names that the next release or start releases again.
+        After a crash here, or if no descriptor was free, the next release or start handles the files that are left.
         """
         for number in _numbers(disk.needless_in(self._files, self._directory)):
             if number >= position.journal:
