@@ -25,7 +25,7 @@ class Admin(ClosedAfterWith):
         *,
         timeout_s: float = 30.0,
         authentication: object = None,
-        tls_trust_certs_file_path: str = '',
+        tls_trust_certs_file_path: str = "",
     ) -> None: ...
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ class Admin(ClosedAfterWith):
     def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
         """Acknowledges every message of the partition before `index`, durably. `incarnation`: of `offsets`."""
 
-    def all_halves(self, *, group: str = '', limit: int = 1000) -> list[values.CoordinatorHalves]:
+    def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
         """Returns the half messages of every coordinator, by its number; `limit` for each."""
 
     def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
@@ -55,7 +55,7 @@ class Admin(ClosedAfterWith):
     def brokers(self) -> list[values.BrokerInfo]:
         """The registered brokers. Each reports its number of loaded topics; None: no answer within 5 s."""
 
-    def clear_namespace_backlog(self, name: str, subscription: str = '') -> int:
+    def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
         """Acknowledges everything, for that subscription or for each; in how many topics and partitions."""
 
     def commit_half(self, half: TxnId | str) -> None:
@@ -150,7 +150,7 @@ class Admin(ClosedAfterWith):
     def half(self, half: TxnId | str) -> values.HalfStats:
         """Returns a half message. NotFound: it is decided, or never was."""
 
-    def halves(self, coordinator: int, *, group: str = '', limit: int = 1000) -> values.CoordinatorHalves:
+    def halves(self, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
         """Returns the half messages of one coordinator that are not decided, the oldest first; `group`: of this one
         alone. NotFound: there is no such coordinator.
         """
@@ -197,7 +197,7 @@ class Admin(ClosedAfterWith):
         topic: str,
         *,
         publish_times_ms: Sequence[int] = (),
-        subscription: str = '',
+        subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0),
         incarnation: int = 0,
     ) -> values.TopicOffsets:
@@ -342,7 +342,7 @@ class Admin(ClosedAfterWith):
     def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
         """Returns the statistics of one partition. `precise`: backlogs count batches message by message."""
 
-    def topics(self, namespace: str = 'public/default', *, partitions: bool = False) -> list[str]:
+    def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
         """Returns the full names of the topics, sorted; `partitions`: single partitions instead of partitioned topics.
 
         With the non-persistent ones that have partitions or are in use.
@@ -367,7 +367,7 @@ class Admin(ClosedAfterWith):
     def truncate_topic(self, topic: str) -> None:
         """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
 
-    def unload_namespace(self, name: str, bundle: str = '') -> values.Unloaded:
+    def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
         """Makes every broker give the bundles of a namespace up (or that one); the next lookups find new owners."""
 
     def unload_topic(self, topic: str) -> None:

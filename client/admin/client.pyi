@@ -29,13 +29,13 @@ class AdminClient(ClosedAfterAsyncWith):
 
     def __init__(
         self,
-        service_url: str = '',
+        service_url: str = "",
         *,
         timeout_s: float = 30.0,
         world: World | None = None,
         transport: Transport | None = None,
         authentication: object = None,
-        tls_trust_certs_file_path: str = '',
+        tls_trust_certs_file_path: str = "",
     ) -> None: ...
 
     async def close(self) -> None:
@@ -95,7 +95,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def brokers(self) -> list[values.BrokerInfo]:
         """The registered brokers. Each reports its number of loaded topics; None: no answer within 5 s."""
 
-    async def clear_namespace_backlog(self, name: str, subscription: str = '') -> int:
+    async def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
         """Acknowledges everything, for that subscription or for each; in how many topics and partitions."""
 
     async def create_namespace(
@@ -207,7 +207,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def topic_properties(self, topic: str) -> dict[str, str]:
         """Returns the properties of a topic, like namespace_properties; partitions have those of their topic."""
 
-    async def unload_namespace(self, name: str, bundle: str = '') -> values.Unloaded:
+    async def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
         """Makes every broker give the bundles of a namespace up (or that one); the next lookups find new owners."""
 
     async def unsubscribe_namespace(self, name: str, subscription: str, *, force: bool = False) -> int:
@@ -241,7 +241,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
         """Acknowledges every message of the partition before `index`, durably. `incarnation`: of `offsets`."""
 
-    async def all_halves(self, *, group: str = '', limit: int = 1000) -> list[values.CoordinatorHalves]:
+    async def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
         """Returns the half messages of every coordinator, by its number; `limit` for each."""
 
     async def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
@@ -287,7 +287,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def half(self, half: TxnId | str) -> values.HalfStats:
         """Returns a half message. NotFound: it is decided, or never was."""
 
-    async def halves(self, coordinator: int, *, group: str = '', limit: int = 1000) -> values.CoordinatorHalves:
+    async def halves(self, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
         """Returns the half messages of one coordinator that are not decided, the oldest first; `group`: of this one
         alone. NotFound: there is no such coordinator.
         """
@@ -317,7 +317,7 @@ class AdminClient(ClosedAfterAsyncWith):
         topic: str,
         *,
         publish_times_ms: Sequence[int] = (),
-        subscription: str = '',
+        subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0),
         incarnation: int = 0,
     ) -> values.TopicOffsets:
@@ -389,7 +389,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
         """Returns the statistics of one partition. `precise`: backlogs count batches message by message."""
 
-    async def topics(self, namespace: str = 'public/default', *, partitions: bool = False) -> list[str]:
+    async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
         """Returns the full names of the topics, sorted; `partitions`: single partitions instead of partitioned topics.
 
         With the non-persistent ones that have partitions or are in use.
