@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
+from types import FunctionType
 from typing import Any, Generic, TypeVar, overload
 from weakref import finalize
 
@@ -214,6 +215,13 @@ class Face(Generic[Of]):
     """A blocking object over an asyncio one."""
 
     _inner: Of
+
+    def __init_subclass__(cls) -> None:
+        """Names methods of faces as programs know them: `Client.subscribe` in the text of a TypeError."""
+        super().__init_subclass__()
+        for each in vars(cls).values():
+            if isinstance(each, FunctionType):
+                each.__qualname__ = each.__qualname__.replace("Face.", ".")
 
     def _current(self) -> Of:
         raise NotImplementedError

@@ -114,6 +114,8 @@ def test_a_blocking_method_has_the_parameters_and_a_docstring(theirs: type, ours
         assert not inspect.iscoroutinefunction(here), full
     for name, member in public(ours).items():
         assert inspect.getdoc(member), f"{ours.__name__}.{name} has a docstring"
+    with pytest.raises(TypeError, match=r"^Client\.__init__\(\) missing"):
+        Client()  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("kind", [kind for _, kind in PAIRS], ids=lambda kind: kind.__name__)
