@@ -1,4 +1,5 @@
-"""`python -m tests.stubs [--check]`: writes the stubs of classes whose methods are made when they are imported.
+"""`python -m tests.stubs [--check]`: writes the stubs of classes whose methods are made when they are imported, and
+client/blocking/faces.py (tests/faces.py).
 
 Type checkers and editors read client/admin/client.pyi and blocking.pyi in the place of the modules: each method with
 its parameters and its docstring, as the class has them.

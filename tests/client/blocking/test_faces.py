@@ -6,16 +6,20 @@ tests/client/admin/test_stubs.py.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import typing
 
 import pytest
 
+import magnetar
 from magnetar.client import client as aio
 from magnetar.client.blocking.client import Client
 from magnetar.client.blocking.consumer import Consumer, Reader
+from magnetar.client.blocking.loop_thread import Handle, OfOneProcess, inner_of, loop_thread
 from magnetar.client.blocking.producer import Half, Producer, Transaction
 from magnetar.client.blocking.table_view import TableView
+from magnetar.proto import errors as wire_errors
 from tests import faces
 from tests.docs.reference import members
 
@@ -136,3 +140,36 @@ def test_a_docstring_of_a_face_is_the_one_of_asyncio() -> None:
                 assert there is not None
                 assert here is not None
                 assert here.startswith(there), f"{face.kind.__name__}.{name} is not overridden by hand"
+
+
+def handle() -> Handle[aio.Consumer]:
+    """One without its object, in the loop thread."""
+    made = Handle[aio.Consumer].__new__(Handle)
+    made._thread = loop_thread()
+    return made
+
+
+def test_an_error_of_the_wire_reaches_a_program_as_the_sdks() -> None:
+    async def fails() -> None:
+        raise wire_errors.NotOwner("moved")
+
+    with pytest.raises(magnetar.ServiceUnitNotReady, match="moved") as raised:
+        handle()._run(fails())
+    assert isinstance(raised.value.__cause__, wire_errors.NotOwner)
+
+
+def test_a_method_in_a_callback_raises_interrupted_and_leaves_no_coroutine_that_is_not_awaited() -> None:
+    waits = asyncio.sleep(0)
+
+    async def callback() -> None:
+        with pytest.raises(magnetar.Interrupted):
+            handle()._run(waits)
+
+    loop_thread().run(callback())
+    assert inspect.getcoroutinestate(waits) == inspect.CORO_CLOSED
+
+
+def test_what_is_no_transaction_is_refused_also_a_half_message() -> None:
+    for wrong in (object(), OfOneProcess(object()), 5):
+        with pytest.raises(magnetar.InvalidMessage, match="txn is a transaction of this client"):
+            inner_of(wrong)  # type: ignore[call-overload]
