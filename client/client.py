@@ -314,7 +314,8 @@ class Client(ClosedAfterAsyncWith):
         initial_subscription_name: str | None = None,
         encryption_keys: Sequence[str] | None = None,
     ) -> Producer:
-        """Opens a producer. docs/settings.md has the parameters and costs. Batching is on, as in `pulsar.asyncio`."""
+        """Opens a producer of `topic`. docs/settings.md has the parameters and their costs. Batching is on by default
+        for asyncio and off in the blocking client, as in `pulsar-client`."""
         settings = producer_settings(given(locals(), "topic"))
         return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
 
@@ -416,7 +417,8 @@ class Client(ClosedAfterAsyncWith):
         *,
         isolation: str = "read_committed",
     ) -> Reader:
-        """Opens a reader that starts after `start_message_id` (at it, when inclusive). `isolation`: of `subscribe`."""
+        """Opens a reader that starts after `start_message_id` (at it, when `start_message_id_inclusive`). `isolation`:
+        as in `subscribe`."""
         options = given(locals(), "topic")
         check(READER, options)
         options = given(options, "start_message_id", "reader_name", "subscription_role_prefix")

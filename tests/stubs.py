@@ -1,4 +1,5 @@
-"""`python -m tests.stubs [--check]`: writes the stubs of classes whose methods are made when they are imported.
+"""`python -m tests.stubs [--check]`: writes the stubs of classes whose methods are made when they are imported, and
+client/blocking/faces.py (tests/faces.py).
 
 Type checkers and editors read client/admin/client.pyi and blocking.pyi in the place of the modules: each method with
 its parameters and its docstring, as the class has them.
@@ -16,9 +17,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from magnetar.client.admin import Admin, AdminClient
 from magnetar.proto.applied import InactiveMode, QuotaPolicy, TypeTitle
 from magnetar.proto.policy_levels import Policies
+from tests import faces
 from tests.docs.documents import ROOT
 
-WIDTH = 120
 IMPORTS = (
     ("values.", "from ...proto import statistics as values"),
     ("Policies", "from ...proto.policies import Policies"),
@@ -42,6 +43,7 @@ def stubs() -> dict[Path, str]:
             "client.py", "AdminClient(ClosedAfterAsyncWith)", AdminClient, ("__init__",), "async def"
         ),
         ROOT / "proto" / "policy_levels.pyi": _levels(),
+        ROOT / "client" / "blocking" / "faces.py": faces.text((ROOT / "client" / "blocking" / "faces.py").read_text()),
     }
 
 
@@ -56,7 +58,7 @@ from .applied import InactiveMode, QuotaPolicy, TypeTitle
 from .schema import Compatibility
 
 class Policies(msgspec.Struct, {settings}):
-{_doc(Policies.__doc__ or "", "    ")}
+{faces.doc_of(Policies.__doc__ or "", "    ")}
 
 {fields}
 '''
@@ -77,7 +79,7 @@ def _named(kind: Any) -> str:
 def _stub(module: str, head: str, kind: type, also: tuple[str, ...], verb: str) -> str:
     names = [*also, *(name for name in vars(kind) if not name.startswith("_"))]
     methods = "\n".join(_method(name, vars(kind)[name], "def" if name == "__init__" else verb) for name in names)
-    body = f"class {head}:\n{_doc(inspect.cleandoc(kind.__doc__ or ''), '    ')}\n\n{methods}"
+    body = f"class {head}:\n{faces.doc_of(inspect.cleandoc(kind.__doc__ or ''), '    ')}\n\n{methods}"
     found = [name for name in ("Mapping", "Sequence") if name in body]
     standard = [f"from collections.abc import {', '.join(found)}"] if found else []
     standard += ["from typing import Any"] if "Any" in body else []
@@ -96,29 +98,9 @@ def _stub(module: str, head: str, kind: type, also: tuple[str, ...], verb: str) 
 
 def _method(name: str, method: Callable[..., Any], verb: str) -> str:
     signature = inspect.signature(method)
-    parameters, keyword = list[str](), False
-    for each in signature.parameters.values():
-        if each.kind is inspect.Parameter.KEYWORD_ONLY and not keyword:
-            if not any(other.kind is inspect.Parameter.VAR_POSITIONAL for other in signature.parameters.values()):
-                parameters.append("*")
-            keyword = True
-        star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(each.kind, "")
-        kind = "" if each.name == "self" or each.annotation is inspect.Parameter.empty else f": {each.annotation}"
-        default = "" if each.default is inspect.Parameter.empty else f" = {each.default!r}" if kind else ""
-        parameters.append(f"{star}{each.name}{kind}{default}")
-    returned = signature.return_annotation
-    line = f"    {verb} {name}({', '.join(parameters)}) -> {returned}:"
-    if len(line) > WIDTH:
-        inner = "\n".join(f"        {each}," for each in parameters)
-        line = f"    {verb} {name}(\n{inner}\n    ) -> {returned}:"
+    head = faces.head_of(verb, name, [*signature.parameters.values()], signature.return_annotation)
     doc = inspect.getdoc(method)
-    return f"{line} ...\n" if doc is None or name.startswith("_") else f"{line}\n{_doc(doc, ' ' * 8)}\n"
-
-
-def _doc(text: str, indent: str) -> str:
-    lines = text.splitlines()
-    shown = f'"""{text}"""' if len(lines) == 1 else f'"""{text}\n"""'
-    return "\n".join(f"{indent}{line}".rstrip() for line in shown.splitlines())
+    return f"{head} ...\n" if doc is None or name.startswith("_") else f"{head}\n{faces.doc_of(doc, ' ' * 8)}\n"
 
 
 def outdated() -> Iterator[Path]:

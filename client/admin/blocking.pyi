@@ -25,7 +25,7 @@ class Admin(ClosedAfterWith):
         *,
         timeout_s: float = 30.0,
         authentication: object = None,
-        tls_trust_certs_file_path: str = '',
+        tls_trust_certs_file_path: str = "",
     ) -> None: ...
 
     def close(self) -> None:
@@ -41,7 +41,7 @@ class Admin(ClosedAfterWith):
         `offsets`.
         """
 
-    def all_halves(self, *, group: str = '', limit: int = 1000) -> list[values.CoordinatorHalves]:
+    def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
         """Returns the half messages of every coordinator, ordered by its number; at most `limit` of each."""
 
     def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
@@ -59,7 +59,7 @@ class Admin(ClosedAfterWith):
     def brokers(self) -> list[values.BrokerInfo]:
         """Returns the registered brokers, each with its number of loaded topics; None: it did not answer within 5 s."""
 
-    def clear_namespace_backlog(self, name: str, subscription: str = '') -> int:
+    def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
         """Acknowledges everything for `subscription`, or for every subscription. Returns the number of topics and
         partitions.
         """
@@ -156,7 +156,7 @@ class Admin(ClosedAfterWith):
     def half(self, half: TxnId | str) -> values.HalfStats:
         """Returns a half message. Raises NotFound if it is decided, or never existed."""
 
-    def halves(self, coordinator: int, *, group: str = '', limit: int = 1000) -> values.CoordinatorHalves:
+    def halves(self, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
         """Returns the undecided half messages of one coordinator, the oldest first; `group`: only those of that group.
         Raises NotFound if there is no such coordinator.
         """
@@ -207,7 +207,7 @@ class Admin(ClosedAfterWith):
         topic: str,
         *,
         publish_times_ms: Sequence[int] = (),
-        subscription: str = '',
+        subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0),
         incarnation: int = 0,
     ) -> values.TopicOffsets:
@@ -356,7 +356,7 @@ class Admin(ClosedAfterWith):
     def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
         """Returns the statistics of one partition. With `precise` backlogs are counted by message, not by entry."""
 
-    def topics(self, namespace: str = 'public/default', *, partitions: bool = False) -> list[str]:
+    def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
         """Returns the full names of the topics, sorted; with `partitions` single partitions instead of partitioned
         topics.
 
@@ -382,7 +382,7 @@ class Admin(ClosedAfterWith):
     def truncate_topic(self, topic: str) -> None:
         """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
 
-    def unload_namespace(self, name: str, bundle: str = '') -> values.Unloaded:
+    def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
         """Unloads all bundles of a namespace, or the one named, from their brokers; the next lookups find new owners.
 
         """

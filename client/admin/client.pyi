@@ -29,13 +29,13 @@ class AdminClient(ClosedAfterAsyncWith):
 
     def __init__(
         self,
-        service_url: str = '',
+        service_url: str = "",
         *,
         timeout_s: float = 30.0,
         world: World | None = None,
         transport: Transport | None = None,
         authentication: object = None,
-        tls_trust_certs_file_path: str = '',
+        tls_trust_certs_file_path: str = "",
     ) -> None: ...
 
     async def close(self) -> None:
@@ -95,7 +95,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def brokers(self) -> list[values.BrokerInfo]:
         """Returns the registered brokers, each with its number of loaded topics; None: it did not answer within 5 s."""
 
-    async def clear_namespace_backlog(self, name: str, subscription: str = '') -> int:
+    async def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
         """Acknowledges everything for `subscription`, or for every subscription. Returns the number of topics and
         partitions.
         """
@@ -211,7 +211,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def topic_properties(self, topic: str) -> dict[str, str]:
         """Returns the properties of a topic, like namespace_properties; partitions have those of their topic."""
 
-    async def unload_namespace(self, name: str, bundle: str = '') -> values.Unloaded:
+    async def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
         """Unloads all bundles of a namespace, or the one named, from their brokers; the next lookups find new owners.
 
         """
@@ -251,7 +251,7 @@ class AdminClient(ClosedAfterAsyncWith):
         `offsets`.
         """
 
-    async def all_halves(self, *, group: str = '', limit: int = 1000) -> list[values.CoordinatorHalves]:
+    async def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
         """Returns the half messages of every coordinator, ordered by its number; at most `limit` of each."""
 
     async def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
@@ -297,7 +297,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def half(self, half: TxnId | str) -> values.HalfStats:
         """Returns a half message. Raises NotFound if it is decided, or never existed."""
 
-    async def halves(self, coordinator: int, *, group: str = '', limit: int = 1000) -> values.CoordinatorHalves:
+    async def halves(self, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
         """Returns the undecided half messages of one coordinator, the oldest first; `group`: only those of that group.
         Raises NotFound if there is no such coordinator.
         """
@@ -329,7 +329,7 @@ class AdminClient(ClosedAfterAsyncWith):
         topic: str,
         *,
         publish_times_ms: Sequence[int] = (),
-        subscription: str = '',
+        subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0),
         incarnation: int = 0,
     ) -> values.TopicOffsets:
@@ -405,7 +405,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
         """Returns the statistics of one partition. With `precise` backlogs are counted by message, not by entry."""
 
-    async def topics(self, namespace: str = 'public/default', *, partitions: bool = False) -> list[str]:
+    async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
         """Returns the full names of the topics, sorted; with `partitions` single partitions instead of partitioned
         topics.
 

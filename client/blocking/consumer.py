@@ -10,7 +10,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -25,9 +24,9 @@ from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import ReceivedBatch, ReceiverQueue
 from ..model.message import ConsumerEventListener, Message, call_listener
 from ..model.message_id import MessageId
-from ..model.settings import ConsumerDeadLetterPolicy
-from .loop_thread import Handle, acquire, monotonic
-from .producer import Transaction, inner_of
+from .faces import ConsumerFace, ReaderFace
+from .loop_thread import Handle, acquire, inner_of, monotonic
+from .producer import Transaction
 
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[Any, Message], object]
@@ -111,7 +110,7 @@ def _run_listener(
         del consumer
 
 
-class Consumer(_Receiving[AsyncConsumer]):
+class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
     """Receives and acknowledges messages of a subscription. `Client.subscribe` opens it; `close`, or `with`, ends it.
 
         with client.subscribe("flights", "board", magnetar.ConsumerType.Shared) as consumer:
@@ -137,14 +136,6 @@ class Consumer(_Receiving[AsyncConsumer]):
         if events is not None:
             self._inner.inbox.at_end(events.close)
             events.start(self)
-
-    def subscription_name(self) -> str:
-        """The name of the subscription."""
-        return self._inner.subscription_name()
-
-    def consumer_name(self) -> str:
-        """The name of the consumer, given by the program or by the broker."""
-        return self._inner.consumer_name()
 
     def receive(self, timeout_millis: int | None = None) -> Message:
         """The next message. Raises Timeout when none arrived within `timeout_millis`; None: waits without a limit."""
@@ -192,17 +183,11 @@ class Consumer(_Receiving[AsyncConsumer]):
             self._reopen()
         inner = self._inner
         if txn is not None:
-            self._thread.run(aio.translated(inner.acknowledge(message, txn=inner_of(txn))))
+            self._run(inner.acknowledge(message, txn=inner_of(txn)))
         elif inner.settings.ack_receipt_enabled:
-            self._thread.run(aio.translated(inner.acknowledge(message)))
+            self._run(inner.acknowledge(message))
         else:
             inner.acknowledge_soon(message)
-
-    def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
-        """Acknowledges this message and all before it of its partition; `txn` as in `acknowledge`."""
-        inner = self._current()
-        whole = None if txn is None else inner_of(txn)
-        self._thread.run(aio.translated(inner.acknowledge_cumulative(message, txn=whole)))
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Requests that the message is delivered again after negative_ack_redelivery_delay_ms; with redelivery_order
@@ -210,18 +195,9 @@ class Consumer(_Receiving[AsyncConsumer]):
         """
         inner = self._current()
         if inner.settings.redelivery_order == "key":
-            self._thread.run(aio.translated(inner.negative_acknowledge(message)))
+            self._run(inner.negative_acknowledge(message))
         else:
             inner.negative_acknowledge_soon(message)
-
-    def reconsume_later(self, message: Message, delay: timedelta, properties: dict[str, str] | None = None) -> None:
-        """Stores a copy that is delivered after `delay`, then acknowledges the message. Needs `enable_retry`."""
-        self._thread.run(aio.translated(self._current().reconsume_later(message, delay, properties)))
-
-    @property
-    def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
-        """The policy that applies, also a default; None: messages are redelivered until they are acknowledged."""
-        return self._inner.dead_letter_policy
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Requests again all messages that were received before this call and are not acknowledged."""
@@ -240,21 +216,6 @@ class Consumer(_Receiving[AsyncConsumer]):
         """Resumes the listener: it is called again."""
         self._running.set()
 
-    def seek(self, messageid: MessageId | int) -> None:
-        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
-        inner = self._current()
-        self._thread.run(aio.translated(inner.seek(messageid)))
-
-    def get_last_message_id(self) -> MessageId:
-        """Returns the id of the topic's last message. OperationNotSupported: there are several partitions."""
-        inner = self._current()
-        return self._thread.run(aio.translated(inner.get_last_message_id()))
-
-    def unsubscribe(self) -> None:
-        """Deletes the subscription and closes the consumer."""
-        inner = self._current()
-        self._thread.run(aio.translated(inner.unsubscribe()))
-
     def __iter__(self) -> Iterator[Message]:
         while True:
             try:
@@ -263,7 +224,7 @@ class Consumer(_Receiving[AsyncConsumer]):
                 return
 
 
-class Reader(_Receiving[AsyncReader]):
+class Reader(ReaderFace, _Receiving[AsyncReader]):
     """Reads a topic from a given message on, without a durable subscription: it acknowledges nothing.
 
         with client.create_reader("flights", magnetar.MessageId.earliest) as reader:
@@ -309,15 +270,7 @@ class Reader(_Receiving[AsyncReader]):
     def has_message_available(self) -> bool:
         """Whether a message follows the last one read; asks the broker when no message waits in the client."""
         inner = self._current()
-        return len(inner.inbox) > 0 or self._thread.run(aio.translated(inner.has_message_available()))
-
-    def seek(self, messageid: MessageId | int) -> None:
-        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
-
-        The id of a message moves its own partition; the others keep their positions.
-        """
-        inner = self._current()
-        self._thread.run(aio.translated(inner.seek(messageid)))
+        return len(inner.inbox) > 0 or self._run(inner.has_message_available())
 
     def __iter__(self) -> Iterator[Message]:
         while True:

@@ -17,19 +17,23 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import suppress
+from types import FunctionType
+from typing import Any, Generic, TypeVar, overload
 from weakref import finalize
 
 from ...proto.errors import MagnetarError
 from ...runtime.clock import SystemClock
 from ...runtime.tasks import Tasks
 from .. import client as aio
-from ..common.closing import EPOCH, ClosedAfterWith
-from ..common.errors import AlreadyClosed, CtrlC, Interrupted, Timeout
+from ..common.checks import WrongMessageType, shown_value
+from ..common.closing import EPOCH, Closable, ClosedAfterWith
+from ..common.errors import AlreadyClosed, CtrlC, Interrupted, PulsarException, Timeout, TransactionEnded, translate
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.ranges import Reader as AsyncReader
 from ..consume.table_view import TableView as AsyncTableView
 from ..produce.producer import Producer as AsyncProducer
+from ..transactions.transaction import Transaction as AsyncTransaction
 
 # --------------------------------------------------------------------------------------------------------- waits
 # Waits of an application's thread that Ctrl-C always ends, as `CtrlC`: Pulsar's Interrupted and KeyboardInterrupt.
@@ -144,6 +148,21 @@ class LoopThread:
             future.cancel()
             raise
 
+    def finish(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
+        """Waits for the outcome of the work, whatever interrupts the calling thread."""
+        if self.inside():
+            work.close()
+            raise Interrupted("a transaction ended inside a callback would wait for itself")
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            result_of(future, limit_s)
+        except BaseException as error:
+            if isinstance(error, PulsarException) and not isinstance(error, CtrlC):
+                raise
+            if not future.done():
+                with suppress(PulsarException):
+                    result_of(future, limit_s)
+            raise
 
     def start_soon(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs it in the loop, from any thread, without waiting; not at all when the interpreter is ending."""
@@ -184,21 +203,41 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_after_fork)
 
 
-# -------------------------------------------------------------------------------------------------------- handle
-# The base of the blocking producer, consumer and reader: an asyncio object, made again after a fork.
+# --------------------------------------------------------------------------------------------------------- bases
+# A blocking object over an asyncio one. Most of its methods are those of the asyncio object, and are written by
+# `python -m tests.stubs` (client/blocking/faces.py). `_current` returns that object, as it is in this process.
 
 
-class Closable(Protocol):
-    """An object with an asynchronous `close`."""
+Of = TypeVar("Of")
 
-    async def close(self) -> None: ...
+
+class Face(Generic[Of]):
+    """A blocking object over an asyncio one."""
+
+    _inner: Of
+
+    def __init_subclass__(cls) -> None:
+        """Names methods of faces as programs know them: `Client.subscribe` in the text of a TypeError."""
+        super().__init_subclass__()
+        for each in vars(cls).values():
+            if isinstance(each, FunctionType):
+                each.__qualname__ = each.__qualname__.replace("Face.", ".")
+
+    def _current(self) -> Of:
+        raise NotImplementedError
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return loop_thread().run(work)
+
+    def _finish(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
+        loop_thread().finish(work, limit_s)
 
 
 Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader, AsyncTableView)
 
 
-class Handle(ClosedAfterWith, Generic[Inner]):
-    """A blocking object over an asyncio one, which is made again after a fork.
+class Handle(Face[Inner], ClosedAfterWith):
+    """A producer, a consumer, a reader or a table view, which is made again after a fork.
 
     An object that is dropped without `close` is closed when it is collected: else it would go on taking messages that
     no program receives. What was sent stays sent. A listener's thread keeps its consumer alive.
@@ -211,7 +250,7 @@ class Handle(ClosedAfterWith, Generic[Inner]):
         self._open = open_
         self._epoch = EPOCH[0]
         self._thread: LoopThread = loop_thread()
-        self._inner: Inner = self._thread.run(open_(client()))
+        self._inner = self._thread.run(open_(client()))
         self._dropped: finalize[..., Any] = self._when_dropped()
 
     def _when_dropped(self) -> finalize[..., Any]:
@@ -223,6 +262,14 @@ class Handle(ClosedAfterWith, Generic[Inner]):
         if self._epoch != EPOCH[0]:
             self._reopen()
         return self._inner
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._thread.run(work)
+        except PulsarException:
+            raise
+        except MagnetarError as error:
+            raise translate(error) from error
 
     def inner(self) -> Inner:
         """The asyncio object of this process."""
@@ -261,3 +308,36 @@ async def _close_quietly(inner: Closable) -> None:
         await inner.close()
     except MagnetarError as error:
         _LOG.info("what was dropped without close did not end in order: %s", error)
+
+
+class OfOneProcess(Face[Of]):
+    """A transaction or a half message: it stays with the process that began it, and is refused after a fork.
+
+    Ctrl-C while its end is waited for: the end goes on, and the thread waits for its outcome before it is interrupted;
+    a second one ends that wait.
+    """
+
+    def __init__(self, inner: Of) -> None:
+        self._inner = inner
+        self._epoch = EPOCH[0]
+
+    def _current(self) -> Of:
+        if self._epoch != EPOCH[0]:
+            raise TransactionEnded(f"{self._inner!r} is of the process before the fork")
+        return self._inner
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+
+@overload
+def inner_of(txn: None) -> None: ...
+@overload
+def inner_of(txn: Face[AsyncTransaction]) -> AsyncTransaction: ...
+def inner_of(txn: object) -> AsyncTransaction | None:
+    """Returns the asyncio transaction of a blocking one. InvalidMessage: it is none."""
+    if txn is None:
+        return None
+    if isinstance(txn, OfOneProcess) and isinstance(found := txn._current(), AsyncTransaction):
+        return found
+    raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown_value(txn)}")

@@ -7,17 +7,16 @@ the changes, so that they may wait, and may use the client.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
 from ..common.loggers import survived
 from ..consume.table_view import Listener
-from ..consume.table_view import TableView as AsyncTableView
-from .loop_thread import Handle
+from .faces import TableViewFace
 
 
-class TableView(Handle[AsyncTableView]):
+class TableView(TableViewFace):
     """A read-only dictionary of the latest value of each key of a topic, kept up to date in the client's thread.
 
         with client.create_table_view("prices") as view:
@@ -32,10 +31,6 @@ class TableView(Handle[AsyncTableView]):
     """
 
     _changes: SimpleQueue[tuple[Listener, str, Any] | None] | None = None
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The latest value of the key; `default` when it has none."""
-        return self._current().get(key, default)
 
     def for_each(self, callback: Callable[[str, Any], object]) -> None:
         """Calls `callback(key, value)` for each present key, in the calling thread."""
@@ -76,18 +71,6 @@ class TableView(Handle[AsyncTableView]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._current())
-
-    def keys(self) -> KeysView[str]:
-        """Returns a copy of the keys."""
-        return self._current().keys()
-
-    def values(self) -> ValuesView[Any]:
-        """Returns a copy of the values."""
-        return self._current().values()
-
-    def items(self) -> ItemsView[str, Any]:
-        """Returns a copy: later changes are not in it."""
-        return self._current().items()
 
 
 class _LateListener:

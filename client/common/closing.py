@@ -32,7 +32,7 @@ class ClosedAfterAsyncWith:
 
 
 class Closable(Protocol):
-    """An object with a blocking `close`."""
+    """An object with an asynchronous `close`."""
 
     async def close(self) -> None: ...
 

@@ -536,7 +536,7 @@ class Producer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
-        """Returns when every message sent before has its outcome (callbacks included). AlreadyClosed."""
+        """Returns when every message sent before has its outcome and its callback was called. AlreadyClosed."""
         if self._closed:
             raise AlreadyClosed("the producer is closed")
         await asyncio.gather(*(each.flush() for each in self.partitions))

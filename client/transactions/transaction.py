@@ -258,7 +258,7 @@ class Transaction(InTransaction):
         """Returns when all of it is durable and waits for its end for `until` seconds (0: as long as the cluster
         allows), whatever becomes of this client and of the coordinator. Nothing can be added any more. It is ended by
         `commit` or `abort` here, or by its id from any program: `Client.commit_transaction`, `abort_transaction`,
-        `commit_batch`. Readers wait for it until then. Errors as of `commit`.
+        or asyncio's `commit_batch`. Readers wait for it until then. Errors as of `commit`.
         """
         check_one("until", UNTIL, until)
         core = self._known

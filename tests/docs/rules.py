@@ -19,7 +19,7 @@
 | `python -m benchmarks.peers`   | reads its options; tests/benchmarks/peers has its parts                         |
 | `… pulsar-java-…`, `… --peer`  | its name and options are those of `--help`; Maven brings what it runs           |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
-| `python -m tests.docs.tables`  | with `--check`: exits with 0                                                    |
+| `python -m tests.docs.tables`  | with `--check`: exits with 0; `python -m tests.stubs` too                       |
 | `.ci/run`                      | is there, executable, and names make targets that exist                         |
 | `docker compose up`, `exec` …  | cannot run here; tests/compose/test_compose.py runs what the file starts        |
 """
@@ -288,9 +288,9 @@ def _pytest(place: Place, command: Command) -> None:
     assert re.search(r"\.py: \d+$|::test_", listed.stdout, re.M), "no test was found"
 
 
-def _tables(place: Place, command: Command) -> None:
+def _written(place: Place, command: Command) -> None:
     """Once a run: several pages name it."""
-    if place.is_first("tables"):
+    if place.is_first(command.words[2]):
         place.run(sys.executable, *command.words[1:], "--check", timeout_s=600)
 
 
@@ -321,7 +321,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"python -m benchmarks (pulsar-java-|.*--peer)", _benchmark_of_java),
     (r"python -m benchmarks \S", _benchmark),
     (r"python -m benchmarks\.peers( |$)", _peers),
-    (r"python -m tests\.docs\.tables$", _tables),
+    (r"python -m tests\.(docs\.tables|stubs)$", _written),
     (r"\.venv/bin/pytest( |$)", _pytest),
     (r"\.ci/run$", _ci),
     (r"docker compose (up$|exec |run )", _compose),

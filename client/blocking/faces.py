@@ -1,0 +1,437 @@
+"""What the blocking classes have of the asyncio ones: each method waits for the other, or calls it.
+
+`python -m tests.stubs` writes the classes from those of asyncio, by the table of tests/faces.py: signatures and
+docstrings are changed there. A blocking class derives from its face, and has what is different. They are written, and
+not made when they are imported: so type checkers and editors read them, and a call costs no more than one by hand.
+Guards: tests/client/blocking/test_faces.py, tests/client/admin/test_stubs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Sequence, ValuesView
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ...proto.states import TxnId
+from .. import client as aio
+from ..common.closing import ClosedAfterWith
+from ..connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
+from ..consume.consumer import Consumer as AsyncConsumer
+from ..consume.ranges import Reader as AsyncReader
+from ..consume.receiver_queue import ConsumerBatchReceivePolicy
+from ..consume.table_view import TableView as AsyncTableView
+from ..core.transaction import TransactionState
+from ..model.encryption import KeyReader
+from ..model.message import ConsumerEventListener, Message
+from ..model.message_id import MessageId
+from ..model.options import given
+from ..model.schema import Schema
+from ..model.settings import (
+    BatchingType,
+    CompressionType,
+    ConsumerCryptoFailureAction,
+    ConsumerDeadLetterPolicy,
+    ConsumerKeySharedPolicy,
+    ConsumerType,
+    InitialPosition,
+    PartitionsRoutingMode,
+    ProducerAccessMode,
+    RedeliveryBackoff,
+    RegexSubscriptionMode,
+)
+from ..produce.producer import Half as AsyncHalf
+from ..produce.producer import Producer as AsyncProducer
+from ..transactions.coordinators import SinkStatus
+from ..transactions.transaction import Transaction as AsyncTransaction
+from ..transactions.transaction import Wait
+from .loop_thread import Face, Handle, OfOneProcess, inner_of
+
+if TYPE_CHECKING:
+    from .consumer import Consumer, Reader
+    from .producer import Half, Producer, Transaction
+    from .table_view import TableView
+
+
+# ------------------------------------------------------------------------------------------------------- written
+
+
+class ClientFace(Face[aio.Client], ClosedAfterWith):
+    """What a blocking Client has of one of asyncio."""
+
+    _init: Callable[[dict[str, Any]], None]
+    _create_producer: Callable[[dict[str, Any]], Producer]
+    _subscribe: Callable[[dict[str, Any]], Consumer]
+    _create_reader: Callable[[dict[str, Any]], Reader]
+    _create_table_view: Callable[[dict[str, Any]], TableView]
+
+    def __init__(
+        self,
+        service_url: str | AutoClusterFailover | ServiceInfoProvider,
+        authentication: object = None,
+        operation_timeout_seconds: float = 30,
+        io_threads: int = 1,
+        message_listener_threads: int = 1,
+        concurrent_lookup_requests: int = 50000,
+        log_conf_file_path: str | None = None,
+        stats_interval_in_seconds: int = 600,
+        use_tls: bool = False,
+        tls_trust_certs_file_path: str | None = None,
+        tls_allow_insecure_connection: bool = False,
+        tls_validate_hostname: bool = False,
+        logger: object = None,
+        connection_timeout_ms: int = 10000,
+        listener_name: str | None = None,
+        tls_private_key_file_path: str | None = None,
+        tls_certificate_file_path: str | None = None,
+        *,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
+        self._init(given(locals()))
+
+    def get_service_info(self) -> ServiceInfo:
+        """Returns where the client connects now."""
+        return self._current().get_service_info()
+
+    def sink_status(self, sink_id: str) -> SinkStatus | None:
+        """Returns the last batch that was committed for a sink, and its query; None: none was."""
+        return self._run(self._current().sink_status(sink_id))
+
+    def commit_transaction(self, txn_id: TxnId | str) -> None:
+        """Commits a transaction that any program prepared; once more is no harm. TransactionAborted,
+        TransactionForgotten; InvalidTxnStatusError: it is open.
+        """
+        self._run(self._current().commit_transaction(txn_id))
+
+    def abort_transaction(self, txn_id: TxnId | str) -> None:
+        """Aborts a transaction of any program of this role, prepared or open; once more is no harm.
+        InvalidTxnStatusError: it is committed.
+        """
+        self._run(self._current().abort_transaction(txn_id))
+
+    def commit_half(self, half_id: TxnId | str) -> None:
+        """Commits, like `Half.commit`, a half that any program of this role prepared."""
+        self._finish(self._current().commit_half(half_id))
+
+    def rollback_half(self, half_id: TxnId | str) -> None:
+        """Rolls back, like `Half.rollback`, a half that any program of this role prepared."""
+        self._finish(self._current().rollback_half(half_id))
+
+    def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
+        """Returns OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its
+        text. TransactionForgotten: it ended too long ago.
+        """
+        return self._run(self._current().transaction_status(txn_id))
+
+    def create_producer(
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        schema: Schema | None = None,
+        initial_sequence_id: int | None = None,
+        send_timeout_millis: int = 30000,
+        compression_type: CompressionType = CompressionType.NONE,
+        max_pending_messages: int = 1000,
+        max_pending_messages_across_partitions: int = 50000,
+        block_if_queue_full: bool = False,
+        batching_enabled: bool = False,
+        batching_max_messages: int = 1000,
+        batching_max_allowed_size_in_bytes: int = 131072,
+        batching_max_publish_delay_ms: int = 10,
+        chunking_enabled: bool = False,
+        message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution,
+        lazy_start_partitioned_producers: bool = False,
+        properties: dict[str, str] | None = None,
+        batching_type: BatchingType = BatchingType.Default,
+        encryption_key: str | None = None,
+        crypto_key_reader: KeyReader | None = None,
+        access_mode: ProducerAccessMode = ProducerAccessMode.Shared,
+        message_router: Callable[[Any, int], int] | None = None,
+        *,
+        initial_subscription_name: str | None = None,
+        encryption_keys: Sequence[str] | None = None,
+    ) -> Producer:
+        """Opens a producer of `topic`. docs/settings.md has the parameters and their costs. Batching is on by default
+        for asyncio and off in the blocking client, as in `pulsar-client`.
+        """
+        return self._create_producer(given(locals()))
+
+    def subscribe(
+        self,
+        topic: aio.Topics,
+        subscription_name: str,
+        consumer_type: ConsumerType = ConsumerType.Exclusive,
+        schema: Schema | None = None,
+        message_listener: Callable[[Consumer, Message], object] | None = None,
+        receiver_queue_size: int = 1000,
+        max_total_receiver_queue_size_across_partitions: int = 50000,
+        consumer_name: str | None = None,
+        unacked_messages_timeout_ms: int | None = None,
+        broker_consumer_stats_cache_time_ms: int = 30000,
+        negative_ack_redelivery_delay_ms: int = 60000,
+        is_read_compacted: bool = False,
+        properties: dict[str, str] | None = None,
+        pattern_auto_discovery_period: int = 60,
+        initial_position: InitialPosition = InitialPosition.Latest,
+        crypto_key_reader: KeyReader | None = None,
+        replicate_subscription_state_enabled: bool = False,
+        max_pending_chunked_message: int = 10,
+        auto_ack_oldest_chunked_message_on_queue_full: bool = False,
+        start_message_id_inclusive: bool = False,
+        batch_receive_policy: ConsumerBatchReceivePolicy | None = None,
+        key_shared_policy: ConsumerKeySharedPolicy | None = None,
+        batch_index_ack_enabled: bool = False,
+        regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly,
+        dead_letter_policy: ConsumerDeadLetterPolicy | None = None,
+        crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+        *,
+        negative_ack_redelivery_backoff: RedeliveryBackoff | None = None,
+        ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None,
+        ack_receipt_enabled: bool = False,
+        enable_retry: bool = False,
+        priority_level: int = 0,
+        consumer_event_listener: ConsumerEventListener | None = None,
+        isolation: str = "read_committed",
+        redelivery_order: str = "any",
+    ) -> Consumer:
+        """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
+        parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
+
+        `isolation` is of the subscription: read_uncommitted shows what transactions wrote before they commit, and what
+        they aborted. `redelivery_order` too: with "key" a message that failed (a negative acknowledgement, or none in
+        time) holds back what follows it, of its key on KeyShared, of the partition on Exclusive and Failover, until it
+        is acknowledged or a dead letter; the broker's back-off says when it comes again.
+        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
+        `pattern_auto_discovery_period` seconds non-persistent topics are looked for; persistent ones are told at once.
+
+        `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
+        listeners of all consumers and readers of this client run at the same time. The event listener has its own
+        thread too.
+        """
+        return self._subscribe(given(locals()))
+
+    def create_reader(
+        self,
+        topic: str,
+        start_message_id: MessageId,
+        schema: Schema | None = None,
+        reader_listener: Callable[[Reader, Message], object] | None = None,
+        receiver_queue_size: int = 1000,
+        reader_name: str | None = None,
+        subscription_role_prefix: str | None = None,
+        is_read_compacted: bool = False,
+        crypto_key_reader: KeyReader | None = None,
+        start_message_id_inclusive: bool = False,
+        crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+        *,
+        isolation: str = "read_committed",
+    ) -> Reader:
+        """Opens a reader that starts after `start_message_id` (at it, when `start_message_id_inclusive`). `isolation`:
+        as in `subscribe`.
+
+        `reader_listener(reader, message)` is called in a thread of its own.
+        """
+        return self._create_reader(given(locals()))
+
+    def create_table_view(
+        self,
+        topic: str,
+        subscription_name: str | None = None,
+        schema: Schema | None = None,
+        *,
+        crypto_key_reader: KeyReader | None = None,
+    ) -> TableView:
+        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored now.
+        CryptoError: a message cannot be decrypted.
+        """
+        return self._create_table_view(given(locals()))
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        """Returns the full names of the partitions; the topic itself when it has none or does not exist. Creates
+        nothing.
+        """
+        return self._run(self._current().get_topic_partitions(topic))
+
+
+class ProducerFace(Handle[AsyncProducer]):
+    """What a blocking Producer has of one of asyncio."""
+
+    _half: Callable[[AsyncHalf], Half]
+
+    def producer_name(self) -> str:
+        """The name, given by the program or by the broker."""
+        return self._current().producer_name()
+
+    def last_sequence_id(self) -> int:
+        """The highest acknowledged sequence id; -1: none."""
+        return self._current().last_sequence_id()
+
+    def prepare(
+        self,
+        content: Any,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+        *,
+        group: str,
+        check_key: str = "",
+        check_after: float = 0,
+    ) -> Half:
+        """Stores a message durably without publishing it: a half message, which its `commit` publishes, once, and its
+        `rollback` drops. When neither comes for `check_after` seconds (0: the cluster's default), a program that
+        answers for the `group` (`Client.on_check`) is asked, by the `check_key`. docs/transactions.md has the rules.
+
+        ServiceUnitNotReady: the group has as many that are not decided as it may; MessageTooBig; Timeout: it may be
+        stored, and is rolled back.
+        """
+        return self._half(self._run(self._current().prepare(**given(locals()))))
+
+    def send_many(
+        self,
+        contents: Iterable[Any],
+        *,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+        txn: Transaction | None = None,
+    ) -> list[MessageId]:
+        """Sends all and returns their ids in the order of `contents`.
+
+        When every message has an outcome and one failed, raises the exception of the first failure.
+        """
+        return self._run(self._current().send_many(**{**given(locals()), "txn": inner_of(txn)}))
+
+    def flush(self) -> None:
+        """Returns when every message sent before has its outcome and its callback was called. AlreadyClosed."""
+        self._run(self._current().flush())
+
+
+class HalfFace(OfOneProcess[AsyncHalf]):
+    """What a blocking Half has of one of asyncio."""
+
+    def commit(self) -> None:
+        """Returns when it is published for good. Once more is no harm.
+
+        TransactionAborted: it is rolled back. HalfParked: an operator decides. What keeps it from being published
+        (TopicTerminated, …): nothing of it counts, and it is parked. OutcomeUnknown: call it again; else the group is
+        asked.
+        """
+        self._finish(self._current().commit())
+
+    def rollback(self) -> None:
+        """Returns when it is dropped for good. Once more is no harm. TransactionEnded: it is committed. HalfParked.
+        OutcomeUnknown: call it again; else the group is asked.
+        """
+        self._finish(self._current().rollback())
+
+
+class TransactionFace(OfOneProcess[AsyncTransaction]):
+    """What a blocking Transaction has of one of asyncio."""
+
+    @property
+    def id(self) -> TxnId:
+        """Returns the transaction's id; its text is `(most,least)`, as Pulsar prints it."""
+        return self._inner.id
+
+    @property
+    def state(self) -> TransactionState:
+        """Returns OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer,
+        and `commit` asks again.
+        """
+        return self._inner.state
+
+    def commit(self, wait: Wait = "durable") -> None:
+        """Returns when its outcome is durable, or (`visible`) when every consumer may see it. Once more is no harm.
+
+        TransactionAborted: nothing of it counts, also when an operation in it failed. TransactionFenced.
+        OutcomeUnknown: it is not told; call it again, or ask `transaction_status`.
+        """
+        self._finish(self._current().commit(wait))
+
+    def prepare(self, until: float = 0) -> None:
+        """Returns when all of it is durable and waits for its end for `until` seconds (0: as long as the cluster
+        allows), whatever becomes of this client and of the coordinator. Nothing can be added any more. It is ended by
+        `commit` or `abort` here, or by its id from any program: `Client.commit_transaction`, `abort_transaction`,
+        or asyncio's `commit_batch`. Readers wait for it until then. Errors as of `commit`.
+        """
+        self._finish(self._current().prepare(until))
+
+    def abort(self, wait: Wait = "durable") -> None:
+        """Aborts the transaction: nothing of it counts; what it acknowledged is delivered again. A second call does no
+        harm. TransactionEnded: it is committed, or may be. OutcomeUnknown: it was prepared, and its coordinator does
+        not answer.
+        """
+        self._finish(self._current().abort(wait))
+
+
+class ConsumerFace(Handle[AsyncConsumer]):
+    """What a blocking Consumer has of one of asyncio."""
+
+    def subscription_name(self) -> str:
+        """The name of the subscription."""
+        return self._inner.subscription_name()
+
+    def consumer_name(self) -> str:
+        """The name of the consumer, given by the program or by the broker."""
+        return self._inner.consumer_name()
+
+    def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
+        """Acknowledges this message and all before it of its partition; `txn` as in `acknowledge`."""
+        self._run(self._current().acknowledge_cumulative(message, txn=inner_of(txn)))
+
+    @property
+    def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
+        """The policy that applies, also a default; None: messages are redelivered until they are acknowledged."""
+        return self._inner.dead_letter_policy
+
+    def reconsume_later(self, message: Message, delay: timedelta, properties: dict[str, str] | None = None) -> None:
+        """Stores a copy that is delivered after `delay`, then acknowledges the message. Needs `enable_retry`."""
+        self._run(self._current().reconsume_later(message, delay, properties))
+
+    def seek(self, messageid: MessageId | int) -> None:
+        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
+        self._run(self._current().seek(messageid))
+
+    def get_last_message_id(self) -> MessageId:
+        """Returns the id of the topic's last message. OperationNotSupported: there are several partitions."""
+        return self._run(self._current().get_last_message_id())
+
+    def unsubscribe(self) -> None:
+        """Deletes the subscription and closes the consumer."""
+        self._run(self._current().unsubscribe())
+
+
+class ReaderFace(Handle[AsyncReader]):
+    """What a blocking Reader has of one of asyncio."""
+
+    def seek(self, messageid: MessageId | int) -> None:
+        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
+
+        The id of a message moves its own partition; the others keep their positions.
+        """
+        self._run(self._current().seek(messageid))
+
+
+class TableViewFace(Handle[AsyncTableView]):
+    """What a blocking TableView has of one of asyncio."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The latest value of the key; `default` when it has none."""
+        return self._current().get(key, default)
+
+    def keys(self) -> KeysView[str]:
+        """Returns a copy of the keys."""
+        return self._current().keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Returns a copy of the values."""
+        return self._current().values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Returns a copy, as `keys` and `values` do: later changes are not in it."""
+        return self._current().items()
