@@ -24,7 +24,7 @@ C = TypeVar("C", bound=type)
 
 
 def with_methods(kind: C) -> C:
-    """Decorates AdminClient: gives it the method of each row that names one, and the functions of the modules."""
+    """Decorates AdminClient: adds the method of each row that names one, and the functions of the modules."""
     for row in OPERATIONS.values():
         if row.method:
             setattr(kind, row.method, made(row))

@@ -154,7 +154,7 @@ class AuthenticationOauth2(Authentication):
     `auth_params_string`: a JSON object with `issuer_url`; `private_key` (a file, `file:…` or
     `data:application/json;base64,…`, with JSON of `client_id` and `client_secret`), or both of these themselves;
     `audience`, `scope`; `tls_cert_file`, `tls_key_file`, `tokenEndpointAuthMethod` (client_secret_post,
-    tls_client_auth). InvalidConfiguration: it does not fit. See client/connect/oauth2.py.
+    tls_client_auth). Raises InvalidConfiguration if it does not fit. See client/connect/oauth2.py.
     """
 
     auth_method_name = "token"

@@ -156,7 +156,7 @@ class Connections:
         return channel
 
     async def broker_stream(self, topic: TopicName) -> BrokerStream:
-        """Looks the topic's owner up, and returns the stream to it."""
+        """Finds the topic's owner by a look-up, and returns the stream to it."""
         channel = await self.find_owner(topic)
         if self._closed:
             raise ConnectionLost("the client is closed")

@@ -303,9 +303,9 @@ class Deliveries:
             slots.popitem(last=False)
 
     def follows(self, failed: Collection[Position]) -> Callable[[Message], bool]:
-        """Returns a function that says whether a message must wait for one of the failed entries: it is of that entry,
-        or after it and, where the order is by key, of one of its keys. These are exactly the messages that the broker
-        takes back."""
+        """Returns a function: whether a message must wait for one of the failed entries. It must if it is of that
+        entry, or after it and, where the order is by key, of one of its keys. These are exactly the messages that the
+        broker takes back."""
         known = self.slots
         if known is None:
             first = min(failed)

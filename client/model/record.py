@@ -260,7 +260,7 @@ class Record(metaclass=_RecordType):
         producer = client.create_producer("flights", schema=JsonSchema(Flight))
         producer.send(Flight(number="UA 1545"))
 
-    A field without a value is None. InvalidMessage: a value does not fit its field, or there is no field of that name.
+    A field without a value is None. Raises InvalidMessage if a value does not fit, or no field has that name.
     """
     _fields: ClassVar[dict[str, Field[Any]]]
     _avro_namespace: ClassVar[str | None] = None

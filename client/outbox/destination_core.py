@@ -163,7 +163,8 @@ class Destination:
         self._failed += 1
 
     def on_flight_lost(self, error: str, now: float, *, sure: bool) -> None:
-        """Ends the flight and opens the producer again after a pause. If not `sure`, the flight may be stored."""
+        """Ends this destination's part of a cluster transaction that failed, and opens the producer again after a
+        pause. If not `sure`, the transaction may be committed."""
         self.flight = ()
         self.last_open = self.last_open if sure else ANY
         self.put_off(error, now)

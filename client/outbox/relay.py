@@ -42,7 +42,7 @@ _clock = SystemClock()
 
 
 class HasTables(Protocol):
-    """An outbox that gives its tables: SQLAlchemyOutbox or DjangoOutbox."""
+    """An outbox with its tables: SQLAlchemyOutbox or DjangoOutbox."""
 
     relays: Any
 

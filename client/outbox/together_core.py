@@ -72,8 +72,8 @@ class Together:
 
     # ------------------------------------------------------------------------------ a flight
     def take_off(self) -> Parts:
-        """Begins the next flight and returns its entries by destination. Returns an empty dict if a flight is under
-        way, no unit waits, or a destination of the first unit is not ready."""
+        """Begins the next cluster transaction and returns its entries by destination. Returns an empty dict if one is
+        in flight, no unit waits, or a destination of the first unit is not ready."""
         if self.flight:
             return {}
         chosen: list[Unit] = []
@@ -118,18 +118,18 @@ class Together:
         return [row for unit in flight for row in unit]
 
     def back(self) -> None:
-        """Puts the units of the flight back to the front of the queue: they are sent again under the same ids."""
+        """Puts the units in flight back to the front of the queue: they are sent again under the same ids."""
         self.queue.extendleft(reversed(self.flight))
         self.flight = ()
 
     @property
     def is_unclear(self) -> bool:
-        """Whether the flight is a single unit that may be stored already: then a refusal does not show that it is not
-        stored."""
+        """Whether the cluster transaction has a single unit that may be stored already: then a refusal does not show
+        that it is not stored."""
         return len(self.flight) == 1 and self.may_be_stored(self.flight[0])
 
     def take_refused(self) -> Unit:
-        """Removes and returns the unit that was refused. Returns an empty tuple if the flight had several units: they
+        """Removes and returns the unit that was refused. Returns an empty tuple if several units were in flight: they
         go back to the queue and are sent again one by one."""
         assert not self.is_unclear, "what may be stored is not given up"
         flight = self.flight

@@ -48,7 +48,7 @@ class Taken:
 
 
 class Outcome(Enum):
-    """The outcome of a group of rows, or of a flight of units, that was sent."""
+    """The outcome of a group of rows, or of the units of a cluster transaction, that was sent."""
 
     STORED = "all of it is in the topic"
     ROW_REFUSED = "nothing of it is stored, because of what a row holds"
