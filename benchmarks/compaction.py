@@ -9,7 +9,7 @@ import random
 import time
 import tracemalloc
 
-from magnetar.broker.log.compaction_core import KeySurvey, cut, parse_entry
+from magnetar.broker.log.compaction_core import KeySurvey, compact_entry, parse_entry
 from magnetar.proto.entry import broker_part, encode_batch, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 
@@ -42,7 +42,7 @@ def _compact(entries: list[tuple[int, int, bytes]]) -> tuple[float, int]:
             survey.add_entry(first, count, parse_entry(entry))
         survey.end_round()
     for first, count, entry in entries:
-        cut(entry, first, count, survey.survivors)
+        compact_entry(entry, first, count, survey.survivors)
     return time.perf_counter() - begin, len(survey.survivors)
 
 

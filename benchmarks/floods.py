@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import Code, Setting, block
+from magnetar.runtime.tcp.http2_frames import Code, Setting, encode_headers
 
 RATE_BYTES = 4 << 20
 OPENED = frames.PREFACE + frames.settings({})
@@ -17,7 +17,7 @@ _HEAD = [(b":method", b"POST"), (b":scheme", b"https"), (b":authority", b"x"), (
 
 def _call(n: int, method: str, flags: int = 0, token: bytes = b"") -> bytes:
     more = [(b"authorization", token)] if token else []
-    head = block([*_HEAD, (b":path", f"/magnetar.wire.Broker/{method}".encode()), *more])
+    head = encode_headers([*_HEAD, (b":path", f"/magnetar.wire.Broker/{method}".encode()), *more])
     return frames.header_block(2 * n + 1, head, flags, frames.FRAME_DEFAULT)
 
 

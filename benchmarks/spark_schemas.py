@@ -40,7 +40,7 @@ def orders(seed: int) -> list[dict[str, Any]]:
 def schema_spark_read(options: Options) -> Run:
     """`value` is that of JSON; `detail` has both."""
     import magnetar
-    from magnetar.client.model.payloads import Written, avro_writer
+    from magnetar.client.model.payloads import PreEncodedSchema, avro_writer
     from magnetar.proto.schema import SchemaInfo, SchemaType
 
     encode = avro_writer(json.loads(DEFINITION))
@@ -54,7 +54,7 @@ def schema_spark_read(options: Options) -> Run:
             for topic, rows in ((f"warm-up-{name}", WARM_UP_ROWS), (name, options.messages)):
                 client.subscribe(topic, "keep", initial_position=magnetar.InitialPosition.Earliest).close()
                 producer = client.create_producer(
-                    topic, schema=Written(SchemaInfo(type=type_, data=DEFINITION, name="Order")),
+                    topic, schema=PreEncodedSchema(SchemaInfo(type=type_, data=DEFINITION, name="Order")),
                     batching_enabled=True, block_if_queue_full=True, max_pending_messages=20_000,
                 )  # fmt: skip
                 Sending(producer, contents).run(messages=rows)

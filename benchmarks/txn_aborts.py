@@ -106,7 +106,7 @@ async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Ran
         position = Position(index // LEDGER_ENTRIES + 1, index % LEDGER_ENTRIES)
         core.on_publish_confirmed(txn, "bench", SequenceRange(number, number), position, index, 1, 100)
         core.settle(Settlement(txn, committed=False))
-        outcomes.touched()
+        outcomes.schedule_write()
         if number % 10_000 == 0:
             await asyncio.sleep(0)
     await outcomes.durable()

@@ -84,7 +84,7 @@ class RequestBudget:
         assert all(self._by_connection.values())
 
 
-def cost_of(request: Request) -> int:
+def request_memory_bytes(request: Request) -> int:
     """Returns the memory in bytes that the request needs while it waits."""
     return REQUEST_BYTES + len(request.head) + sum(map(len, request.frames))
 
@@ -142,7 +142,7 @@ class Intents:
         self.bytes = 0
         self.seal = seal
 
-    def take(self) -> list[Intent]:
+    def take_all(self) -> list[Intent]:
         """Removes and returns the intents of the turn."""
         turn, self.turn, self.bytes = self.turn, [], 0
         return turn
@@ -154,7 +154,7 @@ class _Queue:
         self.bytes = 0
         self._by_connection: dict[Hashable, int] = {}
 
-    def takes(self, batch: AddBatch, bytes_max: int) -> bool:
+    def has_room_for(self, batch: AddBatch, bytes_max: int) -> bool:
         """Returns whether the queue has room for the batch; an empty queue takes any batch."""
         size = batch.size + REQUEST_BYTES
         own = self._by_connection.get(batch.request.connection, 0)
@@ -219,17 +219,17 @@ class Adds:
             self._answer(batch)
         elif batch.recovery:
             if self._held_recovery.batches:
-                self._hold(batch)
+                self._enqueue(batch)
             else:
                 self._admit(batch)
         elif self.read_only:
             self._refuse(batch, Status.READ_ONLY)
         elif self._held.batches:
-            self._hold(batch)
+            self._enqueue(batch)
         else:
             self._admit(batch)
 
-    def take_one(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
+    def on_plain_add(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
         """Handles an ADD without flags, as `on_request` does, but faster: most requests are such ones."""
         opened = open_add(ledger, entry, request.frames, self._entry_bytes_max)
         if opened is None:
@@ -240,7 +240,7 @@ class Adds:
         if self.read_only:
             self._refuse(batch, Status.READ_ONLY)
         elif self._held.batches:
-            self._hold(batch)
+            self._enqueue(batch)
         else:
             self._admit(batch)
 
@@ -260,7 +260,7 @@ class Adds:
     def _admit(self, batch: AddBatch) -> None:
         """Gives the batch to the store; holds or refuses the batch if the store does not admit it."""
         if self._in_flight >= REQUESTS_MAX:
-            self._hold(batch)
+            self._enqueue(batch)
             return
         status = self._store.add_many(batch.ledger, batch.key, batch.entries, batch.size, batch.lac, batch.recovery)
         if status is Status.OK:
@@ -271,13 +271,13 @@ class Adds:
             if intents.bytes >= SEAL_BYTES:
                 intents.seal()
         elif status is Status.BUSY:
-            self._hold(batch)
+            self._enqueue(batch)
         elif status is Status.NO_SUCH_LEDGER:
             self._newcomer(batch.request, decode_request(batch.request.head), batch.came)
         else:
             self._refuse(batch, status)
 
-    def complete(self, intents: Sequence[Intent], ok: bool) -> None:
+    def answer_sealed(self, intents: Sequence[Intent], ok: bool) -> None:
         """Answers the requests of a sealed group, in the order of their arrival. `ok`: they are durable; False: there
         was no room.
         """
@@ -306,12 +306,12 @@ class Adds:
         self.entry_bytes.observe_all(sizes)
 
     # ------------------------------------------------------------------------------------ what waits
-    def _hold(self, batch: AddBatch) -> None:
+    def _enqueue(self, batch: AddBatch) -> None:
         """Queues the batch until there is room; refuses it if the queue is full or waiting would not help."""
         queue = self._held_recovery if batch.recovery else self._held
         if self._store.flush_blocked and not batch.recovery:
             self._refuse(batch, Status.READ_ONLY)
-        elif self._store.without_descriptor or not queue.takes(batch, self._held_bytes_max):
+        elif self._store.without_descriptor or not queue.has_room_for(batch, self._held_bytes_max):
             self._refuse(batch, Status.BUSY)
         else:
             queue.push(batch)

@@ -42,7 +42,7 @@ from ..runtime.access import LOCAL, Principal, PrincipalKind
 from ..runtime.clock import Clock
 from ..runtime.tasks import Tasks
 from .disk_monitor import DiskMonitor
-from .maintenance.garbage import Collected, Collector, GarbageProgress
+from .maintenance.garbage import GarbageCollector, GarbageProgress, GarbageResult
 from .maintenance.limbo import LimboExit
 from .maintenance.scrub import Scrubber
 from .store.disk import NoSpace
@@ -73,7 +73,7 @@ class BookieAdmin:
     """
 
     def __init__(
-        self, bookie_id: str, store: Store, upkeep: DiskMonitor, collector: Collector, limbo: LimboExit,
+        self, bookie_id: str, store: Store, upkeep: DiskMonitor, collector: GarbageCollector, limbo: LimboExit,
         scrubber: Scrubber, metadata: Callable[[], MetadataStore], clock: Clock,
     ) -> None:  # fmt: skip
         self._bookie_id = bookie_id
@@ -83,9 +83,9 @@ class BookieAdmin:
         self._exit = limbo
         self._scrubber = scrubber
         self._metadata = metadata
-        self._runs = _Runs(collector, clock)
+        self._runs = _ManualRuns(collector, clock)
         self._verbs: dict[str, Verb] = {
-            "state": self._say_state,
+            "state": self._state,
             "gc-plan": self._gc_plan,
             "gc-start": self._gc_start,
             "gc-status": self._gc_status,
@@ -126,8 +126,8 @@ class BookieAdmin:
         await self._runs.close()
 
     # ------------------------------------------------------------------------------------ verbs
-    async def _say_state(self, options: Options) -> Json:
-        reject_unknown_options(options, ())
+    async def _state(self, options: Options) -> Json:
+        check_option_names(options, ())
         store = self._store
         total, free = await store.room.usage()
         facts, refused = store.descriptors, self._collector.refused
@@ -150,27 +150,31 @@ class BookieAdmin:
         }
 
     async def _gc_plan(self, options: Options) -> Json:
-        reject_unknown_options(options, ("major",))
-        plans = await self._collector.plan(major=flag(options, "major"))
+        check_option_names(options, ("major",))
+        plans = await self._collector.plan(major=boolean_option(options, "major"))
         wanted = dict.fromkeys(holder.ledger for plan in plans for holder in plan.facts.holders)
         owners = await self._owners(list(wanted)[:LOOKUPS_MAX])
         return {"logs": [_log(plan, owners) for plan in plans]}
 
     async def _gc_start(self, options: Options) -> Json:
-        reject_unknown_options(options, ("force", "major", "roll"))
-        self._runs.start(force=flag(options, "force"), major=flag(options, "major"), roll=flag(options, "roll"))
+        check_option_names(options, ("force", "major", "roll"))
+        self._runs.start(
+            force=boolean_option(options, "force"),
+            major=boolean_option(options, "major"),
+            roll=boolean_option(options, "roll"),
+        )
         return {"started": True}
 
     async def _gc_status(self, options: Options) -> Json:
-        reject_unknown_options(options, ())
+        check_option_names(options, ())
         return self._runs.describe()
 
     async def _scrub_status(self, options: Options) -> Json:
-        reject_unknown_options(options, ())
+        check_option_names(options, ())
         return self._scrub()
 
     async def _limbo_status(self, options: Options) -> Json:
-        reject_unknown_options(options, ())
+        check_option_names(options, ())
         return self._limbo()
 
     def _limbo(self) -> Json:
@@ -179,7 +183,7 @@ class BookieAdmin:
         return {"upto": limbo.upto, "blocked": len(limbo.blocked), "why": blocked, **limbo.counters}
 
     async def _accept_loss(self, options: Options) -> Json:
-        reject_unknown_options(options, ())
+        check_option_names(options, ())
         given_up = await self._exit.accept_loss()
         return {"givenUp": dict(list(given_up.items())[:BLOCKED_MAX]), "ledgers": len(given_up)}
 
@@ -201,14 +205,14 @@ class BookieAdmin:
         return owners
 
 
-def reject_unknown_options(options: Options, names: Sequence[str]) -> None:
+def check_option_names(options: Options, names: Sequence[str]) -> None:
     """Raises InvalidRequest if `options` has a name that is not in `names`."""
     strange = sorted(options.keys() - set(names))
     if strange:
         raise InvalidRequest(f"no option {', '.join(strange)}; there are {', '.join(names) or 'none'}")
 
 
-def flag(options: Options, name: str) -> bool:
+def boolean_option(options: Options, name: str) -> bool:
     """Returns a boolean option, False if it is missing. Raises InvalidRequest if it is not a boolean."""
     value = options.get(name, False)
     if not isinstance(value, bool):
@@ -241,10 +245,10 @@ def _check_administers(sender: Principal, verb: object) -> None:
         raise Unauthorized(f"{sender} may not ask for {verb!r}: an operator or a broker may")
 
 
-class _Runs:
+class _ManualRuns:
     """The garbage collections that operators start, one at a time, and the result of the last one."""
 
-    def __init__(self, collector: Collector, clock: Clock) -> None:
+    def __init__(self, collector: GarbageCollector, clock: Clock) -> None:
         self._collector = collector
         self._clock = clock
         self._tasks = Tasks()
@@ -283,7 +287,7 @@ class _Runs:
         await self._tasks.close()
 
 
-def _done(done: Collected) -> Json:
+def _done(done: GarbageResult) -> Json:
     return {
         "suspected": done.suspected,
         "refused": None if done.refused is None else done.refused.value,

@@ -38,9 +38,9 @@ from ..metadata.records import (
 from ..metadata.store import ANY, MetadataStore, get_record, put_record
 from ..proto.errors import Busy, InvalidRequest, LedgerNotFound, NotFound
 from ..runtime.clock import Clock
-from .admin import Json, Options, Verb, flag, reject_unknown_options
+from .admin import Json, Options, Verb, boolean_option, check_option_names
 from .maintenance import marks
-from .maintenance.copies_core import GONE, placed
+from .maintenance.copies_core import GONE, bookies_of
 
 T = TypeVar("T")
 
@@ -71,22 +71,22 @@ class RepairVerbs:
 
     # ------------------------------------------------------------------------------ ledgers
     async def _ledgers(self, options: Options) -> Json:
-        reject_unknown_options(options, ("limit", "after", "bookie", "state"))
+        check_option_names(options, ("limit", "after", "bookie", "state"))
         limit, after = _number(options, "limit", LIMIT), _number(options, "after", -1)
         bookie, state = _text(options, "bookie"), _text(options, "state")
-        ids = iter([each for each in await marks.listed(self._session(), paths.LEDGERS) if each > after])
+        ids = iter([each for each in await marks.list_ledgers(self._session(), paths.LEDGERS) if each > after])
         found: list[LedgerRecord] = []
         while len(found) <= limit and (some := list(islice(ids, 256))):
             found += [
                 record for record in await self._records(some)
-                if state in ("", record.state) and (not bookie or bookie in placed(record))
+                if state in ("", record.state) and (not bookie or bookie in bookies_of(record))
             ]  # fmt: skip
         return {"ledgers": [_short(record) for record in found[:limit]], "more": len(found) > limit}
 
     async def _ledger(self, options: Options) -> Json:
-        reject_unknown_options(options, ("ledger",))
+        check_option_names(options, ("ledger",))
         ledger = _number(options, "ledger", -1)
-        record = await marks.ledger(self._session(), ledger)
+        record = await marks.read_ledger(self._session(), ledger)
         if record is None:
             raise LedgerNotFound(f"ledger {ledger} does not exist; 'magnetar ledgers list' shows them", ledger=ledger)
         mark = await marks.mark_of(self._session(), ledger)
@@ -101,24 +101,24 @@ class RepairVerbs:
         }  # fmt: skip
 
     async def _under_replicated(self, options: Options) -> Json:
-        reject_unknown_options(options, ("limit",))
-        ids = await marks.listed(self._session(), paths.UNDER_REPLICATED)
+        check_option_names(options, ("limit",))
+        ids = await marks.list_ledgers(self._session(), paths.UNDER_REPLICATED)
         found = await self._marks(ids[: _number(options, "limit", LIMIT)])
         now_ms = self._clock.wall_ms()
         return {"ledgers": [_mark(each, now_ms) for each in found], "count": len(ids)}
 
     # ------------------------------------------------------------------------------ auto-recovery
     async def _status(self, options: Options) -> Json:
-        reject_unknown_options(options, ())
+        check_option_names(options, ())
         store, now_ms = self._session(), self._clock.wall_ms()
         auditor = await get_record(store, paths.REPAIR_AUDITOR, AuditorRecord)
         workers = await marks.records_of(store, paths.REPAIR_WORKERS, RepairWorkerRecord)
-        ids = await marks.listed(store, paths.UNDER_REPLICATED)
+        ids = await marks.list_ledgers(store, paths.UNDER_REPLICATED)
         found = await self._marks(ids[:SAMPLE])
         left = await self._bytes_left(found) * max(len(ids), 1) // max(len(found), 1)
         rate = sum(each.bytes_per_s for each in workers if now_ms - each.updated_ms < FRESH_MS)
         return {
-            "enabled": await marks.enabled(store),
+            "enabled": await marks.is_repair_enabled(store),
             "auditor": None if auditor is None else auditor[0].name,
             "auditorSinceMs": None if auditor is None else auditor[0].since_ms,
             "underReplicated": len(ids),
@@ -131,19 +131,19 @@ class RepairVerbs:
         }
 
     async def _enable(self, options: Options) -> Json:
-        reject_unknown_options(options, ("on",))
-        await marks.enable(self._session(), flag(options, "on"))
-        return {"enabled": flag(options, "on")}
+        check_option_names(options, ("on",))
+        await marks.set_repair_enabled(self._session(), boolean_option(options, "on"))
+        return {"enabled": boolean_option(options, "on")}
 
     # ------------------------------------------------------------------------------ bookies
     async def _bookies(self, options: Options) -> Json:
-        reject_unknown_options(options, ())
+        check_option_names(options, ())
         store = self._session()
-        available, departing = await marks.available(store), await marks.departing(store)
+        available, departing = await marks.available_bookies(store), await marks.departing_bookies(store)
         cookies = await store.children(paths.COOKIES)
         named: Counter[str] = Counter()
-        for record in await self._records(await marks.listed(store, paths.LEDGERS)):
-            named.update(list(placed(record)))
+        for record in await self._records(await marks.list_ledgers(store, paths.LEDGERS)):
+            named.update(list(bookies_of(record)))
         rows: list[Json] = []
         for bookie in sorted({*available, *departing, *cookies, *named}):
             record_, state = available.get(bookie), "writable"
@@ -165,33 +165,33 @@ class RepairVerbs:
         return {"bookies": rows}
 
     async def _depart(self, options: Options) -> Json:
-        reject_unknown_options(options, ("bookie", "dead", "forget", "cancel"))
+        check_option_names(options, ("bookie", "dead", "forget", "cancel"))
         store, bookie = self._session(), _text(options, "bookie")
         registered = await store.get(paths.bookie(bookie)) is not None
         path = paths.departing(bookie)
         before = await get_record(store, path, DepartingRecord)
-        if flag(options, "cancel"):
+        if boolean_option(options, "cancel"):
             if before is not None:
                 await store.delete(path, before[1])
             return {"bookie": bookie, "departing": False}
         cookie = await get_record(store, paths.cookie(bookie), CookieRecord)
-        if not registered and cookie is None and not await self._named(bookie):
+        if not registered and cookie is None and not await self._records_on(bookie):
             raise NotFound(f"no bookie {bookie} is known; 'magnetar bookies list' shows them", bookie=bookie)
-        if registered and flag(options, "dead"):
+        if registered and boolean_option(options, "dead"):
             raise Busy(
                 f"bookie {bookie} is registered: it lives. 'magnetar bookies decommission' empties a living one, "
                 "'magnetar bookies list' shows it", bookie=bookie,
             )  # fmt: skip
         since_ms = self._clock.wall_ms() if before is None else before[0].since_ms
-        record = DepartingRecord(bookie=bookie, since_ms=since_ms, forget=flag(options, "forget"))
+        record = DepartingRecord(bookie=bookie, since_ms=since_ms, forget=boolean_option(options, "forget"))
         await put_record(store, path, record, ANY)
         return {"bookie": bookie, "departing": True, "registered": registered, "forget": record.forget}
 
     async def _departure(self, options: Options) -> Json:
-        reject_unknown_options(options, ("bookie",))
+        check_option_names(options, ("bookie",))
         store, bookie = self._session(), _text(options, "bookie")
-        on_it = await self._named(bookie)
-        marked = {*await marks.listed(store, paths.UNDER_REPLICATED)}
+        on_it = await self._records_on(bookie)
+        marked = {*await marks.list_ledgers(store, paths.UNDER_REPLICATED)}
         still = [record for record in on_it if record.ledger_id in marked]
         stuck = [each for each in await self._marks([record.ledger_id for record in still][:SAMPLE]) if each.stuck]
         return {
@@ -206,14 +206,14 @@ class RepairVerbs:
         }
 
     # ------------------------------------------------------------------------------ reading
-    async def _named(self, bookie: str) -> list[LedgerRecord]:
+    async def _records_on(self, bookie: str) -> list[LedgerRecord]:
         """Returns the records of all ledgers that have a fragment on the bookie."""
-        records = await self._records(await marks.listed(self._session(), paths.LEDGERS))
-        return [record for record in records if bookie in placed(record)]
+        records = await self._records(await marks.list_ledgers(self._session(), paths.LEDGERS))
+        return [record for record in records if bookie in bookies_of(record)]
 
     async def _records(self, ledgers: Sequence[int]) -> list[LedgerRecord]:
         store = self._session()
-        found = await _in_parts(ledgers, lambda ledger: marks.ledger(store, ledger))
+        found = await _in_parts(ledgers, lambda ledger: marks.read_ledger(store, ledger))
         return [record for record in found if record is not None]
 
     async def _marks(self, ledgers: Sequence[int]) -> list[UnderReplicatedRecord]:
@@ -250,7 +250,7 @@ def _short(record: LedgerRecord) -> Json:
         "entries": record.last_entry + 1 if closed else None,
         "bytes": record.length if closed else None,
         "fragments": len(record.fragments),
-        "bookies": list(placed(record)),
+        "bookies": list(bookies_of(record)),
         "owner": record.properties.get("topic", ""),
     }
 

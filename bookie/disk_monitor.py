@@ -63,12 +63,12 @@ class DiskLimits(NamedTuple):
     warn_share: float
     free_bytes_min: int  # -1: not set
 
-    def floor(self, total: int) -> int:
+    def floor_bytes(self, total: int) -> int:
         """Returns the free bytes below which a disk of `total` bytes is FULL."""
         return self.free_bytes_min if self.free_bytes_min >= 0 else min(FLOOR_BYTES, int(total * SMALL_SHARE))
 
 
-class Usage(NamedTuple):
+class DiskUsage(NamedTuple):
     """The size of a file system and its free space, in bytes."""
 
     total: int
@@ -79,11 +79,11 @@ class Usage(NamedTuple):
         return 1.0 - self.free / self.total if self.total else 1.0
 
 
-def judge(usage: Usage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
+def judge(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
     """Returns the state of the disk now. `was` is its state before. `no_room` says that a write found no room and none
     has succeeded since, or that the reserve is missing.
     """
-    floor = limits.floor(usage.total) * (LEAVES_SHARE if was.read_only else 1.0)
+    floor = limits.floor_bytes(usage.total) * (LEAVES_SHARE if was.read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM
     if usage.used_share >= limits.full_share or usage.free < floor:
@@ -112,7 +112,7 @@ class DiskMonitor:
         self._note = note
         self._asked = asyncio.Event()
         self.state = DiskState.WRITABLE
-        self.usage = Usage(0, 0)  # at the last check
+        self.usage = DiskUsage(0, 0)  # at the last check
         self.failures = 0  # of steps, by our own faults
         self.departing = False  # an operator empties the bookie: read-only, whatever the state of its disk
 
@@ -120,7 +120,7 @@ class DiskMonitor:
     def read_only(self) -> bool:
         return self.departing or self.state.read_only
 
-    def depart(self, departing: bool) -> None:
+    def set_departing(self, departing: bool) -> None:
         """Sets whether an operator empties this bookie; while it departs it is read-only."""
         if departing is not self.departing:
             how = "departing: it takes no new ledgers" if departing else "not departing any more"
@@ -128,12 +128,12 @@ class DiskMonitor:
         self.departing = departing
         self._on_read_only(self.read_only)
 
-    def no_space_found(self) -> None:
+    def on_no_space(self) -> None:
         """Refuses adds of clients from now on because a write found no room, and starts a check of the disk."""
         self._become(DiskState.NO_ROOM)
-        self.look_soon()
+        self.check_soon()
 
-    def look_soon(self) -> None:
+    def check_soon(self) -> None:
         """Makes `run` check the disk and update the registration now instead of after the interval."""
         self._asked.set()
 
@@ -143,11 +143,11 @@ class DiskMonitor:
         """
         limits = self._limits
         limit = limits.low_water_share if self.state.read_only else limits.full_share
-        no_room = not await self._store.room.ensure(limit)
-        usage = self.usage = Usage(*await self._store.room.usage())
+        no_room = not await self._store.room.ensure_room(limit)
+        usage = self.usage = DiskUsage(*await self._store.room.usage())
         self._become(judge(usage, limits, self.state, no_room=no_room), usage)
 
-    def _become(self, state: DiskState, usage: Usage | None = None) -> None:
+    def _become(self, state: DiskState, usage: DiskUsage | None = None) -> None:
         if state is not self.state:
             free = "" if usage is None else f", {usage.free} of {usage.total} bytes are free{self._floor_told(usage)}"
             level = logging.INFO if state is DiskState.WRITABLE else logging.WARNING
@@ -155,9 +155,9 @@ class DiskMonitor:
         self.state = state
         self._on_read_only(self.read_only)
 
-    def _floor_told(self, usage: Usage) -> str:
+    def _floor_told(self, usage: DiskUsage) -> str:
         """Returns a text for the log if fewer bytes are free than the floor; else ""."""
-        floor = self._limits.floor(usage.total)
+        floor = self._limits.floor_bytes(usage.total)
         if usage.free >= floor:
             return ""
         why = "free_bytes_min" if self._limits.free_bytes_min >= 0 else "the least where free_bytes_min is not set"
@@ -183,5 +183,5 @@ class DiskMonitor:
                     _LOG.exception("a step of the disk monitor failed, the others run")
 
     async def _register(self) -> None:
-        if not self._registration.says(read_only=self.read_only, free_bytes=self.usage.free):
+        if not self._registration.is_current(read_only=self.read_only, free_bytes=self.usage.free):
             await self._registration.register()

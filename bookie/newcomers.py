@@ -33,7 +33,7 @@ from ..metadata.store import MetadataStore, get_record
 from ..proto.errors import MagnetarError
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks
-from .adds import RequestBudget, cost_of
+from .adds import RequestBudget, request_memory_bytes
 
 _LOG = logging.getLogger("magnetar.bookie.requests")
 
@@ -69,7 +69,7 @@ class Newcomers:
 
     def park(self, request: Request, head: RequestHead, came: float) -> None:
         """Makes the request wait until its ledger's record is read; refuses it (BUSY) if too much waits."""
-        size = cost_of(request)
+        size = request_memory_bytes(request)
         if not self._waiting.add(request.connection, size):
             self._refuse(request, head, Status.BUSY)
             return
@@ -110,7 +110,7 @@ class Newcomers:
         parked = self._parked.pop(ledger, [])
         fine: list[Parked] = []
         for request, head, came in parked:
-            self._waiting.release(request.connection, cost_of(request))
+            self._waiting.release(request.connection, request_memory_bytes(request))
             if self._closed:
                 continue
             if status is not Status.OK:

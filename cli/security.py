@@ -64,13 +64,13 @@ def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool, servers:
 
     Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
     """  # fmt: skip
-    from ..security.authority import hand_out, is_complete
+    from ..security.authority import copy_to_servers, is_complete
 
     if keep and is_complete(Path(folder)):
         click.echo(f"{folder} is complete and kept", err=True)
     else:
         _initialize(folder, hosts, cluster)
-    for name in hand_out(Path(folder), Path(servers)) if servers else ():
+    for name in copy_to_servers(Path(folder), Path(servers)) if servers else ():
         click.echo(f"{Path(servers or '') / name}")
 
 
@@ -192,9 +192,9 @@ def show(source: str) -> None:
 
     Example: magnetar security token show orders.token
     """
-    from ..security.token import unverified
+    from ..security.token import unverified_json
 
-    click.echo(unverified(_read(source)))
+    click.echo(unverified_json(_read(source)))
 
 
 @click.command()

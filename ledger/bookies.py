@@ -26,12 +26,21 @@ from ..proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavai
 from ..runtime.files import Buffer
 from ..runtime.network import Asker, Endpoint, Peer, Reply, World
 from ..runtime.peer.keys import PeerCalling
-from ..runtime.tasks import Kept, Supervisor, Tasks
+from ..runtime.tasks import SupervisedTask, Supervisor, Tasks
 from .config import LedgerConfig
 from .damage import DamageReports
 from .memory import AppendMemory
 from .peer_format import AnswerHead, Status, decode_answer
-from .placement_core import UNKNOWN_RACK, BookieHealth, Candidate, NotPlaced, Quarantine, RackRule, TroubleKind, choose
+from .placement_core import (
+    UNKNOWN_RACK,
+    BookieHealth,
+    Candidate,
+    PlacementFailure,
+    Quarantine,
+    RackRule,
+    TroubleKind,
+    choose_bookies,
+)
 
 _LOG = logging.getLogger("magnetar.ledger")
 
@@ -66,7 +75,7 @@ class Bookies:
         self._looking = asyncio.Lock()
         self._listings = 0
         self._background = Supervisor()
-        self._follower: Kept | None = None
+        self._follower: SupervisedTask | None = None
         self._closing = Tasks()  # of peers that were replaced
 
     async def wait_listed(self) -> None:
@@ -127,25 +136,25 @@ class Bookies:
         """Records that a read from the bookie went wrong: for a while reads ask it last (placement_core.py)."""
         self._trouble.record_trouble(bookie, kind, self._world.clock.monotonic())
 
-    def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
+    def record_damage(self, bookie: str, ledger: int, entry: int) -> None:
         """Records that the bookie sent bytes that are not the entry: for a while reads ask it last, and the damage is
         reported (damage.py)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.record_trouble(bookie, TroubleKind.DAMAGED)
         self.damage.add(ledger, bookie, entry)
 
-    def troubled(self) -> dict[str, float]:
+    def trouble_weights(self) -> dict[str, float]:
         """Returns the weight of each bookie's recent trouble (placement_core.py); healthy bookies are left out."""
-        return self._trouble.weights(self._world.clock.monotonic())
+        return self._trouble.trouble_weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
-        return self._quarantine.holds(bookie, self._world.clock.monotonic())
+        return self._quarantine.is_quarantined(bookie, self._world.clock.monotonic())
 
-    def quarantined(self) -> frozenset[str]:
+    def quarantined_bookies(self) -> frozenset[str]:
         return frozenset(self._quarantine.quarantined(self._world.clock.monotonic()))
 
     # ------------------------------------------------------------------------------ choosing
-    async def count_well(self, wanted: int) -> int:
+    async def count_healthy(self, wanted: int) -> int:
         """Returns the number of writable bookies that did not fail lately; if it is less than `wanted`, lists the
         bookies again first."""
         if self._well() < wanted:
@@ -156,9 +165,9 @@ class Bookies:
         return sum(not each.read_only and not self._failed_lately(name) for name, each in self._available.items())
 
     def _failed_lately(self, bookie: str) -> bool:
-        return self._quarantine.failed_lately(bookie, self._world.clock.monotonic())
+        return self._quarantine.has_failed_lately(bookie, self._world.clock.monotonic())
 
-    async def choose_now(self, count: int, *, write_quorum: int | None = None) -> list[str]:
+    async def choose_listed(self, count: int, *, write_quorum: int | None = None) -> list[str]:
         """Chooses like `choose`; if there are too few bookies, lists them again and retries, because the watch may
         lag."""
         try:
@@ -174,7 +183,7 @@ class Bookies:
         those at the bookies in `exclude`, and racks other than theirs are preferred.
         """
         there = sorted(each for each in exclude if each in self._available and not self._failed_lately(each))
-        beside = {count + slot: self.rack(bookie) for slot, bookie in enumerate(there)}
+        beside = {count + slot: self.find_rack(bookie) for slot, bookie in enumerate(there)}
         return self._placed(count, exclude, beside, write_quorum)
 
     def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
@@ -183,7 +192,7 @@ class Bookies:
         Never chooses a bookie that failed lately: it is no better than the one that it would replace. Takes the racks
         of the other slots into account.
         """
-        failed = [each for each in self.quarantined() if self._failed_lately(each)]
+        failed = [each for each in self.quarantined_bookies() if self._failed_lately(each)]
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
 
     def replace_gone(
@@ -192,16 +201,16 @@ class Bookies:
         """Returns replacements like `replace`, for copies of final entries whose bookies in `slots` are lost or
         leaving.
 
-        Chooses bookies that failed lately too, but last; never one of `gone` or of `unfit`.
+        Chooses bookies that failed lately too, but last; never one of `gone` or of `limbo_bookies`.
         """
-        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.unfit])
+        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.limbo_bookies])
 
     def _replaced(
         self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, exclude: Collection[str]
     ) -> dict[int, str]:
         for count in range(len(slots), 0, -1):
             places = sorted(slots[:count])
-            rest = {slot: self.rack(bookie) for slot, bookie in enumerate(ensemble) if slot not in places}
+            rest = {slot: self.find_rack(bookie) for slot, bookie in enumerate(ensemble) if slot not in places}
             try:
                 return dict(zip(places, self._placed(count, exclude, rest, write_quorum), strict=True))
             except NotEnoughBookies as error:
@@ -212,20 +221,20 @@ class Bookies:
         self, count: int, exclude: Collection[str], existing: dict[int, str], write_quorum: int | None
     ) -> list[str]:
         candidates = [
-            Candidate(bookie, self.rack(bookie), record.free_bytes, self.is_quarantined(bookie))
+            Candidate(bookie, self.find_rack(bookie), record.free_bytes, self.is_quarantined(bookie))
             for bookie, record in sorted(self._available.items())
             if not record.read_only and bookie not in exclude
         ]
         rule = RackRule() if write_quorum is None else self._rule
-        found = choose(
+        found = choose_bookies(
             candidates, count, rng=self._world.rng, existing=existing, write_quorum=write_quorum, rule=rule
         )  # fmt: skip
-        if found is NotPlaced.BOOKIES:
+        if found is PlacementFailure.BOOKIES:
             raise NotEnoughBookies(
                 f"{count} writable bookies are needed, {len(candidates)} are registered",
                 wanted=count, available=len(candidates),
             )  # fmt: skip
-        if found is NotPlaced.RACKS:
+        if found is PlacementFailure.RACKS:
             racks = sorted({*existing.values(), *(each.rack for each in candidates)} - {UNKNOWN_RACK})
             raise NotEnoughBookies(
                 f"every write set must cover {rule.racks_min} racks (min_racks_per_write_quorum), and the writable "
@@ -233,12 +242,12 @@ class Bookies:
                 "enforce_min_racks off",
                 wanted=count, available=len(candidates), racks=len(racks),
             )  # fmt: skip
-        assert not isinstance(found, NotPlaced)
+        assert not isinstance(found, PlacementFailure)
         if write_quorum is not None:
-            self._note_racks(found.racks_short)
+            self._record_racks(found.racks_short)
         return list(found.bookies)
 
-    def _note_racks(self, short: bool) -> None:
+    def _record_racks(self, short: bool) -> None:
         if short and not self._racks_short:
             _LOG.warning(
                 "copies of an entry are on fewer than %d racks: the writable bookies are on too few "
@@ -246,12 +255,12 @@ class Bookies:
             )  # fmt: skip
         self._racks_short = short
 
-    def rack(self, bookie: str) -> str:
+    def find_rack(self, bookie: str) -> str:
         """Returns the rack of a bookie, its last one if it is not registered, or UNKNOWN_RACK if it never was."""
         return self._racks.get(bookie) or self._last_racks.get(bookie, UNKNOWN_RACK)
 
     @property
-    def unfit(self) -> frozenset[str]:
+    def limbo_bookies(self) -> frozenset[str]:
         """Bookies that must get no copies of older ledgers: they lost data and are restoring it
         (BookieRecord.limbo)."""
         return frozenset(bookie for bookie, record in self._available.items() if record.limbo)
@@ -282,7 +291,7 @@ class Bookies:
                 _LOG.warning("the watch on bookies broke, listing again: %s", error)
                 await asyncio.sleep(self._config.retry_s)
 
-    async def look_again(self) -> None:
+    async def list_again(self) -> None:
         """Lists the bookies again now, because the watch may lag; concurrent callers share one listing."""
         listings = self._listings
         async with self._looking:
@@ -313,19 +322,19 @@ class Bookies:
             self._available.pop(bookie, None)
             if node is not None:
                 try:
-                    self._learn(bookie, decode(node.value, BookieRecord, path))
+                    self._apply_registration(bookie, decode(node.value, BookieRecord, path))
                 except ValueError as error:  # a damaged record, uuid or endpoint: this bookie only is not used
                     _LOG.error("bookie %s is not used, its registration is invalid: %s", bookie, error)
 
-    def _learn(self, bookie: str, record: BookieRecord) -> None:
+    def _apply_registration(self, bookie: str, record: BookieRecord) -> None:
         endpoint = Endpoint.parse(record.endpoint)
         peer = self.peers.get(bookie)
         if peer is None or peer.endpoint != endpoint or self._keys.get(bookie) != record.key:
             access = PeerCalling(record.key)
             self.peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes, access)
             self._keys[bookie] = record.key
-            self._quarantine.started(bookie, self._world.clock.monotonic())
-            self._trouble.forgive(bookie)
+            self._quarantine.on_restarted(bookie, self._world.clock.monotonic())
+            self._trouble.reset_weight(bookie)
             if peer is not None:
                 self._closing.spawn(peer.close(), "ledger-peer-close")
         self._available[bookie] = record

@@ -2,7 +2,7 @@
 and the connections.
 
     create   none → OPEN, on a new ensemble; the only writer is the handle that is returned. An owner that makes the
-             ledger in the commit that names it does it in three steps: `draft`, `creation`, `writer`
+             ledger in the commit that names it does it in three steps: `draft_record`, `creation_change`, `make_writer`
     open     reads what is certainly stored; never fences, so the writer continues
     recover  fences the writer and gives the ledger its end: CLOSED for ever (ledger protocol §1.8)
     delete   records that the ledger is deleted, and removes its record; bookies free the space later. Nothing may
@@ -34,9 +34,9 @@ from ..metadata.store import (
     MetadataStore,
     Operation,
     Versioned,
+    allocate_ids,
     get_record,
     put_of,
-    take_ids,
     update_record,
     update_together,
 )
@@ -47,11 +47,11 @@ from . import recovery
 from .bookies import Bookies
 from .config import LedgerConfig
 from .handle import LedgerEnd, LedgerWriter
-from .lost import Lost
-from .metadata_core import RecordWrite, create, new_record, striping
+from .lost import LossSurvey
+from .metadata_core import RecordWrite, create_record, new_record, striping
 from .peer_format import KEY_BYTES
 from .pending_core import Striping
-from .placement_core import Shrink, fit
+from .placement_core import Shrink, fit_striping
 from .reader import LedgerReader
 
 # ----------------------------------------------------------------------------------------------------- deletions
@@ -80,7 +80,7 @@ DELETED_AT_ONCE = 512
 """Most ledgers that are deleted in one commit: half of the operations that it may have."""
 
 
-async def among(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
+async def find_deleted(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
     """Returns those of the given ledgers that were deleted. Raises DamagedRecord, and the errors of the metadata."""
     deleted = BitMap64()
     asked = BitMap64(ledgers)
@@ -101,7 +101,7 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
         await update_record(store, paths.deleted(page), DeletedLedgersRecord, noted)
 
 
-async def notes(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
+async def deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
     """Returns the operations that do the same as `record_deletions`, as a part of a commit: this fails with BadVersion
     if another process changed a page meanwhile."""
     operations: list[Operation] = []
@@ -113,7 +113,7 @@ async def notes(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]
     return operations
 
 
-async def with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequence[Operation]) -> None:
+async def commit_with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequence[Operation]) -> None:
     """Commits the operations `owner`, which delete the owner's record, and records in the same commit that its ledgers
     are deleted, so that they can be deleted after a crash. Raises the errors of the commit; BadVersion if an operation
     of `owner` conflicts.
@@ -121,7 +121,7 @@ async def with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequen
     own = {operation.path for operation in owner}
     for attempt in range(ATTEMPTS_MAX):
         try:
-            await store.commit([*await notes(store, ledgers), *owner])
+            await store.commit([*await deletion_operations(store, ledgers), *owner])
             return
         except BadVersion as error:  # of a page, which another process changed meanwhile
             if error.fields.get("path") in own or attempt == ATTEMPTS_MAX - 1:
@@ -129,7 +129,7 @@ async def with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequen
             await asyncio.sleep(PAUSE_S * attempt)
 
 
-async def delete(store: MetadataStore, ledgers: Iterable[int]) -> None:
+async def delete_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> None:
     """Records the deletion like `record_deletions`, then deletes the ledgers' records. Idempotent, also for a ledger
     whose record does not exist."""
     ordered = sorted(ledgers)
@@ -210,18 +210,18 @@ class LedgerClient:
         a confirmed entry always has as many synced copies. The record shows the shape that was chosen.
         """
         while True:
-            record = await self.draft(
+            record = await self.draft_record(
                 ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum, properties=properties,
                 shrink=shrink, above=above,
             )  # fmt: skip
             try:
-                await update_together(self._metadata, (self.creation(record),))
+                await update_together(self._metadata, (self.creation_change(record),))
             except LedgerIdTaken as error:
                 _LOG.warning("%s", error)
             else:
-                return self.writer(record)
+                return self.make_writer(record)
 
-    async def draft(
+    async def draft_record(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
         properties: Mapping[str, str] | None = None, shrink: Shrink = Shrink.NOTHING, above: int = -1,
     ) -> LedgerRecord:  # fmt: skip
@@ -239,36 +239,36 @@ class LedgerClient:
         rng = self._world.rng
         return new_record(
             await self._next_id(above), shape,
-            await self._bookies.choose_now(shape.ensemble_size, write_quorum=shape.write_quorum),
+            await self._bookies.choose_listed(shape.ensemble_size, write_quorum=shape.write_quorum),
             key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
             created_ms=self._world.clock.wall_ms(), properties=properties or {},
         )  # fmt: skip
 
-    def creation(self, draft: LedgerRecord) -> Change:
-        """Returns the change that creates the ledger of `draft` (none → OPEN), as a part of a commit. Its transform
-        raises LedgerIdTaken if another process has the id: then the caller must make another draft."""
+    def creation_change(self, draft: LedgerRecord) -> Change:
+        """Returns the change that creates the ledger of `draft_record` (none → OPEN), as a part of a commit. Its
+        transform raises LedgerIdTaken if another process has the id: then the caller must make another draft."""
         path = paths.ledger(draft.ledger_id)
 
         def transform(node: Versioned | None) -> bytes | None:
-            answer = create(decode(node.value, LedgerRecord, path) if node is not None else None, draft)
+            answer = create_record(decode(node.value, LedgerRecord, path) if node is not None else None, draft)
             if answer is None:
                 raise LedgerIdTaken(f"ledger {draft.ledger_id} exists already", ledger=draft.ledger_id)
             return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
 
         return Change(path, transform, absent=True)
 
-    def writer(self, record: LedgerRecord) -> LedgerWriter:
-        """Returns the only writer of a ledger from `draft`. Its `creation` must have been committed."""
+    def make_writer(self, record: LedgerRecord) -> LedgerWriter:
+        """Returns the only writer of a ledger from `draft_record`. Its `creation_change` must have been committed."""
         writer = LedgerWriter(record, self._bookies, self._metadata, self._config)
         self._remember(writer)
         return writer
 
-    async def check_place(self, wanted: Striping, *, shrink: Shrink = Shrink.NOTHING) -> None:
+    async def check_bookies(self, wanted: Striping, *, shrink: Shrink = Shrink.NOTHING) -> None:
         """Raises NotEnoughBookies if `create` would find too few bookies for a ledger of that shape now."""
         await self._bookies.wait_listed()
         if shrink is not Shrink.NOTHING:
-            wanted = fit(wanted, await self._bookies.count_well(wanted.ensemble_size), shrink)
-        await self._bookies.choose_now(wanted.ensemble_size, write_quorum=wanted.write_quorum)
+            wanted = fit_striping(wanted, await self._bookies.count_healthy(wanted.ensemble_size), shrink)
+        await self._bookies.choose_listed(wanted.ensemble_size, write_quorum=wanted.write_quorum)
 
     def _remember(self, writer: LedgerWriter) -> None:
         if len(self._writers) > 2 * self._looked_at + WRITERS_MIN:
@@ -277,8 +277,8 @@ class LedgerClient:
         self._writers[writer.ledger_id] = writer
 
     async def _fit(self, wanted: Striping, shrink: Shrink) -> Striping:
-        well = await self._bookies.count_well(wanted.ensemble_size)
-        fitting = fit(wanted, well, shrink)
+        well = await self._bookies.count_healthy(wanted.ensemble_size)
+        fitting = fit_striping(wanted, well, shrink)
         if fitting is not wanted:
             _LOG.warning(
                 "%d of %d bookies are healthy: the ledger is created on those, with %d of %d copies",
@@ -292,7 +292,7 @@ class LedgerClient:
         Raises LedgerNotFound, Unavailable.
         """
         await self._bookies.wait_listed()
-        reader = LedgerReader(await self.record(ledger_id), self._bookies, self._metadata, self._config)
+        reader = LedgerReader(await self.read_record(ledger_id), self._bookies, self._metadata, self._config)
         await reader.refresh()
         return reader
 
@@ -300,17 +300,17 @@ class LedgerClient:
     def bookies(self) -> Bookies:
         return self._bookies
 
-    def reader(self, record: LedgerRecord) -> LedgerReader:
+    def make_reader(self, record: LedgerRecord) -> LedgerReader:
         """Returns a reader of the entries that the record alone proves to be stored; sends no request."""
         return LedgerReader(record, self._bookies, self._metadata, self._config)
 
-    def reader_of(self, writer: LedgerWriter) -> LedgerReader:
+    def reader_beside(self, writer: LedgerWriter) -> LedgerReader:
         """Returns a reader for the ledger of a writer in this process. It always reads up to the writer's LAC, and
         sends no request to learn it."""
         reader = LedgerReader(
             writer.record, self._bookies, self._metadata, self._config, confirmed=lambda: writer.last_confirmed
         )
-        writer.on_changed(reader.learn)
+        writer.add_change_listener(reader.apply_record)
         return reader
 
     async def recover(self, ledger_id: int) -> LedgerReader:
@@ -332,13 +332,13 @@ class LedgerClient:
         found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config, joined=joined)
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
-    def find_lost(self, record: LedgerRecord, *, force: bool = False) -> Lost:
+    def loss_survey(self, record: LedgerRecord, *, force: bool = False) -> LossSurvey:
         """Returns the object that finds the entries of the ledger that are certainly lost (lost.py); sends nothing
         yet."""
-        return Lost(record, self._bookies, self._metadata, self._config, force=force)
+        return LossSurvey(record, self._bookies, self._metadata, self._config, force=force)
 
-    async def record(self, ledger_id: int) -> LedgerRecord:
-        return await records.read(self._metadata, ledger_id)
+    async def read_record(self, ledger_id: int) -> LedgerRecord:
+        return await records.read_record(self._metadata, ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
         """Deletes the ledgers for ever. Idempotent, also if a record does not exist. After an error of the metadata the
@@ -348,7 +348,7 @@ class LedgerClient:
         async with self._deleting:
             if not self._unwanted.isdisjoint(ledger_ids):
                 some = frozenset(self._unwanted)
-                await delete(self._metadata, some)
+                await delete_ledgers(self._metadata, some)
                 self._unwanted -= some
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -378,4 +378,4 @@ class LedgerClient:
         now, least = self._world.clock.monotonic(), self._config.ids_block
         soon = now - self._taken_at < IDS_LAST_S
         self._block, self._taken_at = min(2 * self._block, max(least, IDS_MAX)) if soon and self._block else least, now
-        return await take_ids(self._metadata, self._block)
+        return await allocate_ids(self._metadata, self._block)

@@ -1,7 +1,7 @@
 """Reports of damaged copies: `/damaged/<ledger>/<bookie>` lists the entries that need another copy at that bookie.
 
-Two kinds of process write the same record. Each changes only its own part, by compare-and-set (`report`), and removes
-the record when nothing is left:
+Two kinds of process write the same record. Each changes only its own part, by compare-and-set (`store_report`), and
+removes the record when nothing is left:
 
     a reader or recoverer that got bytes which are not the entry   adds it, once per entry (`DamageReports`)
     the bookie itself (bookie/maintenance/scrub.py `Reports`)      adds what it has quarantined, removes what is
@@ -37,12 +37,12 @@ KNOWN_MAX = 10_000
 """Most entries that are remembered, about 200 bytes each. More damage is a dead disk, which the bookie itself finds."""
 
 
-def without(ranges: Ranges, others: Ranges) -> Ranges:
+def subtract_ranges(ranges: Ranges, others: Ranges) -> Ranges:
     """Returns the entries of `ranges` that are in none of `others`, as ranges."""
-    gaps = together(others, ())
+    gaps = union_ranges(others, ())
     left: list[tuple[int, int]] = []
     at = 0
-    for first, last in together(ranges, ()):
+    for first, last in union_ranges(ranges, ()):
         while at < len(gaps) and gaps[at][1] < first:
             at += 1
         gap = at
@@ -57,7 +57,7 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
     return tuple(left)
 
 
-def together(ranges: Ranges, others: Ranges) -> Ranges:
+def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
     """Returns the union of both as ascending ranges, of which none touches the next one."""
     both: list[tuple[int, int]] = []
     for first, last in sorted((*ranges, *others)):
@@ -68,7 +68,7 @@ def together(ranges: Ranges, others: Ranges) -> Ranges:
     return tuple(both)
 
 
-async def report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
+async def store_report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
     """Replaces the ranges `before`, which the caller added to the record, by `now`; those that others added stay.
     Returns the stored ranges, at most RANGES_MAX.
     """
@@ -76,7 +76,7 @@ async def report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges,
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
         said, version = ((), ABSENT) if found is None else (found[0].ranges, found[1])
-        ranges = together(without(said, before), now)[:RANGES_MAX]
+        ranges = union_ranges(subtract_ranges(said, before), now)[:RANGES_MAX]
         if ranges == said:
             return ranges
         try:
@@ -119,13 +119,13 @@ class DamageReports:
             (ledger, bookie), entries = next(iter(self._waiting.items()))
             del self._waiting[ledger, bookie]
             try:
-                await report(self._metadata, ledger, bookie, tuple((entry, entry) for entry in entries))
+                await store_report(self._metadata, ledger, bookie, tuple((entry, entry) for entry in entries))
             except (MagnetarError, ValueError) as error:  # ValueError: the stored record is damaged
                 _LOG.warning("ledger %d: damage at bookie %s cannot be reported: %s", ledger, bookie, error)
                 for entry in entries:
                     self._told.pop((ledger, bookie, entry), None)
 
-    async def flushed(self) -> None:
+    async def wait_written(self) -> None:
         """Waits until every report that was queued before is written or given up."""
         await self._tasks.drain()
 

@@ -50,11 +50,11 @@ from ..runtime.files import Buffer
 from ..runtime.tasks import Tasks
 from .bookies import Bookies
 from .config import LedgerConfig
-from .lost import apply
+from .lost import apply_transition
 from .metadata_core import Refused, change_ensemble, close_by_writer, striping_of
 from .peer_format import Flags, Op, RequestHead
 from .pending_core import AddsAcked, SendAdd
-from .reader_core import Payload, Tail
+from .reader_core import Payload, VerifiedTail
 from .sender import AddSender, Append
 from .writer_core import (
     ChangeEnsemble,
@@ -67,11 +67,11 @@ from .writer_core import (
     EnsembleChanged,
     EnsembleRefused,
     EnsembleUnknown,
+    EntryOutcome,
     Fact,
     Fail,
     LedgerEnded,
     NoReplacement,
-    Outcome,
     QuorumTimedOut,
     Writer,
     WriterState,
@@ -103,7 +103,7 @@ class AppendListener(Protocol):
         confirms."""
         ...
 
-    def append_failed(self, writer: LedgerWriter) -> None:
+    def on_append_failed(self, writer: LedgerWriter) -> None:
         """Called when an entry that was pushed will not be confirmed: `close` says whether it is stored."""
         ...
 
@@ -153,7 +153,7 @@ class LedgerWriter:
         return self.adds.lac
 
     @property
-    def length(self) -> int:
+    def confirmed_bytes(self) -> int:
         """The payload bytes of the confirmed entries."""
         return self.adds.length_confirmed
 
@@ -183,7 +183,7 @@ class LedgerWriter:
         )
 
     @property
-    def short_of_bookies(self) -> bool:
+    def is_short_of_bookies(self) -> bool:
         """Whether a failed bookie of the ensemble was not replaced: new entries then get fewer copies."""
         return bool(self.adds.failed)
 
@@ -191,7 +191,7 @@ class LedgerWriter:
     def state(self) -> WriterState:
         return self._core.state
 
-    def append(self, *frames: Buffer, tail: Tail | None = None) -> asyncio.Future[int]:
+    def append(self, *frames: Buffer, tail: VerifiedTail | None = None) -> asyncio.Future[int]:
         """Appends the frames as one entry; returns a future of its id. Never raises itself: the future gets the errors
         of the module docstring. `tail`: the known checksum of the end of a payload in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
@@ -235,17 +235,17 @@ class LedgerWriter:
                 if self._room is None:
                     self._room = asyncio.Event()
                 if not memory.has_room:
-                    memory.when_room(self._look_for_room)
+                    memory.add_waiting(self._wake_if_room)
                 await self._room.wait()
         finally:
-            memory.cancel(self._look_for_room)
+            memory.remove_waiting(self._wake_if_room)
 
-    def _look_for_room(self) -> None:
+    def _wake_if_room(self) -> None:
         if self._room is not None and (self.has_room or not self.writable):
             self._room.set()
             self._room = None
 
-    def on_changed(self, tell: Callable[[LedgerRecord], None]) -> None:
+    def add_change_listener(self, tell: Callable[[LedgerRecord], None]) -> None:
         """Calls `tell` with the new record after each ensemble change, before any entry is confirmed by that ensemble.
         """
         self._on_changed.append(tell)
@@ -292,14 +292,14 @@ class LedgerWriter:
             self._learn(AddsAcked([add.entry for add in adds], *place))
             return
         stored = -1
-        for add in self.adds.ack_all(adds, place[0], place[1]):
+        for add in self.adds.ack_adds(adds, place[0], place[1]):
             self._bytes -= add.size
             if not isinstance(add, Append):
                 stored = add.entry
             elif not add.future.done():  # else its owner cancelled it
                 add.future.set_result(add.entry)
         if self._room is not None:
-            self._look_for_room()
+            self._wake_if_room()
         if stored >= 0 and self.listener is not None:
             self.listener.on_appended(self, stored)
 
@@ -332,12 +332,12 @@ class LedgerWriter:
                 self._change_task.cancel()  # its outcome is not needed any more; it may be written or not
             self._finished.set()
         if self._room is not None:
-            self._look_for_room()
+            self._wake_if_room()
         if self.listener is not None:
             if stored >= 0:
                 self.listener.on_appended(self, stored)
             if failed:
-                self.listener.append_failed(self)
+                self.listener.on_append_failed(self)
 
     def _take_future(self, add: Payload) -> asyncio.Future[int] | None:
         """Returns the future that gets the outcome of the add; None: the listener gets it."""
@@ -375,7 +375,7 @@ class LedgerWriter:
 
     async def _commit(self, change: ChangeEnsemble, others: dict[int, str]) -> ChangeFact:
         decide = partial(change_ensemble, first_entry=change.first_entry, failed=change.failed, others=others)
-        outcome = await apply(self._metadata, self.ledger_id, decide, timeout_s=self._config.close_timeout_s)
+        outcome = await apply_transition(self._metadata, self.ledger_id, decide, timeout_s=self._config.close_timeout_s)
         if isinstance(outcome, Refused):
             _LOG.warning("ledger %d: its ensemble cannot change: %s", self.ledger_id, outcome.reason.value)
             return EnsembleRefused()
@@ -394,7 +394,7 @@ class LedgerWriter:
         if len(others) < len(change.failed):
             try:
                 async with asyncio.timeout(self._config.add_timeout_s):
-                    await self._bookies.look_again()
+                    await self._bookies.list_again()
             except (TimeoutError, MagnetarError) as error:
                 _LOG.warning("ledger %d: the bookies cannot be listed: %s", self.ledger_id, error)
             others = self._choose(change)
@@ -411,7 +411,7 @@ class LedgerWriter:
         """Stores the end, or reads the stored one, and gives the result to the core as a fact."""
         fact: Fact = EndUnknown()
         try:
-            outcome = await apply(
+            outcome = await apply_transition(
                 self._metadata, self.ledger_id,
                 partial(close_by_writer, last_entry=close.last_entry, length=close.length),
                 timeout_s=self._config.close_timeout_s,
@@ -439,7 +439,7 @@ class LedgerWriter:
         self._watchdog = None
         if not len(self.adds):
             self._watched = (-1, 0)
-            self._tell_lac()
+            self._send_lac()
             return
         first, looks = self.adds.lac + 1, self._watched[1] + 1
         self._watched = (first, looks if first == self._watched[0] else 0)
@@ -454,7 +454,7 @@ class LedgerWriter:
             self._watchdog.cancel()
             self._watchdog = None
 
-    def _tell_lac(self) -> None:
+    def _send_lac(self) -> None:
         """Sends the LAC to the bookies by WRITE_LAC: else they know only that before the last entry, and readers in
         other processes could not read this one."""
         if self._core.state is WriterState.OPEN:
@@ -469,12 +469,12 @@ class LedgerWriter:
         return LedgerClosed(f"ledger {self.ledger_id} takes no more entries: {reason}", ledger=self.ledger_id)
 
 
-def _error(why: Outcome, ledger_id: int, entry: int = -1) -> MagnetarError:
+def _error(why: EntryOutcome, ledger_id: int, entry: int = -1) -> MagnetarError:
     where = f"ledger {ledger_id}" + (f", entry {entry}" if entry >= 0 else "")
     cls: type[MagnetarError] = {
-        Outcome.NOT_STORED: LedgerClosed,
-        Outcome.FENCED: LedgerFenced,
-        Outcome.UNAUTHORIZED: OutcomeUnknown,  # the other replicas may have it
-        Outcome.UNKNOWN: OutcomeUnknown,
+        EntryOutcome.NOT_STORED: LedgerClosed,
+        EntryOutcome.FENCED: LedgerFenced,
+        EntryOutcome.UNAUTHORIZED: OutcomeUnknown,  # the other replicas may have it
+        EntryOutcome.UNKNOWN: OutcomeUnknown,
     }[why]
     return cls(f"{where}: {why.value}", ledger=ledger_id, entry=entry)

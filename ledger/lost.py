@@ -26,14 +26,15 @@ from ..proto.errors import LedgerNotFound, Unavailable
 from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig
-from .metadata_core import RecordWrite, Refused, Settled, Transition, fragment_of, striping_of
+from .metadata_core import AlreadyStored, RecordWrite, Refused, Transition, fragment_of, striping_of
 from .peer_format import ENTRIES_MAX, Flags, Op, RequestHead, Status, decode_held
 from .reader_core import unseal
 
 # ------------------------------------------------------------------------------------------------------- records
 # Ledger records in the metadata tree: one transition at a time, decided by content (metadata_core.py).
 #
-# `apply` reads the record, asks the pure transition, and writes by compare-and-set until the answer is `Settled` or
+# `apply_transition` reads the record, asks the pure transition, and writes by compare-and-set until the answer is
+# `AlreadyStored` or
 # `Refused`. After a write of unknown outcome it reads again, and the transition recognises its own write
 # (metadata/store.py, which also bounds and paces the attempts).
 
@@ -41,7 +42,7 @@ from .reader_core import unseal
 Decide = Callable[[LedgerRecord | None], Transition]
 
 
-async def read(store: MetadataStore, ledger_id: int) -> LedgerRecord:
+async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
     """Reads the record of a ledger. Raises LedgerNotFound."""
     found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
     if found is None:
@@ -49,7 +50,9 @@ async def read(store: MetadataStore, ledger_id: int) -> LedgerRecord:
     return found[0]
 
 
-async def apply(store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float) -> Settled | Refused:
+async def apply_transition(
+    store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float
+) -> AlreadyStored | Refused:
     """Makes a transition of a ledger's record; returns the stored outcome. Raises the metadata's errors: then it is
     unknown whether the transition happened."""
     path = paths.ledger(ledger_id)
@@ -62,7 +65,7 @@ async def apply(store: MetadataStore, ledger_id: int, decide: Decide, *, timeout
 
     await update(store, path, transform, deadline_s=timeout_s)
     assert answer is not None, "an update that returns has asked"
-    return answer if isinstance(answer, Refused) else Settled(answer.record)
+    return answer if isinstance(answer, Refused) else AlreadyStored(answer.record)
 
 
 # ---------------------------------------------------------------------------------------------------------- lost
@@ -76,7 +79,7 @@ Run = tuple[int, int]
 """A range of entries: (first entry, last entry)."""
 
 
-class Survey(NamedTuple):
+class LossReport(NamedTuple):
     """The entries of a closed ledger that no replica is known to have. `silent`: the bookies that did not answer, or
     could not say."""
 
@@ -85,7 +88,7 @@ class Survey(NamedTuple):
     silent: list[str]
 
 
-class Lost:
+class LossSurvey:
     """Finds the entries of one ledger that are certainly lost. `force`: bookies that do not answer count as
     forgotten."""
 
@@ -125,7 +128,7 @@ class Lost:
         return RequestHead(op, flags, self.record.ledger_id, entry, count, 1, self.record.key).encode()
 
     # ------------------------------------------------------------------------------ a closed one
-    async def survey(self) -> Survey:
+    async def find_lost_entries(self) -> LossReport:
         """Returns the lost and the unknown entries of the ledger, which must be CLOSED. Does not raise if bookies do
         not answer: they are in `silent`."""
         assert self.record.state == CLOSED, "entries of an open ledger are not lost"
@@ -140,7 +143,7 @@ class Lost:
                 for entry, verdict in zip(some, await asyncio.gather(*map(self._is_lost, some)), strict=True):
                     if verdict is not False:
                         _extend(lost if verdict else unknown, entry)
-        return Survey(lost, unknown, sorted(self._silent))
+        return LossReport(lost, unknown, sorted(self._silent))
 
     async def is_lost(self, entry: int) -> bool:
         """Whether an entry that could not be read is certainly lost; False if the ledger is not CLOSED. Raises the
@@ -224,7 +227,9 @@ class Lost:
             transitions.close_recovered, snapshot=self.record.fragments, fragments=self.record.fragments,
             last_entry=known, length=0,
         )  # fmt: skip
-        outcome = await apply(self._metadata, self.record.ledger_id, decide, timeout_s=self._config.close_timeout_s)
+        outcome = await apply_transition(
+            self._metadata, self.record.ledger_id, decide, timeout_s=self._config.close_timeout_s
+        )
         if isinstance(outcome, transitions.Refused):
             raise LedgerNotFound(f"ledger {self.record.ledger_id}: {outcome.reason.value}")
         return outcome.record

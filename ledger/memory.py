@@ -32,11 +32,11 @@ class AppendMemory:
     def has_room(self) -> bool:
         return self.held < self.limit
 
-    def when_room(self, look: Callable[[], None]) -> None:
+    def add_waiting(self, look: Callable[[], None]) -> None:
         """Calls `look` once, when there is room."""
         self.waiting.setdefault(look)
 
-    def cancel(self, look: Callable[[], None]) -> None:
+    def remove_waiting(self, look: Callable[[], None]) -> None:
         self.waiting.pop(look, None)
 
     def release(self, size: int) -> None:

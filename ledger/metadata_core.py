@@ -8,10 +8,10 @@
     any --replace_in_fragment--> the same state, another bookie in one final fragment (bookie/maintenance)
 
 Each transition gets the record *as it is stored now* and returns `RecordWrite` (store this, by compare-and-set on the
-version just read), `Settled` (nothing to do: the stored record is the outcome) or `Refused` (give up, and why). It
-decides by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads and asks again, and
-its own write, if it did arrive, is `Settled`. CLOSED is final: no transition leaves it (§1.2, no forced re-recovery).
-So at most one end of a ledger is ever stored, and a later recovery adopts it.
+version just read), `AlreadyStored` (nothing to do: the stored record is the outcome) or `Refused` (give up, and why).
+It decides by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads and asks again, and
+its own write, if it did arrive, is `AlreadyStored`. CLOSED is final: no transition leaves it (§1.2, no forced
+re-recovery). So at most one end of a ledger is ever stored, and a later recovery adopts it.
 Guards: tests/ledger/test_metadata.py.
 """
 
@@ -46,7 +46,7 @@ class RecordWrite(msgspec.Struct, frozen=True):
     record: LedgerRecord
 
 
-class Settled(msgspec.Struct, frozen=True):
+class AlreadyStored(msgspec.Struct, frozen=True):
     """The outcome of a transition that has nothing to write: the stored `record` is already it."""
 
     record: LedgerRecord
@@ -58,7 +58,7 @@ class Refused(msgspec.Struct, frozen=True):
     reason: TransitionRefusal
 
 
-Transition = RecordWrite | Settled | Refused
+Transition = RecordWrite | AlreadyStored | Refused
 
 
 def new_record(
@@ -93,24 +93,25 @@ def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
     return record.fragments[at], end
 
 
-def create(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
+def create_record(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
     """Makes the transition none → OPEN; returns None if another process has the id. A retried create recognises its own
     record by its token (§1.1)."""
     if current is None:
         return RecordWrite(mine)
-    return Settled(current) if current.token == mine.token else None
+    return AlreadyStored(current) if current.token == mine.token else None
 
 
 def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
     """Makes the transition OPEN → CLOSED at the writer's LAC, never at its LAP (M18).
 
-    `Settled` with another end: a recoverer closed it, and its end counts. `Refused(FENCED)`: a recovery is running.
+    `AlreadyStored` with another end: a recoverer closed it, and its end counts. `Refused(FENCED)`: a recovery is
+    running.
     """
     if current is None:
         return Refused(TransitionRefusal.DELETED)
     if current.state == OPEN:
         return RecordWrite(msgspec.structs.replace(current, state=CLOSED, last_entry=last_entry, length=length))
-    return Settled(current) if current.state == CLOSED else Refused(TransitionRefusal.FENCED)
+    return AlreadyStored(current) if current.state == CLOSED else Refused(TransitionRefusal.FENCED)
 
 
 def change_ensemble(
@@ -119,9 +120,9 @@ def change_ensemble(
     """Makes the transition OPEN → OPEN, by the writer alone: from `first_entry` (its LAC + 1) on, `others[slot]`
     replaces the failed bookie.
 
-    A slot changes only while the failed bookie is still in it. So the writer's own earlier write is `Settled`, and the
-    stored ensemble is the one to use. `others` is the same in every attempt, so that an attempt that is still on its
-    way cannot write anything else. The new fragment replaces one that begins at the same entry.
+    A slot changes only while the failed bookie is still in it. So the writer's own earlier write is `AlreadyStored`,
+    and the stored ensemble is the one to use. `others` is the same in every attempt, so that an attempt that is still
+    on its way cannot write anything else. The new fragment replaces one that begins at the same entry.
     """
     if current is None:
         return Refused(TransitionRefusal.DELETED)
@@ -134,7 +135,7 @@ def change_ensemble(
         if bookies[slot] == bookie:
             bookies[slot] = others.get(slot, bookie)
     if tuple(bookies) == last.bookies:
-        return Settled(current)
+        return AlreadyStored(current)
     kept = current.fragments[:-1] if last.first_entry == first_entry else current.fragments
     record = msgspec.structs.replace(current, fragments=(*kept, Fragment(first_entry, tuple(bookies))))
     check(record)
@@ -148,7 +149,7 @@ def start_recovery(current: LedgerRecord | None) -> Transition:
         return Refused(TransitionRefusal.DELETED)
     if current.state == OPEN:
         return RecordWrite(msgspec.structs.replace(current, state=IN_RECOVERY))
-    return Settled(current)
+    return AlreadyStored(current)
 
 
 def close_recovered(
@@ -164,7 +165,7 @@ def close_recovered(
     if current is None:
         return Refused(TransitionRefusal.DELETED)
     if current.state == CLOSED:
-        return Settled(current)
+        return AlreadyStored(current)
     if current.state != IN_RECOVERY or current.fragments[-1] != snapshot[-1]:
         return Refused(TransitionRefusal.FRAGMENTS_CHANGED)
     kept = current.fragments[:-1]  # earlier fragments are final, and re-replication may have moved them meanwhile
@@ -192,7 +193,7 @@ def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str
         return Refused(TransitionRefusal.NOT_FINAL)
     bookies = current.fragments[at].bookies
     if old not in bookies:
-        return Settled(current) if new in bookies else Refused(TransitionRefusal.MOVED_ON)
+        return AlreadyStored(current) if new in bookies else Refused(TransitionRefusal.MOVED_ON)
     if new in bookies:
         return Refused(TransitionRefusal.MOVED_ON)
     changed = Fragment(first_entry, tuple(new if each == old else each for each in bookies))

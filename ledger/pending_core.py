@@ -110,7 +110,7 @@ class PendingAdd:
 A = TypeVar("A", bound=PendingAdd)
 
 
-class AddOf(PendingAdd, Generic[P]):
+class PayloadAdd(PendingAdd, Generic[P]):
     """A pending entry with a payload of any type."""
 
     __slots__ = ("payload",)
@@ -185,16 +185,16 @@ class PendingAdds(Generic[A]):
             if slot not in failed:
                 add.sent[slot] = ensemble[slot]
 
-    def push(self, add: A, size: int) -> list[SendAdd[A]]:
+    def add_with_sends(self, add: A, size: int) -> list[SendAdd[A]]:
         """Adds the next entry like `add`; returns the effects that send it, one for each slot."""
         self.add(add, size)
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 
     def ack(self, fact: AddAcked) -> list[A]:
         """Counts the ack; returns the entries that it confirms, in order."""
-        return self.ack_many(AddsAcked((fact.entry,), fact.slot, fact.bookie))
+        return self.ack_entries(AddsAcked((fact.entry,), fact.slot, fact.bookie))
 
-    def ack_many(self, fact: AddsAcked) -> list[A]:
+    def ack_entries(self, fact: AddsAcked) -> list[A]:
         """Counts all the acks, then returns the entries that they confirm together, in order."""
         entries, slot, bookie = fact
         if self.ensemble[slot] != bookie:
@@ -206,9 +206,9 @@ class PendingAdds(Generic[A]):
                 add.acks.add(slot)
         return self.drain()
 
-    def ack_all(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
-        """Counts an ack of `adds`, which must have been added here, like `ack_many`; adds that are confirmed already do
-        not matter. Returns those that are confirmed now, in order."""
+    def ack_adds(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
+        """Counts an ack of `adds`, which must have been added here, like `ack_entries`; adds that are confirmed already
+        do not matter. Returns those that are confirmed now, in order."""
         if self.ensemble[slot] != bookie:
             return []
         for add in adds:

@@ -1,7 +1,7 @@
 """Placement: which bookies get the copies. Pure: candidates and a random source in, bookies in slot order out.
 
-`choose` fills the open slots of an ensemble; a new ledger has only open slots, an ensemble change has the others as
-`existing`. In this order (BookKeeper: RackawareEnsemblePlacementPolicy; ledger protocol §1.2):
+`choose_bookies` fills the open slots of an ensemble; a new ledger has only open slots, an ensemble change has the
+others as `existing`. In this order (BookKeeper: RackawareEnsemblePlacementPolicy; ledger protocol §1.2):
 
     1. never the same bookie twice, never one that is already in the ensemble
     2. a bookie in quarantine only when there are too few others, or (with `enforce`) they are on too few racks
@@ -9,10 +9,10 @@
     4. a rack that the write sets of the slot do not have yet, then the one that the ensemble has least
     5. at random, weighted by free disk
 
-When rule 3 cannot be kept: with `enforce` no bookie is chosen (`NotPlaced.RACKS`); else rule 4 alone decides and the
-result says so (`racks_short`). The search for rule 3 takes at most `STEPS_MAX` steps. It is exact for every ensemble of
-up to six; with more slots it may miss an arrangement where racks are nearly too few, and then rule 3 counts as not
-kept.
+When rule 3 cannot be kept: with `enforce` no bookie is chosen (`PlacementFailure.RACKS`); else rule 4 alone decides and
+the result says so (`racks_short`). The search for rule 3 takes at most `STEPS_MAX` steps. It is exact for every
+ensemble of up to six; with more slots it may miss an arrangement where racks are nearly too few, and then rule 3 counts
+as not kept.
 
 **Weight**: the free bytes, at most `WEIGHT_RATIO_MAX` times the median of the candidates (BookKeeper's maxMultiple), so
 that a new, empty bookie does not get every ledger. A bookie that does not report its free bytes gets the least weight
@@ -24,9 +24,9 @@ quarantine for twice as long as before, at most `max_s`. Failures during a quara
 one hanging bookie fails every pending append. A bookie without failure for `max_s` after its quarantine starts again at
 `base_s`.
 
-**Shape** (`fit`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw only where
-that is allowed (`Shrink.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never shrinks: a confirmed
-entry is always synced on Qa bookies.
+**Shape** (`fit_striping`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw
+only where that is allowed (`Shrink.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never shrinks: a
+confirmed entry is always synced on Qa bookies.
 Guards: tests/ledger/test_placement.py (brute force over small sets), test_bookies.py.
 """
 
@@ -50,8 +50,8 @@ UNKNOWN_RACK = ""
 """The rack of a bookie that never registered: it counts as no rack."""
 
 
-class Chance(Protocol):
-    """The random source of `choose`; `random.Random` is one."""
+class RandomSource(Protocol):
+    """The random source of `choose_bookies`; `random.Random` is one."""
 
     def random(self) -> float:
         """Returns a number x with 0 ≤ x < 1."""
@@ -75,38 +75,38 @@ class RackRule(msgspec.Struct, frozen=True):
     enforce: bool = False
 
 
-class NotPlaced(enum.Enum):
-    """The reason why `choose` chose no bookie."""
+class PlacementFailure(enum.Enum):
+    """The reason why `choose_bookies` chose no bookie."""
 
     BOOKIES = "there are too few writable bookies"
     RACKS = "the writable bookies are on too few racks"
 
 
-class Chosen(msgspec.Struct, frozen=True):
-    """The result of `choose`: the bookies for the open slots, in slot order. `racks_short`: some write set covers fewer
-    racks than the rule wants."""
+class ChosenBookies(msgspec.Struct, frozen=True):
+    """The result of `choose_bookies`: the bookies for the open slots, in slot order. `racks_short`: some write set
+    covers fewer racks than the rule wants."""
 
     bookies: tuple[str, ...]
     racks_short: bool = False
 
 
-def choose(
-    candidates: Sequence[Candidate], count: int, *, rng: Chance, existing: Mapping[int, str] | None = None,
+def choose_bookies(
+    candidates: Sequence[Candidate], count: int, *, rng: RandomSource, existing: Mapping[int, str] | None = None,
     write_quorum: int | None = None, rule: RackRule | None = None,
-) -> Chosen | NotPlaced:  # fmt: skip
+) -> ChosenBookies | PlacementFailure:  # fmt: skip
     """Chooses `count` bookies for the slots of an ensemble that are not in `existing` (slot → rack), lowest slot first.
 
     The ensemble has `count` + `existing` slots; without `write_quorum` every entry goes to all of them.
     """
     if count == len(candidates) == 1 and not existing:
-        return Chosen((candidates[0].bookie,))
+        return ChosenBookies((candidates[0].bookie,))
     existing = existing or {}
     rule = rule or RackRule()
     size = count + len(existing)
     quorum = size if write_quorum is None else write_quorum
     order = weighted_order(candidates, rng)
     if len(order) < count:
-        return NotPlaced.BOOKIES
+        return PlacementFailure.BOOKIES
     well = [each for each in order if not each.quarantined]
     rest = [each for each in order if each.quarantined]
     pool = well + rest[: max(count - len(well), 0)]
@@ -115,19 +115,19 @@ def choose(
     if found is None and rule.enforce and len(pool) < len(order):
         found = puzzle.solve(order)
     if found is not None:
-        return Chosen(found)
-    return NotPlaced.RACKS if rule.enforce else Chosen(puzzle.spread(pool), racks_short=True)
+        return ChosenBookies(found)
+    return PlacementFailure.RACKS if rule.enforce else ChosenBookies(puzzle.spread(pool), racks_short=True)
 
 
-def weighted_order(candidates: Sequence[Candidate], rng: Chance) -> list[Candidate]:
+def weighted_order(candidates: Sequence[Candidate], rng: RandomSource) -> list[Candidate]:
     """Returns all candidates, drawn one after the other with probabilities by weight (Efraimidis and Spirakis)."""
-    weights = weights_of(candidates)
+    weights = candidate_weights(candidates)
     drawn = [(-math.log(1.0 - rng.random()) / weights[each.bookie], each.bookie, each) for each in candidates]
     drawn.sort(key=lambda each: each[:2])
     return [each for _, _, each in drawn]
 
 
-def weights_of(candidates: Sequence[Candidate]) -> dict[str, float]:
+def candidate_weights(candidates: Sequence[Candidate]) -> dict[str, float]:
     """Returns bookie → weight above 0, at most WEIGHT_RATIO_MAX; the median is 1."""
     known = [each.free_bytes for each in candidates if each.free_bytes > 0]
     if not known:
@@ -235,24 +235,24 @@ class Quarantine:
             trouble.length_s = max(min(2 * trouble.length_s, self._max_s), self._base_s)
         trouble.failed_at = now
 
-    def started(self, bookie: str, now: float) -> None:
+    def on_restarted(self, bookie: str, now: float) -> None:
         """Ends the quarantine of a bookie that has restarted; its earlier failures still count."""
         trouble = self._troubles.get(bookie)
         if trouble is not None:
             trouble.failed_at = min(trouble.failed_at, now - trouble.length_s)
 
-    def holds(self, bookie: str, now: float) -> bool:
+    def is_quarantined(self, bookie: str, now: float) -> bool:
         trouble = self._troubles.get(bookie)
         return trouble is not None and now < trouble.failed_at + trouble.length_s
 
-    def failed_lately(self, bookie: str, now: float) -> bool:
+    def has_failed_lately(self, bookie: str, now: float) -> bool:
         """Whether the bookie failed within the last `base_s`, however long its quarantine is: then it counts as down,
         and may be replaced."""
         trouble = self._troubles.get(bookie)
         return trouble is not None and now < trouble.failed_at + self._base_s
 
     def quarantined(self, now: float) -> list[str]:
-        return sorted(bookie for bookie in self._troubles if self.holds(bookie, now))
+        return sorted(bookie for bookie in self._troubles if self.is_quarantined(bookie, now))
 
 
 # ------------------------------------------------------------------------------------------ shape
@@ -264,7 +264,7 @@ class Shrink(enum.Enum):
     COPIES = "copies too: E and Qw down to Qa"
 
 
-def fit(wanted: Striping, well: int, shrink: Shrink) -> Striping:
+def fit_striping(wanted: Striping, well: int, shrink: Shrink) -> Striping:
     """Returns the striping that `well` healthy bookies allow; `wanted` if there are enough, or too few for any allowed
     one."""
     least = wanted.ensemble_size
@@ -314,11 +314,11 @@ class BookieHealth:
         counts = self.counts.setdefault(bookie, dict.fromkeys(TroubleKind, 0))
         counts[kind] += 1
 
-    def forgive(self, bookie: str) -> None:
+    def reset_weight(self, bookie: str) -> None:
         """Drops the weight of a bookie that has restarted; its `counts` stay."""
         self._weights.pop(bookie, None)
 
-    def weights(self, now: float) -> dict[str, float]:
+    def trouble_weights(self, now: float) -> dict[str, float]:
         """Returns the weight of each bookie with recent trouble (at least FORGET); the larger, the later it is
         asked."""
         found = {bookie: self._weight(bookie, now) for bookie in self._weights}

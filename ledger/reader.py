@@ -20,27 +20,27 @@ from ..metadata.records import CLOSED, LedgerRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import DataLost, InvalidRequest, MagnetarError, Unavailable
 from ..runtime.files import Buffer
-from ..runtime.tasks import followed_by
+from ..runtime.tasks import run_then
 from . import lost as records
 from .bookies import Bookies
 from .config import LedgerConfig
-from .lost import Lost
+from .lost import LossSurvey
 from .peer_format import Flags, Op, RequestHead, Status
 from .placement_core import TroubleKind
 from .reader_core import (
-    Ask,
-    Bound,
-    Done,
+    AskBookie,
     Effect,
     EntriesRead,
     EntryMissing,
     Fact,
     Failed,
     RangeRead,
+    ReadBound,
+    ReadDone,
     ReadFailed,
     ReadFailure,
+    SpeculationDue,
     StoredCopy,
-    Waited,
 )
 
 _LOG = logging.getLogger("magnetar.ledger")
@@ -66,7 +66,7 @@ class LedgerReader:
         self._config = config
         self._confirmed = confirmed  # LAC of the writer in this process; it never lags
         self._known = known  # the ledger's last entry, if a recovery has read it
-        self._bound = Bound(record)
+        self._bound = ReadBound(record)
         self.speculations = 0  # times another replica was asked because none answered
         self.damaged_replies = 0  # answers that were not the entry: a disk or a bug
 
@@ -79,14 +79,14 @@ class LedgerReader:
         return self._record
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return self._bound.closed
 
     @property
     def last_entry(self) -> int:
-        """The bound of reading: the end when `closed`, else the largest entry known to be confirmed."""
+        """The bound of reading: the end when `is_closed`, else the largest entry known to be confirmed."""
         if self._confirmed is not None:
-            self._bound.learn_lac(self._confirmed())
+            self._bound.raise_to(self._confirmed())
         return self._bound.last_entry
 
     async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
@@ -123,7 +123,7 @@ class LedgerReader:
     async def _is_lost(self, entry: int) -> bool:
         """Whether the entry is certainly lost: replicas that do not answer were forgotten, and the others lack it."""
         try:
-            return await Lost(self._record, self._bookies, self._metadata, self._config).is_lost(entry)
+            return await LossSurvey(self._record, self._bookies, self._metadata, self._config).is_lost(entry)
         except MagnetarError:
             return False  # it is not known
 
@@ -132,31 +132,31 @@ class LedgerReader:
 
         Raises Unavailable when the ledger is not closed and no bookie of the last fragment answers. Never fences.
         """
-        if not self.closed:
+        if not self.is_closed:
             await self._learn_record()
-        if not self.closed:
+        if not self.is_closed:
             asked = [self._ask_lac(bookie) for bookie in self._record.fragments[-1].bookies]
             lacs = [lac for lac in await asyncio.gather(*asked) if lac is not None]
             if not lacs:
                 raise Unavailable(f"ledger {self.ledger_id}: none of its bookies answers", ledger=self.ledger_id)
-            self._bound.learn_lac(max(lacs))
+            self._bound.raise_to(max(lacs))
         return self.last_entry
 
     # ------------------------------------------------------------------------------ asking
-    async def _read_once(self, first: int, last: int, bytes_max: int) -> Done | Failed:
-        read = RangeRead(self._record, first, last, bytes_max, self._bookies.troubled(), prefer=self.ledger_id)
+    async def _read_once(self, first: int, last: int, bytes_max: int) -> ReadDone | Failed:
+        read = RangeRead(self._record, first, last, bytes_max, self._bookies.trouble_weights(), prefer=self.ledger_id)
         asked: dict[asyncio.Task[Fact], None] = {}  # in the order of asking
-        return await followed_by(self._ask_on(read, asked), lambda: self._asked_enough(read, asked))
+        return await run_then(self._ask_on(read, asked), lambda: self._asked_enough(read, asked))
 
-    async def _ask_on(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> Done | Failed:
+    async def _ask_on(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> ReadDone | Failed:
         effect: Effect | None = read.start()
-        while not isinstance(effect, Done | Failed):
-            if effect is not None and not asked and not read.speculates:
+        while not isinstance(effect, ReadDone | Failed):
+            if effect is not None and not asked and not read.may_speculate:
                 effect = read.receive(await self._ask(effect))  # no other to ask: no task, no wait for it
                 continue
             if effect is not None:
                 asked[asyncio.create_task(self._ask(effect), name="ledger-read")] = None
-            effect = read.receive(await self._next_fact(asked, speculates=read.speculates))
+            effect = read.receive(await self._next_fact(asked, speculates=read.may_speculate))
         return effect
 
     async def _asked_enough(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> None:
@@ -169,7 +169,7 @@ class LedgerReader:
         task = next((task for task in asked if task.done()), None)
         if task is None:
             self.speculations += 1
-            return Waited()
+            return SpeculationDue()
         del asked[task]
         return task.result()
 
@@ -178,9 +178,9 @@ class LedgerReader:
             self._bookies.record_trouble(bookie, TroubleKind.SLOW)
         for bookie, entry in read.damaged:
             self.damaged_replies += 1
-            self._bookies.gave_damage(bookie, self.ledger_id, entry)
+            self._bookies.record_damage(bookie, self.ledger_id, entry)
 
-    async def _ask(self, ask: Ask) -> Fact:
+    async def _ask(self, ask: AskBookie) -> Fact:
         count = min(ask.count, (1 << 32) - 1)
         head = self._head(Op.READ, ask.entry, count, ask.bytes_max)
         found = await self._bookies.ask(ask.bookie, head, timeout_s=self._config.read_timeout_s)
@@ -189,7 +189,7 @@ class LedgerReader:
             return ReadFailed(ask.bookie)
         answer, frames = found
         if answer.status is Status.OK:
-            self._bound.learn_lac(answer.lac)
+            self._bound.raise_to(answer.lac)
             return EntriesRead(ask.bookie, frames)
         if answer.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER):
             return EntryMissing(ask.bookie)
@@ -211,13 +211,13 @@ class LedgerReader:
         ).encode()
 
     async def _learn_record(self) -> None:
-        self.learn(await records.read(self._metadata, self.ledger_id))
+        self.apply_record(await records.read_record(self._metadata, self.ledger_id))
 
-    def learn(self, record: LedgerRecord) -> None:
+    def apply_record(self, record: LedgerRecord) -> None:
         """Applies a newer record: another ensemble, or the end."""
         assert self._record.state != CLOSED or record.state == CLOSED, "a closed ledger stays closed"
         self._record = record
-        self._bound.learn_record(record)
+        self._bound.apply_record(record)
 
     def _error(self, failed: Failed, entry: int) -> DataLost | Unavailable:
         cls = DataLost if failed.why is ReadFailure.LOST else Unavailable

@@ -1,13 +1,13 @@
 """Reading a range of entries: which replica to ask for what, which one next, and when to give up. Pure.
 
 A reader that does not own the ledger reads up to a bound only: `last_entry` of a CLOSED ledger, else the largest LAC it
-knows (ledger protocol §1.10). The caller has the bound (`Bound` below); entries up to it are stored for ever.
+knows (ledger protocol §1.10). The caller has the bound (`ReadBound` below); entries up to it are stored for ever.
 
-`RangeRead` asks one bookie (`Ask`) for a run of entries. Of the answer only the first entries count, up to the first
-one that is wrong or damaged. If that is the very first, the next replica of the write set is asked.
-**Speculation**: when no bookie that was asked answers for a while (`Waited`), the next replica is asked as well, and so
-on. Several requests are then open, the first good answer wins, and no bookie is asked twice. A range costs at most Qw
-requests, and a bookie that hangs costs the wait and not the time-out. Replicas with recent trouble
+`RangeRead` asks one bookie (`AskBookie`) for a run of entries. Of the answer only the first entries count, up to the
+first one that is wrong or damaged. If that is the very first, the next replica of the write set is asked.
+**Speculation**: when no bookie that was asked answers for a while (`SpeculationDue`), the next replica is asked as
+well, and so on. Several requests are then open, the first good answer wins, and no bookie is asked twice. A range costs
+at most Qw requests, and a bookie that hangs costs the wait and not the time-out. Replicas with recent trouble
 (placement_core.py) are asked last. When all have answered:
 - `LOST`: the ledger is closed, and *every* replica is certain that it does not have the entry. An alarm.
 - `UNAVAILABLE`: at least one did not answer, or could not say.
@@ -53,7 +53,7 @@ class StoredCopy(NamedTuple):
     payload: bytes
 
 
-class Tail(NamedTuple):
+class VerifiedTail(NamedTuple):
     """The verified CRC32C `checksum` of the last `size` bytes of a payload, so that these need not be read again."""
 
     checksum: int
@@ -67,7 +67,7 @@ class Payload(PendingAdd):
 
     __slots__ = ("frames", "header", "size", "tail")
 
-    def __init__(self, frames: tuple[Buffer, ...], size: int, tail: Tail | None = None) -> None:
+    def __init__(self, frames: tuple[Buffer, ...], size: int, tail: VerifiedTail | None = None) -> None:
         self.frames = frames
         self.size = size
         self.tail = tail
@@ -75,7 +75,7 @@ class Payload(PendingAdd):
 
 
 def seal(
-    ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: Tail | None = None
+    ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: VerifiedTail | None = None
 ) -> bytes:
     """Returns the 36-byte header of a stored entry with the payload `frames`, which are not copied. With a long `tail`
     its bytes are not read: its checksum is combined."""
@@ -113,7 +113,7 @@ class ReadFailure(enum.Enum):
     UNAVAILABLE = "no replica gave the entry, and not all are certain"
 
 
-class Ask(NamedTuple):
+class AskBookie(NamedTuple):
     """Effect: READ `count` entries from `entry`, about `bytes_max`, at `bookie`."""
 
     bookie: str
@@ -141,11 +141,11 @@ class ReadFailed(NamedTuple):
     bookie: str
 
 
-class Waited(NamedTuple):
+class SpeculationDue(NamedTuple):
     """Fact: no bookie answered within the time after which another replica is asked as well."""
 
 
-class Done(NamedTuple):
+class ReadDone(NamedTuple):
     """Effect: the read ends with these entries, at least one, in order without a gap from the first."""
 
     entries: list[StoredCopy]
@@ -158,8 +158,8 @@ class Failed(NamedTuple):
     asked: tuple[str, ...]
 
 
-Fact = EntriesRead | EntryMissing | ReadFailed | Waited
-Effect = Ask | Done | Failed
+Fact = EntriesRead | EntryMissing | ReadFailed | SpeculationDue
+Effect = AskBookie | ReadDone | Failed
 
 
 _NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
@@ -194,7 +194,9 @@ class RangeRead:
             ),
         )  # fmt: skip
         self._to_ask = [
-            Ask(fragment.bookies[slot], first, min(striping.run_length(first, slot), self.last - first + 1), bytes_max)
+            AskBookie(
+                fragment.bookies[slot], first, min(striping.run_length(first, slot), self.last - first + 1), bytes_max
+            )
             for slot in slots
         ]
         self._asked: list[str] = []
@@ -208,14 +210,14 @@ class RangeRead:
         return effect
 
     @property
-    def speculates(self) -> bool:
+    def may_speculate(self) -> bool:
         """Whether there is another bookie to ask while the others do not answer."""
         return bool(self._to_ask)
 
     def receive(self, fact: Fact) -> Effect | None:
         """Handles a fact; returns the next effect, or None if the driver must wait for the open requests."""
         assert not self._finished, "a read that is finished gets no more answers"
-        if isinstance(fact, Waited):
+        if isinstance(fact, SpeculationDue):
             if not self._to_ask:
                 return None
             self.slow += [bookie for bookie in self._open if bookie not in self.slow]
@@ -226,7 +228,7 @@ class RangeRead:
             entries = self._verified(fact)
             if entries:
                 self._finished = True
-                return Done(entries)
+                return ReadDone(entries)
         elif isinstance(fact, EntryMissing):
             self._missing.add(fact.bookie)
         return self._next_effect()
@@ -259,7 +261,7 @@ class RangeRead:
         assert not self._missing & self._open.keys(), "a bookie that has answered is not waited for"
 
 
-class Bound:
+class ReadBound:
     """The entry up to which a reader may read: it never falls, and is the *end* only of a CLOSED ledger (M22).
 
     Before that it is a lower bound: `max(known LAC, first entry of the last fragment - 1)`. -1 of an open ledger means
@@ -271,17 +273,17 @@ class Bound:
     def __init__(self, record: LedgerRecord) -> None:
         self.last_entry = -1
         self.closed = False
-        self.learn_record(record)
+        self.apply_record(record)
 
-    def learn_record(self, record: LedgerRecord) -> None:
+    def apply_record(self, record: LedgerRecord) -> None:
         if record.state == CLOSED:
             assert not self.closed or self.last_entry == record.last_entry, "the end of a closed ledger never changes"
             assert self.last_entry <= record.last_entry, "a ledger never ends before a confirmed entry"
             self.closed = True
             self.last_entry = record.last_entry
         else:
-            self.learn_lac(record.fragments[-1].first_entry - 1)
+            self.raise_to(record.fragments[-1].first_entry - 1)
 
-    def learn_lac(self, lac: int) -> None:
+    def raise_to(self, lac: int) -> None:
         if not self.closed and lac > self.last_entry:
             self.last_entry = lac

@@ -25,12 +25,11 @@ from ..runtime.files import Buffer
 from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig
-from .lost import apply
+from .lost import apply_transition
 from .peer_format import AnswerHead, Flags, Op, RequestHead, Status, encode_add
-from .pending_core import AddAcked, AddFailed, AddOf, SendAdd
+from .pending_core import AddAcked, AddFailed, PayloadAdd, SendAdd
 from .reader_core import StoredCopy, seal, unseal
 from .recovery_core import (
-    Abort,
     CloseRecovered,
     CloseRefused,
     Effect,
@@ -40,10 +39,11 @@ from .recovery_core import (
     Fenced,
     FenceFailed,
     Finish,
-    GiveUp,
     ReadFailed,
     RecordClosed,
     Recovery,
+    RecoveryFailure,
+    ReportAbort,
     SendFence,
     SendRead,
 )
@@ -76,7 +76,7 @@ async def recover(
     Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer: then nothing is decided,
     and the caller may try again.
     """
-    outcome = await apply(
+    outcome = await apply_transition(
         metadata, ledger_id, transitions.start_recovery, timeout_s=config.close_timeout_s
     )
     if isinstance(outcome, transitions.Refused):
@@ -180,12 +180,12 @@ class _Attempt:
             stored = unseal(found[1][0], self._record.ledger_id, effect.entry)
             if stored is not None:
                 return EntryFound(effect.entry, effect.slot, stored)
-            self._bookies.gave_damage(effect.bookie, self._record.ledger_id, effect.entry)
+            self._bookies.record_damage(effect.bookie, self._record.ledger_id, effect.entry)
         elif found is not None and found[0].status in _CERTAIN:
             return EntryMissing(effect.entry, effect.slot)
         return ReadFailed(effect.entry, effect.slot)
 
-    async def _write_back(self, effect: SendAdd[AddOf[StoredCopy]]) -> Fact:
+    async def _write_back(self, effect: SendAdd[PayloadAdd[StoredCopy]]) -> Fact:
         stored, ledger = effect.add.payload, self._record.ledger_id
         frames = (seal(ledger, stored.entry, effect.lac, stored.length, (stored.payload,)), stored.payload)
         head = encode_add(ledger, stored.entry, self._record.key, Flags.RECOVERY)
@@ -216,7 +216,7 @@ class _Attempt:
             if isinstance(answer, transitions.RecordWrite):
                 return encode(answer.record, path)
             if isinstance(answer, transitions.Refused):
-                raise _error(GiveUp(Abort.CLOSE_REFUSED, -1), ledger_id)
+                raise _error(ReportAbort(RecoveryFailure.CLOSE_REFUSED, -1), ledger_id)
             if (answer.record.last_entry, answer.record.length) != (effect.last_entry, effect.length):
                 raise EndedElsewhere(f"ledger {ledger_id} was closed by another recoverer", ledger=ledger_id)
             return None
@@ -227,7 +227,7 @@ class _Attempt:
 
     async def _close(self, effect: CloseRecovered) -> Fact:
         try:
-            outcome = await apply(
+            outcome = await apply_transition(
                 self._metadata, self._record.ledger_id, self._ending(effect), timeout_s=self._config.close_timeout_s
             )
         except MagnetarError as error:
@@ -238,8 +238,8 @@ class _Attempt:
         return CloseRefused() if isinstance(outcome, transitions.Refused) else RecordClosed(outcome.record)
 
 
-def _error(effect: GiveUp, ledger_id: int) -> MagnetarError:
+def _error(effect: ReportAbort, ledger_id: int) -> MagnetarError:
     where = f"ledger {ledger_id}" + (f", entry {effect.entry}" if effect.entry >= 0 else "")
-    cls = NotEnoughBookies if effect.why is Abort.NOT_STORED else Unavailable
+    cls = NotEnoughBookies if effect.why is RecoveryFailure.NOT_STORED else Unavailable
     return cls(f"{where}: {effect.why.value}; it stays in recovery", ledger=ledger_id, entry=effect.entry,
                reason=effect.why.name)  # fmt: skip

@@ -47,7 +47,7 @@ from typing import NamedTuple, assert_never
 
 from ..metadata.records import IN_RECOVERY, Fragment, LedgerRecord
 from .metadata_core import fragment_of, striping_of
-from .pending_core import AddAcked, AddFailed, AddOf, PendingAdds, SendAdd
+from .pending_core import AddAcked, AddFailed, PayloadAdd, PendingAdds, SendAdd
 from .reader_core import StoredCopy
 
 # ---------------------------------------------------------------------------------------------------- votes_core
@@ -67,7 +67,7 @@ class EntryVerdict(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-class Votes:
+class EntryVotes:
     """The votes on one entry. `of`: the slots of its write set."""
 
     __slots__ = ("answered", "found", "missing", "of")
@@ -114,7 +114,7 @@ class RecoveryState(enum.Enum):
 _WITHOUT_LAC0 = (RecoveryState.NEW, RecoveryState.FENCING, RecoveryState.ABORTED)
 
 
-class Abort(enum.Enum):
+class RecoveryFailure(enum.Enum):
     """The reason why recovery gave up. The ledger stays IN_RECOVERY; recovery may be tried again later."""
 
     NOT_FENCED = "too few bookies of the last fragment answered to the fence"
@@ -146,10 +146,10 @@ class CloseRecovered(NamedTuple):
     fragments: tuple[Fragment, ...]
 
 
-class GiveUp(NamedTuple):
+class ReportAbort(NamedTuple):
     """Effect: report `why` to the caller; `entry` is the one that could not be decided, -1: none."""
 
-    why: Abort
+    why: RecoveryFailure
     entry: int
 
 
@@ -211,7 +211,7 @@ class CloseRefused(NamedTuple):
 Fact = (
     Fenced | FenceFailed | EntryFound | EntryMissing | ReadFailed | AddAcked | AddFailed | RecordClosed | CloseRefused
 )
-Effect = SendFence | SendRead | SendAdd[AddOf[StoredCopy]] | CloseRecovered | GiveUp | Finish
+Effect = SendFence | SendRead | SendAdd[PayloadAdd[StoredCopy]] | CloseRecovered | ReportAbort | Finish
 
 
 class Recovery:
@@ -234,10 +234,10 @@ class Recovery:
         self._silent = set(self._unknown)  # slots that have not answered the fence at all
         self._lacs: list[int] = []
         self._lasts: list[int | None] = []  # largest entry of each fenced bookie
-        self._votes: dict[int, Votes] = {}  # votes on entries that are read and not decided, in order
+        self._votes: dict[int, EntryVotes] = {}  # votes on entries that are read and not decided, in order
         self._next_read = 0
         self._next_decided = 0
-        self._adds: PendingAdds[AddOf[StoredCopy]] = PendingAdds(self.striping, self._last.bookies)
+        self._adds: PendingAdds[PayloadAdd[StoredCopy]] = PendingAdds(self.striping, self._last.bookies)
         self._failed: list[str] = []  # bookies that failed during write-back
         self._length: int | None = None
         self._is_lac0_lost = False  # whether the whole write set of LAC0 is certain not to have it
@@ -264,7 +264,7 @@ class Recovery:
             self.state = RecoveryState.DONE
             return [Finish(fact.record)]
         if isinstance(fact, CloseRefused):
-            return self._abort(Abort.CLOSE_REFUSED)
+            return self._abort(RecoveryFailure.CLOSE_REFUSED)
         assert_never(fact)
 
     # ------------------------------------------------------------------------------ fencing
@@ -276,7 +276,7 @@ class Recovery:
             self._lasts.append(fact.last)
         if self.striping.is_covered(self._unknown):
             return self._begin_reading()
-        return () if self._silent else self._abort(Abort.NOT_FENCED)
+        return () if self._silent else self._abort(RecoveryFailure.NOT_FENCED)
 
     def _begin_reading(self) -> Sequence[Effect]:
         self.state = RecoveryState.READING
@@ -302,7 +302,7 @@ class Recovery:
         reads: list[Effect] = []
         while self.end is None and self._next_read - self._adds.lac <= self._batch and self._can_be_there():
             entry = self._next_read
-            votes = self._votes[entry] = Votes(self.striping.write_set(entry))
+            votes = self._votes[entry] = EntryVotes(self.striping.write_set(entry))
             reads += [SendRead(entry, slot, self._replica(entry, slot)) for slot in votes.of]
             self._next_read += 1
         return reads
@@ -332,7 +332,7 @@ class Recovery:
             if verdict is EntryVerdict.WAITING:
                 break
             if verdict is EntryVerdict.UNKNOWN and entry > self.lac0:
-                return self._abort(Abort.UNDECIDED, entry)
+                return self._abort(RecoveryFailure.UNDECIDED, entry)
             if verdict is EntryVerdict.NEGATIVE:
                 self.end = entry - 1
                 self._votes.clear()
@@ -347,22 +347,22 @@ class Recovery:
             del self._votes[entry]
             self._next_decided += 1
         if self._adds.any_is_unconfirmable:
-            return self._abort(Abort.NOT_STORED)
+            return self._abort(RecoveryFailure.NOT_STORED)
         effects += self._read_more()
         if self.end is not None and not len(self._adds):
             effects += self._close()
         return effects
 
-    def _verdict(self, entry: int, votes: Votes) -> EntryVerdict:
+    def _verdict(self, entry: int, votes: EntryVotes) -> EntryVerdict:
         return votes.verdict(self.striping.misses_for_negative) if entry > self.lac0 else votes.found_or_unknown()
 
     # ------------------------------------------------------------------------------ writing back
     def _write_back(self, stored: StoredCopy) -> list[Effect]:
         assert stored.entry == self._adds.lap + 1, "entries are written back in order"
         size = stored.length - self._adds.length
-        return [*self._replace_failed(), *self._sends(self._adds.push(AddOf(stored), size))]
+        return [*self._replace_failed(), *self._sends(self._adds.add_with_sends(PayloadAdd(stored), size))]
 
-    def _sends(self, sends: Sequence[SendAdd[AddOf[StoredCopy]]]) -> list[Effect]:
+    def _sends(self, sends: Sequence[SendAdd[PayloadAdd[StoredCopy]]]) -> list[Effect]:
         """Returns the sends with LAC0 in the header: what this attempt writes back counts only when *this* attempt
         closes the ledger."""
         return [send._replace(lac=self.lac0) for send in sends]
@@ -409,7 +409,7 @@ class Recovery:
         until one is found."""
         assert self.end == self.lac0, "what was written back has a length"
         if not self._is_lac0_lost:
-            return self._abort(Abort.UNDECIDED, self.lac0)
+            return self._abort(RecoveryFailure.UNDECIDED, self.lac0)
         for entry, votes in self._votes.items():
             verdict = self._verdict(entry, votes)
             if verdict is EntryVerdict.WAITING:
@@ -418,14 +418,14 @@ class Recovery:
         self._votes.clear()
         entry, self._before_lac0 = self.lac0 - self._before_lac0, 2 * self._before_lac0
         if self._length is None and entry >= 0:
-            votes = self._votes[entry] = Votes(self.striping.write_set(entry))
+            votes = self._votes[entry] = EntryVotes(self.striping.write_set(entry))
             return [SendRead(entry, slot, self._replica(entry, slot)) for slot in votes.of]
         self._length = self._length or 0
         return self._close()
 
-    def _abort(self, why: Abort, entry: int = -1) -> Sequence[Effect]:
+    def _abort(self, why: RecoveryFailure, entry: int = -1) -> Sequence[Effect]:
         self.state = RecoveryState.ABORTED
-        return [GiveUp(why, entry)]
+        return [ReportAbort(why, entry)]
 
     def check(self) -> None:
         self._adds.check()

@@ -23,14 +23,14 @@ from collections.abc import Callable, Sequence
 from ..metadata.records import LedgerRecord
 from ..proto.errors import BackPressure
 from ..runtime.files import Buffer
-from ..runtime.peer.inside import InsideRequest
+from ..runtime.peer.inside import InProcessRequest
 from .adds_format import ADDS_MAX, decode_statuses, encode_adds
 from .bookies import Bookies
 from .config import LedgerConfig
 from .peer_format import ADDED, ANSWER_BYTES, Op, Status, decode_answer, encode_add_many, pack_add
 from .pending_core import AddFailed, AddsAcked, SendAdd
-from .reader_core import Payload, Tail, seal
-from .writer_core import AddRefused, Outcome
+from .reader_core import Payload, VerifiedTail, seal
+from .writer_core import AddRefused, EntryOutcome
 
 REQUEST_BYTES_MAX = 1 << 20
 """A request ends with the entry with which its payloads reach this size. A bookie's journal block has the same size."""
@@ -47,7 +47,7 @@ class Append(Payload):
     __slots__ = ("future",)
 
     def __init__(
-        self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int], tail: Tail | None = None
+        self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int], tail: VerifiedTail | None = None
     ) -> None:
         super().__init__(frames, size, tail)
         self.future = future
@@ -58,7 +58,7 @@ _Place = tuple[int, str]
 """(slot, bookie)"""
 
 
-class SentAdds(InsideRequest):
+class SentAdds(InProcessRequest):
     """A request to a bookie, from when it is sent to its answer (`runtime.network.Asker`).
 
     The copies of a request to several bookies count once in memory, at the `first` of them: its `copies` is the number
@@ -100,21 +100,21 @@ class SentAdds(InsideRequest):
             try:
                 statuses = _statuses(head, frames, len(adds))
             except ValueError as wrong:
-                sender.fail(self.place, adds, wrong)
+                sender.on_adds_failed(self.place, adds, wrong)
                 return
             if any(statuses):
                 sender.apply_statuses(self, statuses)
                 return
         sender.acked(adds, self.place)
         if sender.busy:
-            sender.has_room(self.place)
+            sender.on_room(self.place)
 
     def on_failed(self, error: BaseException) -> None:
         self.release()
         if isinstance(error, BackPressure):
-            self.sender.ask_again(self.place, self.adds, self.tries)  # nothing was sent
+            self.sender.retry_later(self.place, self.adds, self.tries)  # nothing was sent
         else:
-            self.sender.fail(self.place, self.adds, error)
+            self.sender.on_adds_failed(self.place, self.adds, error)
 
 
 class _Busy:
@@ -233,21 +233,21 @@ class AddSender:
         if stored is not None:
             self.acked(stored, place)
             if self.busy:
-                self.has_room(place)
+                self.on_room(place)
         for status in sorted(by_status):
             if status in _REFUSED:
                 self._receive(AddRefused(_REFUSED[status]))
             else:
-                self.fail(place, by_status[status], status.name)
+                self.on_adds_failed(place, by_status[status], status.name)
         if busy is not None:
-            self.ask_again(place, busy, sent.tries)
+            self.retry_later(place, busy, sent.tries)
 
-    def fail(self, place: _Place, adds: Sequence[Payload], why: object) -> None:
+    def on_adds_failed(self, place: _Place, adds: Sequence[Payload], why: object) -> None:
         self._failed(place[1], why)
         for add in adds:
             self._receive(AddFailed(add.entry, *place))
 
-    def ask_again(self, place: _Place, adds: list[Payload], tries: int) -> None:
+    def retry_later(self, place: _Place, adds: list[Payload], tries: int) -> None:
         slot, bookie = place
         if self._closed:  # first: the entries may be in another ledger now
             for add in adds:
@@ -257,7 +257,7 @@ class AddSender:
         if not adds:
             return
         if (tries + 1) * self._config.retry_s > self._config.add_timeout_s:
-            self.fail(place, adds, f"busy for {self._config.add_timeout_s} s")
+            self.on_adds_failed(place, adds, f"busy for {self._config.add_timeout_s} s")
         else:
             head, frames, size = self._encode(adds)
             self.memory.held += size
@@ -268,7 +268,7 @@ class AddSender:
                 busy = self.busy[place] = _Busy(timer)
             busy.requests.append((SentAdds(self, place, adds, size, 1, None, tries), head, frames))
 
-    def has_room(self, place: _Place) -> None:
+    def on_room(self, place: _Place) -> None:
         """Called when a bookie has stored something: repeats the requests that it refused as BUSY soon."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
@@ -280,13 +280,13 @@ class AddSender:
         for sent, head, frames in self.busy.pop(place).requests:
             if self._closed:
                 sent.release()
-                self.ask_again(place, sent.adds, sent.tries)
+                self.retry_later(place, sent.adds, sent.tries)
             else:
                 sent.tries += passed
                 self._post(sent, head, frames)
 
 
-_REFUSED = {Status.FENCED: Outcome.FENCED, Status.UNAUTHORIZED: Outcome.UNAUTHORIZED}
+_REFUSED = {Status.FENCED: EntryOutcome.FENCED, Status.UNAUTHORIZED: EntryOutcome.UNAUTHORIZED}
 
 
 def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]:

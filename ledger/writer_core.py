@@ -68,7 +68,7 @@ _CONFIRMING = (WriterState.OPEN, WriterState.DRAINING)
 _ENDING = (WriterState.CLOSING, WriterState.POISONED, WriterState.CLOSED)
 
 
-class Outcome(enum.Enum):
+class EntryOutcome(enum.Enum):
     """The outcome of an unconfirmed entry, and the reason why a writer accepts no more appends."""
 
     NOT_STORED = "the ledger was closed before this entry"
@@ -80,7 +80,7 @@ class Outcome(enum.Enum):
 class AddRefused(NamedTuple):
     """Fact: a bookie answered FENCED or UNAUTHORIZED. This never changes the ensemble."""
 
-    why: Outcome
+    why: EntryOutcome
 
 
 class QuorumTimedOut(NamedTuple):
@@ -138,7 +138,7 @@ class Fail(NamedTuple, Generic[A]):
     """Effect: report to the owner how the entry ended. In entry order, each once."""
 
     add: A
-    why: Outcome
+    why: EntryOutcome
 
 
 class ChangeEnsemble(NamedTuple):
@@ -172,7 +172,7 @@ class Writer(Generic[A]):
     def __init__(self, striping: Striping, ensemble: Sequence[str], *, changes_max: int = 1) -> None:
         self.state = WriterState.OPEN
         self.adds: PendingAdds[A] = PendingAdds(striping, ensemble)
-        self.why: Outcome | None = None  # the cause of being poisoned
+        self.why: EntryOutcome | None = None  # the cause of being poisoned
         self.end: LedgerEnded | None = None
         self.fragment_first = 0  # key of the last fragment that is known to be committed
         self.changes = 0  # ensembles that were committed after the first
@@ -185,7 +185,7 @@ class Writer(Generic[A]):
         """Adds the next entry, of `size` payload bytes; returns the effects that send it. `takes_appends` must be
         true."""
         assert self.state is WriterState.OPEN or self.takes_appends, "only an open writer appends"
-        return self.adds.push(add, size)
+        return self.adds.add_with_sends(add, size)
 
     @property
     def takes_appends(self) -> bool:
@@ -201,12 +201,12 @@ class Writer(Generic[A]):
 
     def abandon(self) -> Sequence[Effect[A]]:
         """Stops the writer: pending entries end UNKNOWN, and the ledger stays OPEN for a recoverer."""
-        return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(Outcome.UNKNOWN)
+        return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(EntryOutcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> Sequence[Effect[A]]:
         if isinstance(fact, AddsAcked):
-            return self._acked(self.adds.ack_many(fact))
+            return self._acked(self.adds.ack_entries(fact))
         if isinstance(fact, AddAcked):
             return self._acked(self.adds.ack(fact))
         if isinstance(fact, AddFailed):
@@ -218,9 +218,9 @@ class Writer(Generic[A]):
         if isinstance(fact, LedgerEnded):
             return self._on_end_fact(fact)
         if isinstance(fact, EndRefused):
-            return self._end_failed(Outcome.FENCED)
+            return self._end_failed(EntryOutcome.FENCED)
         if isinstance(fact, EndUnknown):
-            return self._end_failed(Outcome.UNKNOWN)
+            return self._end_failed(EntryOutcome.UNKNOWN)
         return self._change_ended(fact) if self.state in _CHANGE_UNDER_WAY else ()
 
     def _acked(self, confirmed: Sequence[A]) -> Sequence[Effect[A]]:
@@ -258,7 +258,7 @@ class Writer(Generic[A]):
         if isinstance(fact, EnsembleRefused):
             return self._closing()  # cannot close it any more: this reads its end, or that there is none
         if isinstance(fact, EnsembleUnknown):
-            return self._poison(Outcome.UNKNOWN)
+            return self._poison(EntryOutcome.UNKNOWN)
         if isinstance(fact, EnsembleChanged):
             self.changes += 1
             self.fragment_first = self.adds.lac + 1
@@ -303,16 +303,16 @@ class Writer(Generic[A]):
         if not len(self.adds) or fact.entry != self.adds.lac + 1:
             return ()  # it was confirmed in the meantime
         if self.state is WriterState.CLOSING:
-            return self._fail_all(Outcome.UNKNOWN)
-        return self._poison(Outcome.UNKNOWN)
+            return self._fail_all(EntryOutcome.UNKNOWN)
+        return self._poison(EntryOutcome.UNKNOWN)
 
-    def _poison(self, why: Outcome) -> Sequence[Effect[A]]:
+    def _poison(self, why: EntryOutcome) -> Sequence[Effect[A]]:
         self.state = WriterState.POISONED
         self.why = why
         self.adds.frozen = True
         return self._fail_all(why)
 
-    def _end_failed(self, why: Outcome) -> Sequence[Effect[A]]:
+    def _end_failed(self, why: EntryOutcome) -> Sequence[Effect[A]]:
         assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
         return self._poison(why)
 
@@ -321,7 +321,7 @@ class Writer(Generic[A]):
         assert fact.last_entry >= self.adds.lac, "a ledger never ends before a confirmed entry"
         self.state = WriterState.CLOSED
         self.end = fact
-        why = Outcome.NOT_STORED if fact.last_entry == self.adds.lac else Outcome.FENCED
+        why = EntryOutcome.NOT_STORED if fact.last_entry == self.adds.lac else EntryOutcome.FENCED
         effects: list[Effect[A]] = []
         for add in self.adds.take_all():
             if add.entry <= fact.last_entry:
@@ -331,7 +331,7 @@ class Writer(Generic[A]):
                 effects.append(Fail(add, why))
         return effects
 
-    def _fail_all(self, why: Outcome) -> Sequence[Effect[A]]:
+    def _fail_all(self, why: EntryOutcome) -> Sequence[Effect[A]]:
         return [Fail(add, why) for add in self.adds.take_all()]
 
     def check(self) -> None:

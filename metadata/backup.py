@@ -85,7 +85,7 @@ def restore(backup: str, target: str, least_id: int, token: str) -> str:
     try:
         if _next_id(tree) <= least_id:
             tree.apply([Commit([put_of(paths.LEDGER_IDS, CounterRecord(next=least_id + 1))], "")])
-        tree.restored(token)
+        tree.mark_restored(token)
     finally:
         tree.close()
     sync_file(scratch)

@@ -30,7 +30,7 @@ from ..runtime.access import NOTHING, OPEN, Principal, PrincipalKind
 from ..runtime.network import World
 from ..runtime.peer.keys import PeerListening
 from ..runtime.peer.sockets import MemberNetwork
-from ..runtime.tasks import Supervisor, unbroken
+from ..runtime.tasks import Supervisor, run_to_end
 from . import paths, records
 from .store import ABSENT, ANY, Delete, MetadataStore, Put, Reset, get_record
 
@@ -72,14 +72,14 @@ class Members:
         try:
             await members._open_keyed()
         except BaseException:
-            await unbroken(members.close())
+            await run_to_end(members.close())
             raise
         members._background.supervise("members", members._follow)
         return members
 
-    def world(self, world: World) -> World:
-        """Returns `world` with a network whose peer connections use these keys. The certificates of a member network
-        are kept.
+    def with_keys(self, world: World) -> World:
+        """Returns `with_keys` with a network whose peer connections use these keys. The certificates of a member
+        network are kept.
         """
         network = world.network
         if not isinstance(network, MemberNetwork):
@@ -102,7 +102,7 @@ class Members:
         """
         if key not in self._known:
             try:
-                await self._look_again()
+                await self._list_again()
             except MagnetarError as error:
                 raise Unavailable(f"who has that key is not known: {error.message}") from error
         return key in self._known
@@ -121,7 +121,7 @@ class Members:
         for key in keys:
             self._gone[key] = self._known[key], now + LEAVE_S
 
-    async def _look_again(self) -> None:
+    async def _list_again(self) -> None:
         """Lists the members again, once for all callers that wait, and at most every LOOK_EVERY_S."""
         looks = self._looks
         async with self._looking:

@@ -117,7 +117,7 @@ async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 
     """Returns a store with an open session. Tries for `timeout_s`, then raises Unavailable; raises WrongProtocol and
     similar errors at once.
     """
-    return await RemoteStore(world, endpoint, timeout_s).started()
+    return await RemoteStore(world, endpoint, timeout_s).start_or_close()
 
 
 class _Watch:
@@ -177,7 +177,7 @@ class RemoteStore(SessionStore):
                 pause_s = PAUSE_S_MIN
             left_s = self._left_s(self._deadline if self._session else self._give_up)
             if self._is_final(failure) or left_s <= 0:
-                self._lose(failure)
+                self._end_session(failure)
                 return
             # the connection loses what is sent, or its certificate has expired: not that one again
             if isinstance(failure, TimedOut | CredentialsExpired):
@@ -226,7 +226,7 @@ class RemoteStore(SessionStore):
         self._session = first.opened.session
         self._timeout_s = first.opened.timeout_s
         self._answered = self._clock.monotonic()
-        self._lived(sent)
+        self._extend_deadline(sent)
         self._pings.clear()
         self._stream = stream
         for watch_id, watch in self._watches.items():
@@ -269,7 +269,7 @@ class RemoteStore(SessionStore):
         """Handles the answer to a ping: the session lives."""
         while self._pings and self._pings[0][0] <= number:
             self._answered = self._clock.monotonic()
-            self._lived(self._pings.popleft()[1])
+            self._extend_deadline(self._pings.popleft()[1])
 
     def _send(self, request: wire.SessionRequest) -> None:
         if self._stream is not None:
@@ -299,7 +299,7 @@ class RemoteStore(SessionStore):
             self._send(wire.SessionRequest(close=wire.Empty()))
             await asyncio.wait([self._keeper], timeout=CLOSE_TIMEOUT_S)
         await self._tasks.close()
-        self._lose(self._why)
+        self._end_session(self._why)
         await self._channel.close()
 
     # -------------------------------------------------------------------------------------------- calls
@@ -322,7 +322,7 @@ class RemoteStore(SessionStore):
         end = self._deadline_of_call()
         pause_s = PAUSE_S_MIN
         while True:
-            await self._connected(end)
+            await self._wait_connected(end)
             try:
                 reply: wire.CommitReply = await self._call(COMMIT, commit_request(operations, self._session), end)
             except Unavailable:
@@ -334,7 +334,7 @@ class RemoteStore(SessionStore):
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
     async def _ask(self, rpc: Rpc[Any, Any], request: Any) -> Any:
-        return await self._repeated(lambda end: self._call(rpc, request, end))
+        return await self._repeat_read(lambda end: self._call(rpc, request, end))
 
     async def _call(self, rpc: Rpc[Any, Any], request: Any, end: float) -> Any:
         return await self._channel.call(rpc, request, timeout_s=max(0.001, self._left_s(end)))

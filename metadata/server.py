@@ -30,14 +30,14 @@ from ..proto.errors import (
 )
 from ..runtime.access import ListenerAccess, Principal, PrincipalKind
 from ..runtime.budget import CallerMemory
-from ..runtime.memory_shares import MIB, Share
+from ..runtime.memory_shares import MIB, MemoryShare
 from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream, World
 from ..runtime.peer.server import is_local
 from . import paths
 from .remote import operations_of, watch_events
 from .sqlite import SqliteStore
 from .store import Check, Operation, Put
-from .tree_core import below, check_prefix, may_write
+from .tree_core import check_prefix, is_below, may_write
 
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
 WATCHES_MAX = 1024
@@ -307,7 +307,7 @@ class _Attachment:
             self._seen[watch_id] = seen = history.revision
             if news:
                 self._stream.send_nowait(watch_events(watch_id, news, seen))
-            await self._store.wait_news(seen, self._session)
+            await self._store.wait_change(seen, self._session)
 
     def _pong(self, number: int) -> None:
         for watch_id, seen in self._seen.items():
@@ -360,7 +360,7 @@ class MembersOnly(MetadataService):
 
 
 def _check(path: str, *others: str) -> None:
-    if not below(paths.MEMBERS, path) and path not in others:
+    if not is_below(paths.MEMBERS, path) and path not in others:
         raise _away(path)
 
 
@@ -375,6 +375,6 @@ def _away(what: str) -> Unavailable:
 
 
 SHARES = (
-    Share("metadata-clients", "metadata.client_memory_bytes", 1, 16, 8 * MIB, 256 * MIB,
+    MemoryShare("metadata-clients", "metadata.client_memory_bytes", 1, 16, 8 * MIB, 256 * MIB,
           "what arrives, requests of brokers and bookies that are not handled, and answers that have not left"),
 )  # fmt: skip

@@ -14,7 +14,7 @@
   that it may be deleted before the service gives it to another process.
 - A fault in the task that keeps the session ends the session: no call waits for a connection that no task makes.
 
-The subclass keeps the session: it sets `_state` and `_settled`, and calls `_lose`. Guarded by
+The subclass keeps the session: it sets `_state` and `_settled`, and calls `_end_session`. Guarded by
 tests/metadata/test_conformance.py and tests/metadata/test_outages.py, on both.
 """
 
@@ -81,7 +81,7 @@ class SessionStore(MetadataStore):
         await self._lost.wait()
 
     # -------------------------------------------------------------------------------------------- its deadline
-    def _lived(self, sent: float) -> None:
+    def _extend_deadline(self, sent: float) -> None:
         """Moves the deadline, because the service answered a request that was sent at `sent`."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
         self._alarm.set_by(self._deadline)
@@ -91,10 +91,10 @@ class SessionStore(MetadataStore):
         if self._left_s(self._deadline) > 0:  # a sign of life has moved it meanwhile
             self._alarm.set_by(self._deadline)
         else:
-            self._lose(TimedOut(f"{self._service}: no sign of life for {self._timeout_s:g} s"))
+            self._end_session(TimedOut(f"{self._service}: no sign of life for {self._timeout_s:g} s"))
 
     # -------------------------------------------------------------------------------------------- its end
-    def _lose(self, failure: MagnetarError) -> None:
+    def _end_session(self, failure: MagnetarError) -> None:
         """Ends the session: it is lost because of `failure`, or closed. Idempotent."""
         if self._state is SessionState.LOST:
             return
@@ -116,7 +116,7 @@ class SessionStore(MetadataStore):
     def _end_watches(self) -> None: ...
 
     # -------------------------------------------------------------------------------------------- its beginning
-    async def started(self) -> Self:
+    async def start_or_close(self) -> Self:
         """Starts the store and returns it, with an open session. If that fails, closes the store and raises the error.
         """
         try:
@@ -143,9 +143,9 @@ class SessionStore(MetadataStore):
         lost.
         """
         if keeper.cancelled() and not self._closing:
-            self._lose(InternalError("the task that keeps the metadata session was cancelled"))
+            self._end_session(InternalError("the task that keeps the metadata session was cancelled"))
         elif not keeper.cancelled() and (fault := keeper.exception()) is not None:
-            self._lose(InternalError(f"the metadata session failed: {fault!r}"))
+            self._end_session(InternalError(f"the metadata session failed: {fault!r}"))
 
     # -------------------------------------------------------------------------------------------- calls
     def _deadline_of_call(self) -> float:
@@ -155,7 +155,7 @@ class SessionStore(MetadataStore):
         """Returns the seconds until `end`, a time of the clock; negative afterwards."""
         return end - self._clock.monotonic()
 
-    async def _connected(self, end: float) -> None:
+    async def _wait_connected(self, end: float) -> None:
         """Waits for a connection. Raises Unavailable if there is none by `end`, SessionExpired if the session is lost
         or closed.
         """
@@ -172,12 +172,12 @@ class SessionStore(MetadataStore):
         if self._state is SessionState.LOST or self._closing:
             raise SessionExpired(self._why.message, **self._why.fields)
 
-    async def _repeated(self, ask: Callable[[float], Awaitable[T]]) -> T:
+    async def _repeat_read(self, ask: Callable[[float], Awaitable[T]]) -> T:
         """Calls `ask`, a read, with its deadline, again and again until it is answered or the deadline has passed."""
         end = self._deadline_of_call()
         pause_s = PAUSE_S_MIN
         while True:
-            await self._connected(end)
+            await self._wait_connected(end)
             try:
                 return await ask(end)
             except MagnetarError as error:

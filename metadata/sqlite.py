@@ -34,7 +34,7 @@ from ..runtime.threads import Worker
 from .paths import INCARNATIONS
 from .store import Changed, Check, MetadataStore, Operation, Put, Reset, Versioned
 from .tree import DiskFailed, EndSession, Job, Node, OpenSession, Tree
-from .tree_core import Commit, Done, History, KnownNodes, Sessions, check_operations, check_path, check_prefix
+from .tree_core import Commit, History, JobResult, NodeCache, Sessions, check_operations, check_path, check_prefix
 
 MEMORY = ":memory:"
 _CLOSED = "the metadata store is closed"
@@ -75,11 +75,11 @@ class SqliteStore:
         self._sessions = Sessions()
         self.open_sessions = self._sessions.open_ones  # to look at
         self._lost: dict[str, asyncio.Event] = {}
-        self._waiting: list[tuple[Job, asyncio.Future[Done]]] = []
+        self._waiting: list[tuple[Job, asyncio.Future[JobResult]]] = []
         self._writing = False
         self._asked: list[tuple[str | Callable[[], Any], asyncio.Future[Any]]] = []  # reads that wait; str: of a node
         self._reading = False
-        self._known: KnownNodes[Node] = KnownNodes()
+        self._known: NodeCache[Node] = NodeCache()
         self._known_reads = 0
         self._context = contextvars.copy_context()
         self._watches: dict[_Watch, None] = {}  # that wait
@@ -196,7 +196,7 @@ class SqliteStore:
             if isinstance(error, DiskFailed):
                 error = self._die(error)
             if isinstance(read, str) and error is None:
-                self._known.learn(read, answer)
+                self._known.add(read, answer)
             if future.done():  # the caller was cancelled
                 continue
             if error is None:
@@ -211,7 +211,7 @@ class SqliteStore:
         return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
 
     # -------------------------------------------------------------------------------------------- writing
-    async def commit(self, operations: Sequence[Operation], session: str) -> Done:
+    async def commit(self, operations: Sequence[Operation], session: str) -> JobResult:
         """Commits all operations or none; durable when it returns. `session` "" is no session: ephemerals are then
         refused.
 
@@ -225,12 +225,12 @@ class SqliteStore:
             raise InvalidRequest("an ephemeral needs a session")
         return await self._queue(Commit(tuple(operations), session))
 
-    def _queue(self, job: Job) -> asyncio.Future[Done]:
+    def _queue(self, job: Job) -> asyncio.Future[JobResult]:
         if self.closed:
             raise Unavailable(_CLOSED)
         if len(self._waiting) >= WAITING_MAX and not isinstance(job, EndSession):
             raise BackPressure(f"{len(self._waiting)} metadata commits wait for the disk")
-        future: asyncio.Future[Done] = self._loop.create_future()
+        future: asyncio.Future[JobResult] = self._loop.create_future()
         self._waiting.append((job, future))
         if not self._writing:
             self._write()
@@ -246,7 +246,9 @@ class SqliteStore:
             self._batch.add_done_callback(lambda outcomes: self._written(batch, outcomes), context=self._context)
 
     def _written(
-        self, batch: list[tuple[Job, asyncio.Future[Done]]], outcomes: asyncio.Future[list[Done | MagnetarError]]
+        self,
+        batch: list[tuple[Job, asyncio.Future[JobResult]]],
+        outcomes: asyncio.Future[list[JobResult | MagnetarError]],
     ) -> None:
         """Notifies the watches, answers the callers, and writes the next batch."""
         error = outcomes.exception()
@@ -255,20 +257,20 @@ class SqliteStore:
         results = [error] * len(batch) if error is not None else outcomes.result()
         revision = self.history.revision
         for (job, _), outcome in zip(batch, results, strict=True):
-            if isinstance(outcome, Done):
+            if isinstance(outcome, JobResult):
                 self._apply_done(job, outcome)
         if self.history.revision > revision:
-            self._tell_watches()
+            self._notify_watches()
         for (_, future), outcome in zip(batch, results, strict=True):
             if future.done():  # the caller was cancelled
                 continue
-            if isinstance(outcome, Done):
+            if isinstance(outcome, JobResult):
                 future.set_result(outcome)
             else:
                 future.set_exception(outcome)
         self._write()
 
-    def _apply_done(self, job: Job, done: Done) -> None:
+    def _apply_done(self, job: Job, done: JobResult) -> None:
         if isinstance(job, Commit):
             self._refresh_known(job.operations, done.versions)
         else:
@@ -288,12 +290,12 @@ class SqliteStore:
             if isinstance(operation, Check) or not (made or operation.path in self._known.nodes):
                 continue
             if isinstance(operation, Put):
-                self._known.learn(operation.path, Node(bytes(operation.value), version, operation.ephemeral))
+                self._known.add(operation.path, Node(bytes(operation.value), version, operation.ephemeral))
             else:
                 self._known.discard(operation.path)
 
     # -------------------------------------------------------------------------------------------- watching
-    async def wait_news(self, after_revision: int, session: str, prefix: str = "/") -> int:
+    async def wait_change(self, after_revision: int, session: str, prefix: str = "/") -> int:
         """Waits until something at or below `prefix` has changed after a revision. Returns a revision up to which
         nothing has changed there. Raises SessionExpired if the session or the store ends first.
         """
@@ -309,7 +311,7 @@ class SqliteStore:
                 del self._watches[watch]
         return watch.seen
 
-    def _tell_watches(self) -> None:
+    def _notify_watches(self) -> None:
         """Wakes the watches below whose prefix something has changed; most commits concern few watches."""
         for watch in self._watches:
             if not self.history.since(watch.prefix, watch.seen):
@@ -353,7 +355,7 @@ class SqliteStore:
     async def end_session(self, session: str) -> None:
         """Ends a session; its ephemerals are deleted when this returns. Does nothing if the session has ended."""
         if self._sessions.close(session) and not self.closed:
-            await self._forget_session(session)
+            await self._on_session_ended(session)
 
     async def wait_session_ended(self, session: str) -> None:
         """Waits until the session ends, for any reason."""
@@ -375,13 +377,13 @@ class SqliteStore:
         self._lost[session] = asyncio.Event()
         self._set_alarm()
 
-    def _forget_session(self, session: str) -> asyncio.Future[Done]:
+    def _on_session_ended(self, session: str) -> asyncio.Future[JobResult]:
         """Handles the end of a session: wakes those that wait for it, and deletes its ephemerals."""
         self._lost.pop(session).set()
         self._wake_watches()  # the session's own watches find that it has ended
         return self._delete_ephemerals(session)
 
-    def _delete_ephemerals(self, session: str) -> asyncio.Future[Done]:
+    def _delete_ephemerals(self, session: str) -> asyncio.Future[JobResult]:
         """Deletes the session's ephemerals, and repeats that until it succeeds: an ephemeral that outlived its session
         would name a dead owner for ever.
         """
@@ -389,7 +391,7 @@ class SqliteStore:
         ending.add_done_callback(lambda ended: self._delete_again(session, ended))
         return ending
 
-    def _delete_again(self, session: str, ended: asyncio.Future[Done]) -> None:
+    def _delete_again(self, session: str, ended: asyncio.Future[JobResult]) -> None:
         if ended.cancelled():  # its waiter was cancelled; the job stays in the queue
             return
         if isinstance(ended.exception(), Unavailable) and not self.closed:
@@ -406,7 +408,7 @@ class SqliteStore:
 
     def _expire(self) -> None:
         for session in self._sessions.expire(self._clock.monotonic()):
-            self._forget_session(session)
+            self._on_session_ended(session)
         self._set_alarm()
 
 
@@ -478,7 +480,7 @@ class LocalSession(MetadataStore):
             else:
                 for change in news:
                     yield change
-            seen = await self._store.wait_news(seen, self._session, prefix)
+            seen = await self._store.wait_change(seen, self._session, prefix)
 
     async def wait_session_lost(self) -> None:
         await self._store.wait_session_ended(self._session)

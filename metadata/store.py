@@ -137,7 +137,8 @@ Update = Callable[[MetadataStore, str, Transform], Awaitable[Versioned | None]]
 # ---------------------------------------------------------------------------------------------------- unreadable
 # Metadata records that this process cannot read, of a newer version or damaged. One does not stop work on the others.
 #
-# A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `readable`: a record
+# A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `find_readable`: a
+# record
 # that it cannot decode is None, as if it did not exist, and is noted here: logged once, counted, shown
 # (`magnetar_unreadable_…`). A caller that depends on one record, and would do wrong without it, uses `get_record`,
 # which raises DamagedRecord.
@@ -154,7 +155,7 @@ PATHS_MAX = 1000
 """Paths and reasons, about 300 bytes each."""
 
 
-class Unreadable:
+class UnreadableRecords:
     """The records that cannot be read now, by path; they are logged once and counted."""
 
     def __init__(self) -> None:
@@ -168,7 +169,7 @@ class Unreadable:
             _LOG.error("skipped, because it cannot be read here: %s", error)
             self.paths[path] = str(error)
 
-    def forgive(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         """Removes a record that was deleted, or can be read again."""
         self.paths.pop(path, None)
 
@@ -176,23 +177,23 @@ class Unreadable:
         return {"records": len(self.paths), "skipped": self.skipped}
 
 
-UNREADABLE = Unreadable()
+UNREADABLE = UnreadableRecords()
 
 
-async def readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
+async def find_readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
     """Returns the record and its version. Returns None if there is none, and also if it cannot be read here, which is
     logged and counted.
     """
     node = await store.get(path)
     if node is None:
-        UNREADABLE.forgive(path)
+        UNREADABLE.remove(path)
         return None
     try:
         record = decode(node.value, cls, path)
     except DamagedRecord as error:
         UNREADABLE.skip(path, error)
         return None
-    UNREADABLE.forgive(path)
+    UNREADABLE.remove(path)
     return record, node.version
 
 
@@ -227,7 +228,8 @@ def ledgers_in(folder: str, names: list[str]) -> list[int]:
 #
 # So a transform must recognise its own earlier write (a token, a state, a set that has the member already), and have no
 # effects: it is called at most once per attempt. A change that content cannot recognise (a counter) must be harmless
-# when it happens twice: `take_ids` then wastes a block of ids, and never allocates an id twice. Attempts and time are
+# when it happens twice: `allocate_ids` then wastes a block of ids, and never allocates an id twice. Attempts and time
+# are
 # bounded; the final error is definite only when no attempt was unknown. Guarded by test_update.py.
 
 
@@ -350,7 +352,7 @@ def _pause_s(attempt: int, error: MagnetarError) -> float:
 
 
 # ------------------------------------------------------------------------------------------ many nodes
-async def in_parts(store: MetadataStore, operations: Sequence[Operation]) -> None:
+async def commit_in_parts(store: MetadataStore, operations: Sequence[Operation]) -> None:
     """Commits the operations in order, in as many commits as necessary; a crash leaves the first ones done. For a
     number of operations that a user chooses, which one commit (metadata/tree_core.py `OPERATIONS_MAX`) may not allow.
     """
@@ -358,7 +360,7 @@ async def in_parts(store: MetadataStore, operations: Sequence[Operation]) -> Non
         await store.commit(operations[at : at + PART_OPERATIONS])
 
 
-async def make_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
+async def create_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
     """Creates these nodes, each expected to be `ABSENT`, in parts. A node that exists stays as it is. May be repeated.
     """
     for at in range(0, len(puts), PART_OPERATIONS):
@@ -405,7 +407,7 @@ async def update_record(
     return None if found is None else (decode(found.value, cls, path), found.version)
 
 
-async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
+async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
     """Allocates `count` ids that no other caller has or will get. An unknown outcome wastes the block; no id is
     allocated twice.
 
@@ -421,7 +423,7 @@ async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_ID
     return range(found[0].next - count, found[0].next)
 
 
-async def ensure_ids(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
+async def ensure_id_counter(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
     """Creates the counter of ledger ids if there is none. While it exists, a bookie begins no ledger without a record
     (bookie/newcomers.py).
     """

@@ -47,7 +47,7 @@ from ..proto.versions import METADATA_FILE, check_format
 from . import paths
 from .records import Incarnation, IncarnationsRecord, encode
 from .store import ABSENT, Changed
-from .tree_core import Commit, CommitBatch, Done, Row, paths_of
+from .tree_core import Commit, CommitBatch, JobResult, Row, paths_of
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
@@ -175,7 +175,7 @@ class Tree:
             self._end_session(session)
         for column in [] if self._has_sums() else _SUMS:
             self._sql.execute(f"ALTER TABLE state ADD COLUMN {column} INTEGER NOT NULL DEFAULT -1")
-        self._mark()
+        self._store_sum()
         self._sql.execute(_INCARNATION)
         if self._token:
             self.begin_incarnation(self._token, restored=False)
@@ -188,7 +188,7 @@ class Tree:
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))
 
-    def restored(self, token: str) -> None:
+    def mark_restored(self, token: str) -> None:
         """Marks this file as the replacement of a newer one: all sessions end, and an incarnation begins."""
         with _disk(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
@@ -196,7 +196,7 @@ class Tree:
             self._sql.execute("DELETE FROM session")
             self.revision += 1
             self._total = self._sum()
-            self._mark()
+            self._store_sum()
             self.begin_incarnation(token, restored=True)
             self._sql.execute("COMMIT")
             self._sql.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, without a write-ahead log
@@ -228,7 +228,7 @@ class Tree:
         rows = self._sql.execute("SELECT path, version, revision FROM node")
         return sum(sum_of(path, version, revision) for path, version, revision in rows) & _SUM_MASK
 
-    def _mark(self) -> None:
+    def _store_sum(self) -> None:
         """Stores the revision and the sum, within the open transaction."""
         self._sql.execute(_MARK, (self.revision, self._total))
 
@@ -331,7 +331,7 @@ class Tree:
         return self.revision, os.path.getsize(path)
 
     # -------------------------------------------------------------------------------------------- writing
-    def apply(self, jobs: Sequence[Job]) -> list[Done | MagnetarError]:
+    def apply(self, jobs: Sequence[Job]) -> list[JobResult | MagnetarError]:
         """Makes one durable transaction of the jobs; returns the outcome of each, in order. Raises Unavailable (nothing
         was done) or DiskFailed.
         """
@@ -339,11 +339,11 @@ class Tree:
         try:
             with _disk(self.path):
                 self._sql.execute("BEGIN IMMEDIATE")
-                outcomes: list[Done | MagnetarError] = []
+                outcomes: list[JobResult | MagnetarError] = []
                 for commits, some in groupby(jobs, lambda job: isinstance(job, Commit)):
                     done = list(some)
                     outcomes += self._commit(done) if commits else [self._of_session(job) for job in done]
-                self._mark()
+                self._store_sum()
                 self._sql.execute("COMMIT")
             if self.revision > revision:
                 self._write_revision()
@@ -360,21 +360,21 @@ class Tree:
             with _disk(self.path):
                 self._sql.execute("ROLLBACK")
 
-    def _of_session(self, job: Job) -> Done:
+    def _of_session(self, job: Job) -> JobResult:
         match job:
             case OpenSession(session, timeout_s):
                 self._sql.execute("INSERT OR REPLACE INTO session VALUES (?, ?)", (session, timeout_s))
-                return Done([], self.revision)
+                return JobResult([], self.revision)
             case EndSession(session):
                 return self._end_session(session)
             case Commit():
                 raise AssertionError("commits are done together")
 
-    def _commit(self, jobs: Sequence[Job]) -> list[Done | MagnetarError]:
+    def _commit(self, jobs: Sequence[Job]) -> list[JobResult | MagnetarError]:
         commits = [job for job in jobs if isinstance(job, Commit)]
         known = self._versions(list(paths_of(commits)))
         batch = CommitBatch({path: version for path, (version, _) in known.items()}, self.revision)
-        outcomes: list[Done | MagnetarError] = [batch.add(commit) for commit in commits]
+        outcomes: list[JobResult | MagnetarError] = [batch.add(commit) for commit in commits]
         self._write(batch)
         for path, row in batch.nodes.items():
             self._update_sum(path, known.get(path), row)
@@ -398,17 +398,17 @@ class Tree:
             self._sql.execute(_PUT[len(some)], [value for row in some for value in row])
             start += len(some)
 
-    def _end_session(self, session: str) -> Done:
+    def _end_session(self, session: str) -> JobResult:
         self._sql.execute("DELETE FROM session WHERE id = ?", (session,))
         query = "SELECT path, version, revision FROM node WHERE session = ? ORDER BY path"
         gone = self._sql.execute(query, (session,)).fetchall()
         if not gone:
-            return Done([], self.revision)
+            return JobResult([], self.revision)
         for path, *before in gone:
             self._update_sum(path, before, None)
         self._sql.execute("DELETE FROM node WHERE session = ?", (session,))
         self.revision += 1
-        return Done([], self.revision, [Changed(path, ABSENT, self.revision) for path, *_ in gone])
+        return JobResult([], self.revision, [Changed(path, ABSENT, self.revision) for path, *_ in gone])
 
 
 class AnsweredNote:

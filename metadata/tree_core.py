@@ -46,7 +46,7 @@ def check_prefix(prefix: str) -> None:
         check_path(prefix)
 
 
-def below(prefix: str, path: str) -> bool:
+def is_below(prefix: str, path: str) -> bool:
     """Returns whether `path` is `prefix` itself or below it, at any depth."""
     return prefix == "/" or path == prefix or path.startswith(prefix + "/")
 
@@ -148,7 +148,7 @@ class Commit(msgspec.Struct, frozen=True):
     session: str
 
 
-class Done(msgspec.Struct, frozen=True):
+class JobResult(msgspec.Struct, frozen=True):
     """The result of a job. `revision` is that of the tree afterwards; every Commit increments it."""
 
     versions: list[int]
@@ -168,9 +168,9 @@ class CommitBatch:
         self.nodes: dict[str, Row | None] = {}
         self._versions = versions
 
-    def add(self, commit: Commit) -> Done | BadVersion:
+    def add(self, commit: Commit) -> JobResult | BadVersion:
         """Adds a commit. Returns its result, or BadVersion if a version refuses it; then nothing of it is added."""
-        done, nodes = Done([], self.revision + 1), dict[str, Row | None]()
+        done, nodes = JobResult([], self.revision + 1), dict[str, Row | None]()
         try:
             for operation in commit.operations:
                 done.versions.append(self._operate(operation, commit.session, nodes, done))
@@ -180,7 +180,7 @@ class CommitBatch:
         self.revision = done.revision
         return done
 
-    def _operate(self, operation: Operation, session: str, nodes: dict[str, Row | None], done: Done) -> int:
+    def _operate(self, operation: Operation, session: str, nodes: dict[str, Row | None], done: JobResult) -> int:
         """Applies an operation; returns the node's new version."""
         path = operation.path
         written = nodes if path in nodes else self.nodes
@@ -260,7 +260,7 @@ class History:
         for change in reversed(self._changes):  # from the newest: a watch usually lags by one or two revisions
             if change.revision <= after_revision:
                 break
-            if change.path.startswith(under) or change.path == prefix:  # `below`: each watch asks it of each change
+            if change.path.startswith(under) or change.path == prefix:  # `is_below`: each watch asks it of each change
                 news.append(change)
         news.reverse()
         return news
@@ -288,17 +288,17 @@ NODE_BYTES = 300
 """Memory of a node besides its path and value."""
 
 
-class Known(Protocol):
+class CachedNode(Protocol):
     """A node that is kept in memory."""
 
     @property
     def value(self) -> bytes: ...
 
 
-N = TypeVar("N", bound=Known)
+N = TypeVar("N", bound=CachedNode)
 
 
-class KnownNodes(Generic[N]):
+class NodeCache(Generic[N]):
     """A cache of the nodes that were read last, by path; None is a node that does not exist. At most `bytes_max` bytes
     of memory.
     """
@@ -314,7 +314,7 @@ class KnownNodes(Generic[N]):
         self.nodes[path] = node
         return node
 
-    def learn(self, path: str, node: N | None) -> None:
+    def add(self, path: str, node: N | None) -> None:
         """Caches the node as the tree has it."""
         if path in self.nodes:
             self.discard(path)
@@ -343,7 +343,7 @@ class KnownNodes(Generic[N]):
         assert self.bytes <= self._bytes_max
 
 
-def _size(path: str, node: Known | None) -> int:
+def _size(path: str, node: CachedNode | None) -> int:
     return NODE_BYTES + len(path) + (len(node.value) if node is not None else 0)
 
 

@@ -79,14 +79,14 @@ def key(znode: str) -> str | None:
     return f"{_unescape(above)}/{_unescape(last[len(VALUE) :])}"
 
 
-class Listed(NamedTuple):
+class FolderContent(NamedTuple):
     """What a folder contains: the segments that have a value, and those with keys below them; sorted."""
 
     values: list[str]
     below: list[str]  # segments that have a folder, which may be empty
 
     @classmethod
-    def from_names(cls, names: Sequence[str]) -> Listed:
+    def from_names(cls, names: Sequence[str]) -> FolderContent:
         values = sorted(_unescape(name[len(VALUE) :]) for name in names if name.startswith(VALUE))
         return cls(values, sorted(_unescape(name) for name in names if not name.startswith(VALUE)))
 

@@ -49,15 +49,15 @@ from . import znodes_core as znodes
 from .address import ZookeeperAddress
 from .session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionState, SessionStore
 from .store import ABSENT, Changed, Operation, Reset, Versioned
-from .tree_core import below, check_operations, check_path, check_prefix
+from .tree_core import check_operations, check_path, check_prefix, is_below
 from .zookeeper_connection import (
     Answer,
     ConnectionState,
     Event,
     EventKind,
-    Missing,
-    Refused,
-    Taken,
+    NoZnode,
+    TransactionRefused,
+    ZnodeExists,
     ZooKeeperConnection,
 )
 
@@ -145,7 +145,7 @@ class TreeWatch:
             version = ABSENT if kind == EventKind.DELETED else self.versions.get(path, 0)
             self._queue_change(Changed(path, version, revision))
 
-    def looked(self, youngest: int, now: int) -> None:
+    def end_reset(self, youngest: int, now: int) -> None:
         """Ends `reset`: from now on the watch receives every change after revision `now`. `youngest` is the revision of
         the latest change that was read.
         """
@@ -153,7 +153,7 @@ class TreeWatch:
         if not (self.calm and youngest <= self.seen <= now):
             self._queue_change(Reset(now))
 
-    def broken(self, heard: int) -> None:
+    def on_broken(self, heard: int) -> None:
         """Handles the end of the connection; all changes up to revision `heard` were received."""
         if self.attached:
             self.attached, self.seen = False, heard
@@ -186,7 +186,7 @@ class Watches:
             return
         revision = event.zxid if event.zxid > 0 else self._line().zxid
         for watch in self._watches.values():
-            if below(watch.prefix, path):
+            if is_below(watch.prefix, path):
                 watch.on_event(path, event.kind, revision)
 
     def on_broken(self) -> None:
@@ -195,7 +195,7 @@ class Watches:
 
     def wake(self, heard: int) -> None:
         for watch in self._watches.values():
-            watch.broken(heard)
+            watch.on_broken(heard)
 
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
@@ -236,14 +236,14 @@ class Watches:
             line = self._line()
             line.sync(self._root)
             await asyncio.gather(*[line.watch(znode) for znode in self._watched(watch.prefix)])
-            youngest = await _Look(line, self._root, watch).youngest()
+            youngest = await _VersionReader(line, self._root, watch).youngest()
         except ConnectionLost:
             return
         if connection == self._connection:
-            watch.looked(youngest, line.zxid)
+            watch.end_reset(youngest, line.zxid)
 
 
-class _Look:
+class _VersionReader:
     """Reads all versions below a prefix into its watch, and finds the revision of the latest change."""
 
     def __init__(self, line: ZooKeeperConnection, root: str, watch: TreeWatch) -> None:
@@ -276,10 +276,10 @@ class _Look:
         try:
             async with self._several:
                 names, stat = (await self._line.children(self._root + znodes.folder(prefix))).value
-        except Missing:
+        except NoZnode:
             return False
         self._youngest = max(self._youngest, stat.pzxid)
-        listed = znodes.Listed.from_names(names)
+        listed = znodes.FolderContent.from_names(names)
         above = "" if prefix == "/" else prefix
         await asyncio.gather(
             *[self._value(f"{above}/{segment}") for segment in listed.values],
@@ -315,7 +315,7 @@ async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: 
     """
     if address.access.ca:
         await check_tls(address)
-    return await ZookeeperStore(world, address, timeout_s).started()
+    return await ZookeeperStore(world, address, timeout_s).start_or_close()
 
 
 class ZookeeperStore(SessionStore):
@@ -360,7 +360,7 @@ class ZookeeperStore(SessionStore):
         parts = self._address.root.split("/")
         for znode in ("/".join(parts[:end]) for end in range(2, len(parts) + 1)):
             if (await self._read(partial(self._line.exists, znode), fresh=True)).value is None:
-                with contextlib.suppress(Taken):
+                with contextlib.suppress(ZnodeExists):
                     await self._read(partial(self._line.create, znode), fresh=False)
 
     async def _keep(self) -> None:
@@ -379,7 +379,7 @@ class ZookeeperStore(SessionStore):
                 continue
             else:
                 unanswered = 0
-                self._lived(sent)
+                self._extend_deadline(sent)
                 await asyncio.sleep(max(0.0, self._left_s(sent + self._timeout_s / 3)))
             if unanswered >= 2:  # the connection loses what is sent, and there is time for another
                 unanswered = 0
@@ -388,7 +388,7 @@ class ZookeeperStore(SessionStore):
     def _on_state(self, state: ConnectionState) -> None:
         if state is ConnectionState.LOST:
             self._line_ended.set()
-            self._lose(SessionExpired(f"ZooKeeper ended session {self.session_id}"))
+            self._end_session(SessionExpired(f"ZooKeeper ended session {self.session_id}"))
         elif self._state is SessionState.LOST:
             return
         elif state is ConnectionState.SUSPENDED:
@@ -399,7 +399,7 @@ class ZookeeperStore(SessionStore):
         else:
             _LOG.info("connected to ZooKeeper at %s, session %s", self._address, self.session_id)
             self._timeout_s = self._line.timeout_s
-            self._lived(self._line.greeted)
+            self._extend_deadline(self._line.last_handshake_s)
             self._state = SessionState.CONNECTED
             self._settled.set()
 
@@ -427,7 +427,7 @@ class ZookeeperStore(SessionStore):
                     await self._line_ended.wait()
         if not self._line_ended.is_set():
             self._line.disconnect(farewell=False)
-        self._lose(self._why)
+        self._end_session(self._why)
         self._line.release()
 
     # -------------------------------------------------------------------------------------------- reading
@@ -435,7 +435,7 @@ class ZookeeperStore(SessionStore):
         check_path(path)
         try:
             value, stat = (await self._read(lambda: self._line.get(self._znode(path)), fresh=True)).value
-        except Missing:
+        except NoZnode:
             return None
         return Versioned(value, stat.version)
 
@@ -445,26 +445,26 @@ class ZookeeperStore(SessionStore):
         listed = await self._list(path, fresh=True)
         there = set(listed.values)
         doubtful = [segment for segment in listed.below if segment not in there]
-        holds = await _in_turns(doubtful, lambda segment: self._holds(_below(path, segment)))
+        holds = await _in_turns(doubtful, lambda segment: self._has_values(_below(path, segment)))
         return sorted(listed.values + [segment for segment, any_ in zip(doubtful, holds, strict=True) if any_])
 
-    async def _holds(self, prefix: str) -> bool:
+    async def _has_values(self, prefix: str) -> bool:
         """Returns whether a key below the prefix has a value. A folder may be empty until ZooKeeper deletes it."""
         listed = await self._list(prefix, fresh=False)
         if listed.values:
             return True
         for segment in listed.below:
-            if await self._holds(_below(prefix, segment)):
+            if await self._has_values(_below(prefix, segment)):
                 return True
         return False
 
-    async def _list(self, prefix: str, *, fresh: bool) -> znodes.Listed:
+    async def _list(self, prefix: str, *, fresh: bool) -> znodes.FolderContent:
         folder = self._address.root + znodes.folder(prefix)
         try:
             names, _ = (await self._read(lambda: self._line.children(folder), fresh=fresh)).value
-        except Missing:
+        except NoZnode:
             names = []
-        return znodes.Listed.from_names(names)
+        return znodes.FolderContent.from_names(names)
 
     async def revision(self) -> int:
         return (await self._read(lambda: self._line.exists(self._address.root), fresh=True)).zxid
@@ -480,7 +480,7 @@ class ZookeeperStore(SessionStore):
         async def once(end: float) -> T:
             return await (self._read_fresh(ask, end) if fresh else self._within(ask(), end))
 
-        return await self._repeated(once)
+        return await self._repeat_read(once)
 
     async def _read_fresh(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
         """Reads after a sync on the same connection, where the server handles the read after the sync.
@@ -488,16 +488,16 @@ class ZookeeperStore(SessionStore):
         Kazoo's thread may drop the connection between the two: the read then uses the next one, to a server that may
         lag. So the answer counts only if the sync was answered and the connection is still the same.
         """
-        connection, synced = self._line.connection, self._line.sync(self._address.root)
-        answer: T | Missing
+        connection, synced = self._line.connection_number, self._line.sync(self._address.root)
+        answer: T | NoZnode
         try:
             answer = await self._within(ask(), end)
-        except Missing as missing:
+        except NoZnode as missing:
             answer = missing
         await self._within(synced, end)
-        if connection != self._line.connection:
+        if connection != self._line.connection_number:
             raise ConnectionLost(f"the connection to {self._address} broke between a sync and the read after it")
-        if isinstance(answer, Missing):
+        if isinstance(answer, NoZnode):
             raise answer
         return answer
 
@@ -518,10 +518,10 @@ class ZookeeperStore(SessionStore):
             if not plan.steps:
                 return plan.versions
             self._check_size(plan.steps)
-            await self._connected(end)
+            await self._wait_connected(end)
             try:
                 await self._within(self._line.commit(self._address.root, plan.steps), end)
-            except Refused as refused:
+            except TransactionRefused as refused:
                 if refused.missing:
                     await self._make_folders(plan.steps)
                 fresh = True
@@ -555,7 +555,7 @@ class ZookeeperStore(SessionStore):
     async def _make_folders(self, steps: Sequence[znodes.Step]) -> None:
         wanted = [step.path for step in steps if isinstance(step, znodes.Create)]
         for folder in dict.fromkeys(folder for path in wanted for folder in znodes.folders(path)):
-            with contextlib.suppress(Taken):
+            with contextlib.suppress(ZnodeExists):
                 await self._read(partial(self._line.create_folder, self._address.root + folder), fresh=False)
 
     def _check_size(self, steps: Sequence[znodes.Step]) -> None:

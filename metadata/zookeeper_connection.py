@@ -179,15 +179,15 @@ class EventKind(enum.IntEnum):
     CHILD = 4
 
 
-class Missing(Exception):
+class NoZnode(Exception):
     """The znode does not exist."""
 
 
-class Taken(Exception):
+class ZnodeExists(Exception):
     """The znode exists already."""
 
 
-class Refused(Exception):
+class TransactionRefused(Exception):
     """A step of a transaction failed; nothing was done."""
 
     def __init__(self, *, missing: bool) -> None:
@@ -322,14 +322,14 @@ class ZooKeeperConnection:
         return float(self._connection.timeout_s)
 
     @property
-    def connection(self) -> int:
+    def connection_number(self) -> int:
         """Returns the number of the current connection, which changes with each handshake: a request and an answer at
         the same number used the same connection.
         """
         return int(self._connection.number)
 
     @property
-    def greeted(self) -> float:
+    def last_handshake_s(self) -> float:
         """Returns when the last handshake that was answered was sent, by the clock."""
         return float(self._connection.greeted)
 
@@ -428,7 +428,7 @@ class ZooKeeperConnection:
         if zk.NoAuthError.code in failed:
             raise Unauthorized("ZooKeeper refuses the transaction: its nodes have an access list without us")
         if failed and set(failed) <= _STALE:
-            raise Refused(missing=zk.NoNodeError.code in failed)
+            raise TransactionRefused(missing=zk.NoNodeError.code in failed)
         if failed or any(answer.value):
             raise InternalError(f"ZooKeeper answers a transaction with the codes {answer.value}")
         return answer.zxid
@@ -476,9 +476,9 @@ def _request(root: str, step: znodes.Step, acl: Any) -> Any:
 def _translated(error: Exception, request: Any) -> Exception:
     match error:
         case zk.NoNodeError():
-            return Missing()
+            return NoZnode()
         case zk.NodeExistsError():
-            return Taken()
+            return ZnodeExists()
         case zk.SessionExpiredError():
             return SessionExpired("ZooKeeper says that the session has expired")
         case zk.ConnectionLoss() | zk.ConnectionClosedError() | zk.ConnectionDropped():
@@ -492,5 +492,14 @@ def _translated(error: Exception, request: Any) -> Exception:
             return InternalError(f"ZooKeeper or kazoo failed at {type(request).__name__}: {error!r}")
 
 
-__all__ = ["Answer", "ConnectionState", "Event", "EventKind", "Missing", "Refused", "Taken", "ZnodeStat",
-    "ZooKeeperConnection"]
+__all__ = [
+    "Answer",
+    "ConnectionState",
+    "Event",
+    "EventKind",
+    "NoZnode",
+    "TransactionRefused",
+    "ZnodeExists",
+    "ZnodeStat",
+    "ZooKeeperConnection",
+]

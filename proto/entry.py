@@ -82,13 +82,13 @@ _BROKER_METADATA_BYTES_MAX = 1 << 16
 
 class EntryHeader:
     """The head of a client-part: `metadata` is all of it; `payload_offset` counts from the start of the entry.
-    `checksum` is the one in the entry, of all from CHECKED_FROM on; `unfolded`: the number of bytes that the payload
-    declares to have when decompressed, 0 if it is not compressed."""
+    `checksum` is the one in the entry, of all from CHECKED_FROM on; `uncompressed_size`: the number of bytes that the
+    payload declares to have when decompressed, 0 if it is not compressed."""
 
-    __slots__ = ("batched", "checksum", "metadata", "num_messages", "payload_offset", "unfolded")
+    __slots__ = ("batched", "checksum", "metadata", "num_messages", "payload_offset", "uncompressed_size")
 
     def __init__(self, metadata: MessageMetadata, payload_offset: int, checksum: int = 0, unfolded: int = 0) -> None:
-        self.unfolded = unfolded
+        self.uncompressed_size = unfolded
         self.checksum = checksum
         self.metadata = metadata
         self.payload_offset = payload_offset

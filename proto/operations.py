@@ -51,7 +51,7 @@ class Permission(Enum):
     OWN = "every caller, for what its role began; of another role's it is told what it is told of what does not exist"
 
 
-class On(Enum):
+class PermissionPlace(Enum):
     """The object that a permission is for: the field of the request names it."""
 
     NOTHING = "the cluster"
@@ -65,7 +65,7 @@ class Rule(NamedTuple):
     """The permission that a request needs, and the field of it that names the place."""
 
     permission: Permission
-    on: On = On.NOTHING
+    on: PermissionPlace = PermissionPlace.NOTHING
     field: str = ""
     subscription: str = ""  # the field that names it; where it is empty in a request that changes: all, which is MANAGE
 
@@ -78,7 +78,7 @@ class AskedOf(Enum):
     COORDINATOR = "the broker that has the coordinator of the transaction; any other one names it"
 
 
-class Take(NamedTuple):
+class RequestField(NamedTuple):
     """A field of a request: a keyword of the method, an option of the verb, a parameter of the route's query."""
 
     name: str
@@ -131,7 +131,7 @@ class Operation(NamedTuple, Generic[T]):
     asked_of: AskedOf = AskedOf.ANY
     service: str = "Admin"
     of_reply: str = ""  # the field that is the answer; empty: the whole reply, or its first field
-    takes: tuple[Take, ...] = ()  # fields of the request besides the place
+    takes: tuple[RequestField, ...] = ()  # fields of the request besides the place
     method: str = ""  # of AdminClient, where that follows from the row
     help: str = ""  # its docstring
     routes: tuple[Http, ...] = ()
@@ -141,7 +141,7 @@ class Operation(NamedTuple, Generic[T]):
 
 
 def of_topic(permission: Permission, field: str = "name", subscription: str = "") -> Rule:
-    return Rule(permission, On.TOPIC, field, subscription)
+    return Rule(permission, PermissionPlace.TOPIC, field, subscription)
 
 
 # ---------------------------------------------------------------------------------------------------- operations
@@ -149,15 +149,15 @@ def of_topic(permission: Permission, field: str = "name", subscription: str = ""
 
 # ------------------------------------------------------------------------------------ what callers need
 OPERATE = Rule(Permission.OPERATE)
-NAMESPACE = Rule(Permission.MANAGE, On.NAMESPACE, "name")
-SHOWN = Rule(Permission.SHOWN, On.NAMESPACE, "namespace")
+NAMESPACE = Rule(Permission.MANAGE, PermissionPlace.NAMESPACE, "name")
+SHOWN = Rule(Permission.SHOWN, PermissionPlace.NAMESPACE, "namespace")
 MANAGE = of_topic(Permission.MANAGE)
 LOOKUP = of_topic(Permission.LOOKUP)
 CONSUME = of_topic(Permission.CONSUME, "topic")
 SUBSCRIPTION = of_topic(Permission.CONSUME, "topic", "name")
 OF_TOPIC_FIELD = of_topic(Permission.MANAGE, "topic")
 SCHEMA = of_topic(Permission.LOOKUP, "topic")
-PLACE = Rule(Permission.MANAGE, On.PLACE)
+PLACE = Rule(Permission.MANAGE, PermissionPlace.PLACE)
 
 
 def _topic(name: str, rule: Rule, **faces: Any) -> Operation[Any]:
@@ -173,7 +173,7 @@ LIST_TENANTS: Operation[tuple[str, ...]] = Operation(
 )  # fmt: skip
 CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
 GET_TENANT: Operation[values.TenantInfo] = Operation(
-    "GetTenant", Rule(Permission.MANAGE, On.TENANT, "name"), method="tenant",
+    "GetTenant", Rule(Permission.MANAGE, PermissionPlace.TENANT, "name"), method="tenant",
     help="Returns the settings of a tenant. Raises TenantNotFound.",
 )  # fmt: skip
 UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE)
@@ -181,7 +181,7 @@ DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE)
 
 # ------------------------------------------------------------------------------------ namespaces
 LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
-    "ListNamespaces", Rule(Permission.MANAGE, On.TENANT, "name"),
+    "ListNamespaces", Rule(Permission.MANAGE, PermissionPlace.TENANT, "name"),
     routes=(Http(
         "GET", "/admin/v2/namespaces/{tenant}", "The namespaces of a tenant.", answer="[tenant/namespace]"
     ),),
@@ -192,7 +192,7 @@ GET_NAMESPACE: Operation[values.NamespaceInfo] = Operation(
 )
 UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE)
 DELETE_NAMESPACE: Operation[None] = Operation(
-    "DeleteNamespace", NAMESPACE, takes=(Take("force", bool, "Delete its topics too."),),
+    "DeleteNamespace", NAMESPACE, takes=(RequestField("force", bool, "Delete its topics too."),),
     method="delete_namespace", help="Deletes a namespace. Busy: it has topics, which `force` deletes too.",
     routes=(Http("DELETE", "", "Deletes a namespace; with `force` its topics first."),),
 )  # fmt: skip
@@ -224,7 +224,8 @@ CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE, routes
 # ------------------------------------------------------------------------------------ topics
 LIST_TOPICS: Operation[tuple[str, ...]] = Operation("ListTopics", SHOWN)
 CREATE_TOPIC: Operation[None] = Operation(
-    "CreateTopic", MANAGE, takes=(Take("partitions", int, "0: not partitioned (default)."),), method="create_topic",
+    "CreateTopic", MANAGE, takes=(RequestField("partitions", int, "0: not partitioned (default)."),),
+    method="create_topic",
     help="Creates a topic. `partitions` 0: not partitioned. AlreadyExists.",
 )  # fmt: skip
 UPDATE_TOPIC: Operation[None] = Operation("UpdateTopic", MANAGE)
@@ -303,7 +304,7 @@ LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
 )  # fmt: skip
 CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION)
 DELETE_SUBSCRIPTION: Operation[None] = _topic(
-    "DeleteSubscription", SUBSCRIPTION, takes=(Take("force", bool, "Although consumers are connected."),),
+    "DeleteSubscription", SUBSCRIPTION, takes=(RequestField("force", bool, "Although consumers are connected."),),
     method="delete_subscription", help="Deletes a subscription. Busy: it has consumers, which `force` overrides.",
     routes=(Http(
         "DELETE", "/subscription/{subscription}",

@@ -70,7 +70,7 @@ class Arrivals:
         self._admit(message, size)
         return True
 
-    def whole(self, message: LongMessage) -> None:
+    def on_whole(self, message: LongMessage) -> None:
         """The message has arrived in full, and is not read yet."""
         size, _ = self._coming.pop(message, (0, 0))
         if size:
@@ -148,7 +148,7 @@ class MemoryBudget:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def room(self) -> None:
+    async def wait_room(self) -> None:
         """Waits until at most `limit` bytes are held. Waiters continue in order."""
         while self.held > self.limit:
             loop = asyncio.get_running_loop()

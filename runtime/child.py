@@ -65,7 +65,7 @@ class Frame(NamedTuple):
     body: bytes = b""
 
 
-def packed(frame: Frame) -> bytes:
+def encode_frame(frame: Frame) -> bytes:
     return _HEAD.pack(_LENGTH + len(frame.body), frame.kind, frame.number) + frame.body
 
 
@@ -102,7 +102,7 @@ READ_BYTES = 1 << 20
 Text = Callable[[], Awaitable[bytes]]
 
 
-class Others(NamedTuple):
+class OtherProcesses(NamedTuple):
     """The metrics of the other processes: by name the texts of those that answered in time, and how often each process
     was restarted.
     """
@@ -153,7 +153,7 @@ class Child:
         shown = {name: str(value) for name, value in facts.items()}
         self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
 
-    async def others(self) -> Others:
+    async def ask_others(self) -> OtherProcesses:
         """Asks the other processes for their metrics; returns what has arrived after OTHERS_S at the latest."""
         async with self._asking:
             self._last += 1
@@ -166,11 +166,11 @@ class Child:
                 _LOG.warning("not every process said its metrics within %g s", OTHERS_S)
             finally:
                 del self._questions[self._last]
-        return Others(question.pages, question.restarts)
+        return OtherProcesses(question.pages, question.restarts)
 
     def _send(self, frame: Frame) -> None:
         assert self._writer is not None, "it is attached"
-        self._writer.write(packed(frame))
+        self._writer.write(encode_frame(frame))
 
     async def _read(self, reader: asyncio.StreamReader, text: Text) -> None:
         frames = Frames()

@@ -78,7 +78,7 @@ def load(
     return config
 
 
-def chosen(
+def explicit_settings(
     kind: type[msgspec.Struct],
     section: str,
     *,
@@ -97,14 +97,14 @@ def chosen(
 
 
 def value_of(config: msgspec.Struct, name: str) -> object:
-    """Returns the value of a setting, as `chosen` names it."""
+    """Returns the value of a setting, as `explicit_settings` names it."""
     head, _, rest = name.partition(".")
     value = getattr(config, head)
     return value_of(value, rest) if rest else value
 
 
 def with_values(config: Config, values: Mapping[str, object]) -> Config:
-    """Returns the configuration with these values; the names are like those of `chosen`."""
+    """Returns the configuration with these values; the names are like those of `explicit_settings`."""
     direct = {name: value for name, value in values.items() if "." not in name}
     tables = dict.fromkeys(name.partition(".")[0] for name in values if "." in name)
     for table in tables:

@@ -2,7 +2,7 @@
 
     PROCESS.prepare()                           once, when a server starts
     PROCESS.open_file(path, flags)              of a file: is not refused because connections hold all descriptors
-    if PROCESS.connection(): …                  of a port, until `connection_over`
+    if PROCESS.connection(): …                  of a port, until `release_connection`
 
 **Limit.** The soft limit of RLIMIT_NOFILE, often 1,024, is raised to the hard one (FILES_MAX at most).
 **Reserve.** SPARES descriptors are open and are of no file. An open that finds none free (EMFILE, ENFILE) closes one of
@@ -40,7 +40,7 @@ its own."""
 NONE_FREE = frozenset((errno.EMFILE, errno.ENFILE))
 
 
-class Shared(NamedTuple):
+class DescriptorLimits(NamedTuple):
     """The result of `prepare`."""
 
     limit: int
@@ -63,15 +63,15 @@ class Descriptors:
     def connections_max(self) -> int:
         return max(self.limit - min(RESERVE, self.limit // 2), 1)
 
-    def prepare(self) -> Shared:
+    def prepare(self) -> DescriptorLimits:
         """Raises the limit and opens the spares. In a forked process the state of the parent is dropped."""
-        self.limit = raised()
+        self.limit = raise_limit()
         if self._pid != os.getpid():  # those of a parent are open here, too
             for each in self._spares:
                 os.close(each)
             self._pid, self._spares, self.connections = os.getpid(), [], 0
         self.refill()
-        return Shared(self.limit, self.connections_max)
+        return DescriptorLimits(self.limit, self.connections_max)
 
     def refill(self) -> None:
         """Opens the spares that are missing, as far as descriptors are free."""
@@ -117,9 +117,9 @@ class Descriptors:
             if len(self._spares) >= min(SPARES, self.limit // 8):
                 self.lent = 0
 
-    def connection(self) -> bool:
+    def reserve_connection(self) -> bool:
         """Counts a new connection; returns False, and counts nothing, if there may be no more. A counted one must end
-        with `connection_over`.
+        with `release_connection`.
         """
         if self.connections >= self.connections_max:
             self.refused += 1
@@ -127,7 +127,7 @@ class Descriptors:
         self.connections += 1
         return True
 
-    def connection_over(self) -> None:
+    def release_connection(self) -> None:
         self.connections -= 1
 
 
@@ -137,7 +137,7 @@ def soft_limit() -> int:
     return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def raised() -> int:
+def raise_limit() -> int:
     """Raises the soft limit to the hard one, at most to FILES_MAX; returns the limit that holds then."""
     if resource is None:
         return FILES_MAX

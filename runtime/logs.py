@@ -128,7 +128,8 @@ class JsonLines(logging.Formatter):
 #
 # An act that needs a grant alone, as a program does it, is written at most ACTS_MAX times in ACTS_S seconds for its
 # role, whatever it is done to. Of administration no act is left out; only the same one again, done to the same with the
-# same result, has that bound. `left_out` says how many more there were: in the next such line, or in one of its own
+# same result, has that bound. `removed_entries` says how many more there were: in the next such line, or in one of its
+# own
 # when the time is over and anything else is written. Guarding tests: tests/runtime/test_audit.py.
 
 
@@ -163,7 +164,7 @@ class AuditLog:
         self._acts: OrderedDict[tuple[str, ...], _Repeated] = OrderedDict()  # the one that began first is first
         self._denials: OrderedDict[str, tuple[float, int]] = OrderedDict()  # caller → since when, how many
 
-    def act(
+    def record_act(
         self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
         **more: object,
     ) -> None:  # fmt: skip
@@ -178,7 +179,7 @@ class AuditLog:
             if left_out := max(0, found.count - ACTS_MAX):
                 more["left_out"] = left_out
             found = None
-        self._tell_old(now)
+        self._drop_old(now)
         if found is None:
             same = (on, result) if is_administration else ("", "")
             found = self._acts[key] = _Repeated(now, principal, act, *same)
@@ -186,7 +187,7 @@ class AuditLog:
         if found.count <= ACTS_MAX:
             self._write(principal, act, on, result, **{"from": peer}, **more)
 
-    def _tell_old(self, now: float) -> None:
+    def _drop_old(self, now: float) -> None:
         """Drops acts whose period is over, and the oldest ones if there are too many; writes how often each was left
         out.
         """
@@ -199,7 +200,7 @@ class AuditLog:
                 left_out = oldest.count - ACTS_MAX
                 self._write(oldest.principal, oldest.act, oldest.on, oldest.result, left_out=left_out)
 
-    def denied(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
+    def record_denial(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
         """Writes that an authenticated caller was denied something."""
         self._denied(str(principal), principal, act, on, why, peer)
 

@@ -3,9 +3,9 @@
     found = plan(budget, shares, given)
     settings = found.applied(settings, "broker")     with the shares where the operator set nothing
 
-A `Share` is what one setting bounds, in all: 64 MiB of `memtable_bytes` may take three times that. Each share gets its
-least. What is left is divided by weight; what a share has above its most goes to the others. So a larger budget makes
-no share smaller. A setting that was given keeps its value, and the others divide the rest.
+A `MemoryShare` is what one setting bounds, in all: 64 MiB of `memtable_bytes` may take three times that. Each share
+gets its least. What is left is divided by weight; what a share has above its most goes to the others. So a larger
+budget makes no share smaller. A setting that was given keeps its value, and the others divide the rest.
 
 Refused, with InvalidConfiguration: a budget below the sum of what each share needs at least, and settings that were
 given and do not fit beside that. Guards: tests/runtime/test_shares.py.
@@ -32,7 +32,7 @@ NO_LIMIT = 1 << 50
 """The most of a share that may take whatever is there."""
 
 
-class Share(NamedTuple):
+class MemoryShare(NamedTuple):
     """The part of the process's memory that one setting bounds."""
 
     name: str  # in metrics and documents
@@ -43,7 +43,7 @@ class Share(NamedTuple):
     most: int
     what: str  # takes this memory
 
-    def times(self, count: int) -> Share:
+    def times(self, count: int) -> MemoryShare:
         """Returns the share of `count` parts of one process that all have this setting."""
         return self._replace(unit_bytes=self.unit_bytes * count, weight=self.weight * count)
 
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     """How the memory of a process is divided among its shares."""
 
     budget: int
-    shares: Sequence[Share]
+    shares: Sequence[MemoryShare]
     values: Mapping[str, int]  # setting → its value
 
     @property
@@ -60,18 +60,18 @@ class Plan(NamedTuple):
         """Returns the bytes of each share, by its name."""
         return {each.name: self.values[each.setting] * each.unit_bytes for each in self.shares}
 
-    def applied(self, config: Config, section: str) -> Config:
+    def apply_to(self, config: Config, section: str) -> Config:
         """Returns `config`, the configuration of this section, with the planned values."""
         own = {name.partition(".")[2]: value for name, value in self.values.items() if name.startswith(section + ".")}
         return with_values(config, own)
 
 
-def least_bytes(shares: Sequence[Share], given: Mapping[str, int]) -> int:
+def least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
     """Returns the bytes that the process needs at least, with the settings that were `given`."""
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
 
 
-def plan(budget: int, shares: Sequence[Share], given: Mapping[str, int]) -> Plan:
+def plan(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -> Plan:
     """Divides `budget` among the shares. `given` are the values that the operator set. Raises InvalidConfiguration."""
     needed = least_bytes(shares, given)
     if needed > budget:
@@ -94,12 +94,12 @@ def plan(budget: int, shares: Sequence[Share], given: Mapping[str, int]) -> Plan
     return found
 
 
-def _most(share: Share) -> int:
+def _most(share: MemoryShare) -> int:
     return share.most * share.unit_bytes
 
 
 def _too_small(
-    budget: int, needed: int, shares: Sequence[Share], given: Mapping[str, int]
+    budget: int, needed: int, shares: Sequence[MemoryShare], given: Mapping[str, int]
 ) -> InvalidConfiguration:
     least = least_bytes(shares, {})
     if not given:
@@ -175,8 +175,8 @@ class ProcessConfig(msgspec.Struct, frozen=True):
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # shared out to all that takes memory; 0: a quarter of the machine's
 
 
-def memory_of(
-    file: str | None, option: int | None, shares: Sequence[Share], given: Mapping[str, int], most: int = NO_LIMIT,
+def process_memory_bytes(
+    file: str | None, option: int | None, shares: Sequence[MemoryShare], given: Mapping[str, int], most: int = NO_LIMIT,
     processes: int = 1,
 ) -> int:  # fmt: skip
     """Returns the bytes that this process may use: its part of what is set for all `processes`, else of a quarter of

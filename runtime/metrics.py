@@ -113,7 +113,7 @@ class Histogram:
         return buckets
 
 
-class Recent:
+class RecentQuantiles:
     """Quantiles of the values that a histogram got in the last one or two minutes, for tools that cannot read buckets.
 
     Calls within a minute compare with the same earlier counts; after a long pause the quantiles are of all values since

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _HELP, _TYPE = "# HELP ", "# TYPE "
 
 
-def together(texts: Mapping[str, bytes]) -> Iterator[bytes]:
+def join_pages(texts: Mapping[str, bytes]) -> Iterator[bytes]:
     """Joins the pages of several processes: yields a piece for each metric of each process."""
     heads: dict[str, list[str]] = {}
     groups: dict[str, list[tuple[str, list[str]]]] = {}  # metric → process, its lines
@@ -130,7 +130,7 @@ def as_text(page: Page) -> Iterator[bytes]:
     processes.
     """
     if page.process:
-        yield from together({page.process: b"".join(_own(page)), **page.others})
+        yield from join_pages({page.process: b"".join(_own(page)), **page.others})
     else:
         yield from _own(page)
 

@@ -270,7 +270,7 @@ class Asker(Protocol):
     def on_failed(self, error: BaseException) -> None: ...
 
 
-def pass_on(asker: Asker, answer: Future[Reply]) -> None:
+def notify_asker(asker: Asker, answer: Future[Reply]) -> None:
     """Calls the asker with the outcome of a request that was made with `Peer.request`."""
     error = CancelledError() if answer.cancelled() else answer.exception()
     if error is not None:

@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .child import Child, Frame, Frames, Kind, packed
+from .child import Child, Frame, Frames, Kind, encode_frame
 from .clock import SystemClock
 from .process import tune_memory
 from .schedule_core import Effect, Exit, Fork, Kill, Schedule, Serve, Terminate
@@ -151,7 +151,7 @@ class Parent:
         effects = self._schedule.on_exit(running.name, 128 - code if code < 0 else code, now)
         if not stopping:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            pause_s = self._schedule.pause_of(running.name, now)
+            pause_s = self._schedule.restart_wait_s(running.name, now)
             again = "all end" if self._schedule.stopping else f"it begins again in {pause_s or 0.0:g} s"
             _LOG.error("process %s (%d) ended with %s: %s", running.name, running.pid, how, again)
         self._do(effects)
@@ -200,7 +200,7 @@ class Parent:
             _LOG.error("process %s could not be started: %s", spec.name, error)
             pid = -1
         if not pid:
-            self._be(spec, parent, ours, theirs)
+            self._run_child(spec, parent, ours, theirs)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
         theirs.close()
         if pid < 0:
@@ -211,12 +211,12 @@ class Parent:
         running = self._running[spec.name] = _Running(spec.name, pid, ours)
         self._selector.register(ours, selectors.EVENT_READ, running)
 
-    def _be(self, spec: Spec, parent: int, ours: socket.socket, theirs: socket.socket) -> None:
+    def _run_child(self, spec: Spec, parent: int, ours: socket.socket, theirs: socket.socket) -> None:
         """Runs in the forked process, until it exits."""
         code = 1
         try:
             _die_with(parent)
-            _be_called(spec.name)
+            _set_process_name(spec.name)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -256,7 +256,7 @@ class Parent:
         match frame.kind:
             case Kind.READY:
                 self._facts[running.name] = json.loads(frame.body)
-                self._do(self._schedule.became_ready(running.name, self._now()))
+                self._do(self._schedule.on_ready(running.name, self._now()))
             case Kind.ASK:
                 self._ask_others(running, frame.number)
             case Kind.PAGE:
@@ -281,7 +281,7 @@ class Parent:
             self._send(self._running[asker], Frame(Kind.PAGE, number, body))
 
     def _send(self, running: _Running, frame: Frame) -> None:
-        running.unsent += packed(frame)
+        running.unsent += encode_frame(frame)
         self._flush(running)
 
     def _flush(self, running: _Running) -> None:
@@ -297,7 +297,7 @@ class Parent:
             self._selector.modify(running.link, wanted, running)
 
 
-def _be_called(name: str) -> None:
+def _set_process_name(name: str) -> None:
     """Sets the name that `ps -o comm` and `top` show (Linux only), of at most 15 bytes."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
         file.write(name)

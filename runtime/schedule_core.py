@@ -103,7 +103,7 @@ class Schedule:
     def start(self, now: float) -> list[Effect]:
         return self._start_members(self._tiers[0], now)
 
-    def became_ready(self, name: str, now: float) -> list[Effect]:
+    def on_ready(self, name: str, now: float) -> list[Effect]:
         member = self._by_name[name]
         if member.state is not State.STARTING:
             return []  # it was told to end meanwhile
@@ -176,7 +176,7 @@ class Schedule:
     def serving(self) -> list[str]:
         return [name for name, member in self._by_name.items() if member.state is State.SERVING]
 
-    def pause_of(self, name: str, now: float) -> float | None:
+    def restart_wait_s(self, name: str, now: float) -> float | None:
         """Returns the seconds until the process is restarted; None if it runs, or will not be restarted."""
         member = self._by_name[name]
         return None if member.state is not State.DOWN or member.due is None else max(0.0, member.due - now)

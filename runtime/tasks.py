@@ -9,8 +9,9 @@
     await together([a(), b()], "repair")      all at once; the first error ends the others, and is raised
 
 Which of the three: work that must run as long as its part does is a `Supervisor`'s (tasks.py), which restarts it;
-work that is spawned in passing is a `Tasks`'s; work whose caller waits for it is a `together`. A task that its caller
-awaits elsewhere belongs to none of them, because its error is raised there. Guarded by tests/runtime/test_tasks.py.
+work that is spawned in passing is a `Tasks`'s; work whose caller waits for it is a `run_together`. A task that its
+caller awaits elsewhere belongs to none of them, because its error is raised there. Guarded by
+tests/runtime/test_tasks.py.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Tasks:
         await asyncio.gather(*ending, return_exceptions=True)
 
 
-async def together(work: Iterable[Coroutine[Any, Any, None]], name: str) -> None:
+async def run_together(work: Iterable[Coroutine[Any, Any, None]], name: str) -> None:
     """Runs all of `work` at the same time; returns when all have returned. An error, or a cancellation of the caller,
     cancels the others and is raised when all have ended.
     """
@@ -112,11 +113,11 @@ async def together(work: Iterable[Coroutine[Any, Any, None]], name: str) -> None
 #         await unbroken(self._steps())
 #
 # A sequence of writes that depend on each other must not end between two of them: its successor would continue from a
-# state that no crash leaves. `unbroken` runs the work in a task and waits for its end, also when the caller is
+# state that no crash leaves. `run_to_end` runs the work in a task and waits for its end, also when the caller is
 # cancelled; then it raises the cancellation. So the caller may keep a lock that belongs to the work. Waiting for the
 # beginning (for the lock) can be cancelled as usual.
 #
-# `followed_by` and `undone_by` are `finally` and `except` for coroutines that are compiled (setup.py): while these wait
+# `run_then` and `run_or_undo` are `finally` and `except` for coroutines that are compiled (setup.py): while these wait
 # within either, the exception that they handle is that of the whole thread, and whatever runs meanwhile sees it.
 #
 # It returns only when the work has ended: if the disk hangs, only the end of the process ends it. An error of work
@@ -136,7 +137,7 @@ def _set_ended(ended: asyncio.Future[None], _: object) -> None:
         ended.set_result(None)
 
 
-async def unbroken(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+async def run_to_end(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
     """Runs `work` to its end even if the caller is cancelled; CancelledError is then raised afterwards. Else returns
     its result or raises its error. Several callers may wait for one future.
     """
@@ -156,7 +157,7 @@ async def unbroken(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
     raise cancelled
 
 
-async def followed_by(work: Awaitable[T], then: Callable[[], Awaitable[object]]) -> T:
+async def run_then(work: Awaitable[T], then: Callable[[], Awaitable[object]]) -> T:
     """Awaits `work`, then `then()`, also after an error. Returns the result of `work`, or raises its error."""
     try:
         return await work
@@ -164,7 +165,7 @@ async def followed_by(work: Awaitable[T], then: Callable[[], Awaitable[object]])
         await then()
 
 
-async def undone_by(work: Awaitable[T], undo: Callable[[], Awaitable[object]]) -> T:
+async def run_or_undo(work: Awaitable[T], undo: Callable[[], Awaitable[object]]) -> T:
     """Awaits `work` and returns its result; if it fails, awaits `undo()` and raises the error."""
     try:
         return await work
@@ -187,7 +188,8 @@ async def undone_by(work: Awaitable[T], undo: Callable[[], Awaitable[object]]) -
 # `RETRY_MAX_S`; after `SOUND_S` of running the pause is `RETRY_MIN_S` again. A task that returns has ended. So a task
 # must be able to begin again in its object, with the state that its last run left.
 #
-# `final` decides which errors end a task for good: `Kept.ended` raises them, and the task is shown as failing. A
+# `final` decides which errors end a task for good: `SupervisedTask.ended` raises them, and the task is shown as
+# failing. A
 # restart is a timer, not a task, so it does not keep a loop from ending. Guards: tests/runtime/test_supervisor.py.
 
 
@@ -206,7 +208,7 @@ def _none_is_final(error: Exception) -> bool:
     return False
 
 
-class Kept:
+class SupervisedTask:
     """A long-lived task, over all its restarts."""
 
     def __init__(self, name: str, work: Work, final: Final, supervisor: Supervisor) -> None:
@@ -275,7 +277,7 @@ class Supervisor:
     restarted: ClassVar[int] = 0
 
     def __init__(self) -> None:
-        self._kept: list[Kept] = []
+        self._kept: list[SupervisedTask] = []
         self.restarts = 0
         Supervisor.everywhere.add(self)
 
@@ -289,9 +291,9 @@ class Supervisor:
                 found[kept.name] += bool(kept.why)
         return found
 
-    def supervise(self, name: str, work: Work, *, final: Final = _none_is_final) -> Kept:
+    def supervise(self, name: str, work: Work, *, final: Final = _none_is_final) -> SupervisedTask:
         """Runs `work()` now, and again whenever it fails. An error for which `final` returns True ends it."""
-        kept = Kept(name, work, final, self)
+        kept = SupervisedTask(name, work, final, self)
         self._kept.append(kept)
         return kept
 

@@ -37,7 +37,7 @@ from ..runtime.network import ByteService, ByteServing, Channel, Endpoint, Netwo
 from ..runtime.threads import SystemWorkers, Workers
 from .secrets import read_private, read_secret, source_text
 from .settings import CertificateSection, SecuritySettings
-from .token import Remembered, Revoked, TokenProvider, at, digest_of
+from .token import PrincipalCache, RevocationList, TokenProvider, digest_of, time_text
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -78,7 +78,7 @@ class CertificateProvider:
             raise InvalidConfiguration("security needs more packages: pip install 'magnetar[security]'") from error
         self._settings = settings
         self._clock = clock
-        self._known = Remembered()
+        self._known = PrincipalCache()
 
     def principal(self, pem: bytes) -> Principal:
         """Returns the principal of a certificate. Raises Unauthenticated if it has expired, or names no principal of
@@ -97,7 +97,7 @@ class CertificateProvider:
         certificate, uris, ends_ms = _parsed(pem)
         if now_ms >= ends_ms:
             raise Unauthenticated(
-                f"the client certificate has expired at {at(ends_ms)}; it is {at(now_ms)} at this server"
+                f"the client certificate has expired at {time_text(ends_ms)}; it is {time_text(now_ms)} at this server"
             )
         name, kind = self._of_uri(uris) if uris else (self._common_name(certificate), PrincipalKind.CLIENT)
         return Principal(name, kind, "tls", ends_ms, f"{certificate.serial_number:x}")
@@ -163,7 +163,7 @@ class Authenticator:
         self._settings = settings
         self._tokens = TokenProvider(settings.token, clock) if settings.token else None
         revoked = settings.token.revoked if settings.token else ""
-        self._revoked = Revoked(revoked, clock) if revoked else None
+        self._revoked = RevocationList(revoked, clock) if revoked else None
         workers = workers or SystemWorkers()
         self._oidc = _oidc(settings, clock, workers)
         self._basic = _basic(settings, clock, workers)
@@ -193,17 +193,17 @@ class Authenticator:
         scheme, _, value = caller.authorization[:AUTHORIZATION_MAX].partition(" ")
         if scheme.lower() == "bearer":
             token = value.strip()
-            if self._oidc is not None and (self._tokens is None or self._oidc.issued(token)):
-                return self._not_revoked(await self._oidc.principal(token))
+            if self._oidc is not None and (self._tokens is None or self._oidc.is_issuer_known(token)):
+                return self._check_revoked(await self._oidc.principal(token))
             if self._tokens is not None:
-                return self._not_revoked(self._tokens.principal(token))
+                return self._check_revoked(self._tokens.principal(token))
         if scheme.lower() == "basic" and self._basic is not None:
             return await self._basic.authenticate(value.strip(), caller)
         raise Unauthenticated(f"the header `authorization` does not fit: bring {self._wanted()}")
 
-    def _not_revoked(self, principal: Principal) -> Principal:
+    def _check_revoked(self, principal: Principal) -> Principal:
         """Returns the principal. Raises Unauthenticated if its token is revoked."""
-        if self._revoked is not None and self._revoked.has(principal):
+        if self._revoked is not None and self._revoked.is_revoked(principal):
             raise Unauthenticated("the token is revoked")
         return principal
 
@@ -212,7 +212,7 @@ class Authenticator:
             return self._basic.why_lapsed(principal)
         if principal.method != "token":
             return ""
-        if self._revoked is not None and self._revoked.has(principal):
+        if self._revoked is not None and self._revoked.is_revoked(principal):
             return "its token is revoked"
         return self._tokens.why_lapsed(principal) if self._tokens is not None and principal.proof else ""
 
@@ -311,7 +311,7 @@ def read_token(source: str) -> str:
         raise InvalidConfiguration(f"{source_text(source)} has no token") from None
 
 
-def secured(world: World, path: str) -> World:
+def secured_world(world: World, path: str) -> World:
     """Returns the world of a broker, with a network secured by the settings in the file. Raises InvalidConfiguration.
     """
     settings = SecuritySettings.load(path)

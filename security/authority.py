@@ -36,14 +36,14 @@ FILES = (
 )  # fmt: skip
 
 
-class Made(NamedTuple):
+class CreatedFiles(NamedTuple):
     """The files that were created."""
 
     folder: Path
     files: list[str]
 
 
-def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> Made:
+def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> CreatedFiles:
     """Creates all files in an empty or new folder. Raises AlreadyExists if the folder is not empty,
     InvalidConfiguration if a host is no name or address.
 
@@ -73,7 +73,7 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: 
     (folder / MEMBERS).mkdir(mode=0o700)
     for role in ROLES:
         issue_member(folder, role, OPERATOR if role == "operator" else name_of(hosts[0]), hosts, now)
-    return Made(folder, sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()))
+    return CreatedFiles(folder, sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()))
 
 
 def is_complete(folder: Path) -> bool:
@@ -86,7 +86,7 @@ def is_complete(folder: Path) -> bool:
     return not missing
 
 
-def hand_out(folder: Path, servers: Path) -> list[str]:
+def copy_to_servers(folder: Path, servers: Path) -> list[str]:
     """Copies the files that servers read from `folder` to the folder `servers`; running servers load them like renewed
     files. Returns the names of the files that were different or missing. Raises AlreadyExists if `servers` has files of
     another authority.

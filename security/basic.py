@@ -23,9 +23,9 @@ from ..runtime.access import Caller, Principal, PrincipalKind
 from ..runtime.clock import Clock
 from ..runtime.threads import Worker, Workers
 from . import htpasswd
-from .secrets import Watched, read_private
+from .secrets import WatchedValue, read_private
 from .settings import BasicSection
-from .token import Remembered
+from .token import PrincipalCache
 
 # ------------------------------------------------------------------------------------------------------ guessing
 # Limits the guessing of passwords: after FAILURES_FREE failures of a key, each further one makes the next wait longer.
@@ -40,7 +40,7 @@ FORGET_S = 600.0
 KEYS_MAX = 10_000
 
 
-class Guessing:
+class FailedLogins:
     """The failed logins, by address and by user, which delay further attempts."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Guessing:
         if len(self._failed) > KEYS_MAX:
             self._failed.popitem(last=False)
 
-    def succeeded(self, key: str) -> None:
+    def clear_failures(self, key: str) -> None:
         self._failed.pop(key, None)
 
 
@@ -85,16 +85,16 @@ class BasicProvider:
             import bcrypt  # noqa: F401
         except ImportError as error:
             raise InvalidConfiguration("security needs more packages: pip install 'magnetar[security]'") from error
-        self._users: Watched[Mapping[str, str]] = Watched(settings.file, lambda: _read(settings.file), clock)
+        self._users: WatchedValue[Mapping[str, str]] = WatchedValue(settings.file, lambda: _read(settings.file), clock)
         self._clock = clock
         self._workers = workers
         self._idle: list[Worker] = []
         self._started = 0
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
-        self._guessing = Guessing()
+        self._guessing = FailedLogins()
         self._key = os.urandom(32)
-        self._known = Remembered()
+        self._known = PrincipalCache()
         self._version = 0
 
     async def authenticate(self, credentials: str, caller: Caller) -> Principal:
@@ -141,7 +141,7 @@ class BasicProvider:
         finally:
             self._waiting -= 1
         if is_right:
-            self._guessing.succeeded(keys[1])  # the address keeps its failures: it may have one user of its own
+            self._guessing.clear_failures(keys[1])  # the address keeps its failures: it may have one user of its own
             return
         for key in keys:
             self._guessing.record_failure(key, self._clock.monotonic())

@@ -25,7 +25,7 @@ from .settings import OidcSection
 from .token import (
     RSA_BITS_MAX,
     ClaimRules,
-    Remembered,
+    PrincipalCache,
     algorithms_of,
     digest_of,
     principal_of,
@@ -127,10 +127,10 @@ class OidcProvider:
         self._issuers = {issuer: _Issuer(issuer, client, clock, workers) for issuer in settings.issuers}
         required = ("iss", "sub", "aud", "iat", "exp", settings.role_claim)
         self._rules = ClaimRules(settings.role_claim, "aud", settings.audiences, settings.clock_skew_s, required)
-        self._known = Remembered()
+        self._known = PrincipalCache()
         self._version = 0
 
-    def issued(self, token: str) -> bool:
+    def is_issuer_known(self, token: str) -> bool:
         """Returns whether the token, not verified yet, names one of the issuers. Raises Unauthenticated if it is no
         token.
         """

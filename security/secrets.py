@@ -114,7 +114,7 @@ CHECK_S = 2.0
 _LOG = logging.getLogger("magnetar.security")
 
 
-class Watched(Generic[T]):
+class WatchedValue(Generic[T]):
     """The value that `load` makes of `source` (as for `read_secret`), loaded again when the source changes. `version`
     is incremented with each new value.
     """

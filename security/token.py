@@ -25,7 +25,7 @@ from ..proto.errors import InvalidConfiguration, InvalidRequest, Unauthenticated
 from ..proto.names import ROLE_CHARACTERS_MAX, is_role
 from ..runtime.access import Principal, PrincipalKind
 from ..runtime.clock import Clock
-from .secrets import Secret, Watched, read_secret
+from .secrets import Secret, WatchedValue, read_secret
 from .settings import TokenSection
 
 # ---------------------------------------------------------------------------------------------------- remembered
@@ -40,7 +40,7 @@ def digest_of(credential: str | bytes) -> bytes:
     return hashlib.sha256(credential if isinstance(credential, bytes) else credential.encode(errors="replace")).digest()
 
 
-class Remembered:
+class PrincipalCache:
     """The principals of verified credentials, by digest. The least recently used one is evicted first.
 
     `now` and `until` are times of the caller's clock; `until` 0 means for ever.
@@ -90,10 +90,10 @@ class TokenProvider:
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
         """Creates the verifier. Raises InvalidConfiguration like TokenVerifier."""
         source = settings.secret_key or settings.public_key
-        self._verifier = Watched(source, lambda: TokenVerifier(settings, clock), clock)
+        self._verifier = WatchedValue(source, lambda: TokenVerifier(settings, clock), clock)
         self._version = 0
         self._clock = clock
-        self._known = Remembered()
+        self._known = PrincipalCache()
 
     def principal(self, token: str) -> Principal:
         """Returns the principal of a token. Raises Unauthenticated."""
@@ -206,7 +206,7 @@ def principal_of(claims: Mapping[str, Any], rules: ClaimRules, now_ms: int) -> P
         raise Unauthenticated(f"the token has no claim {missing[0]!r}")
     skew_ms = 1000 * rules.clock_skew_s
     if "iat" in rules.required and (_time_ms(claims, "iat") or 0) > now_ms + skew_ms:
-        raise Unauthenticated(f"the token was made in the future; it is {at(now_ms)} at this server")
+        raise Unauthenticated(f"the token was made in the future; it is {time_text(now_ms)} at this server")
     expires_ms = _check_times(claims, skew_ms, now_ms)
     _check_audience(claims, rules)
     identity = claims.get("jti", "")
@@ -223,12 +223,16 @@ def _check_times(claims: Mapping[str, Any], skew_ms: int, now_ms: int) -> int:
     ends_ms, begins_ms = _time_ms(claims, "exp"), _time_ms(claims, "nbf")
     if begins_ms is not None and now_ms + skew_ms < begins_ms:
         hint = _clocks(begins_ms - now_ms)
-        raise Unauthenticated(f"the token is valid from {at(begins_ms)} on; it is {at(now_ms)} at this server{hint}")
+        raise Unauthenticated(
+            f"the token is valid from {time_text(begins_ms)} on; it is {time_text(now_ms)} at this server{hint}"
+        )
     if ends_ms is None:
         return 0
     if ends_ms + skew_ms <= now_ms:
         hint = _clocks(now_ms - ends_ms)
-        raise Unauthenticated(f"the token has expired at {at(ends_ms)}; it is {at(now_ms)} at this server{hint}")
+        raise Unauthenticated(
+            f"the token has expired at {time_text(ends_ms)}; it is {time_text(now_ms)} at this server{hint}"
+        )
     return ends_ms + skew_ms
 
 
@@ -260,7 +264,7 @@ def _role(claims: Mapping[str, Any], claim: str) -> str:
     return found
 
 
-def unverified(token: str) -> str:
+def unverified_json(token: str) -> str:
     """Returns header and claims as JSON, without any check. Raises InvalidRequest if it is no token."""
     jwt = _jwt()
     try:
@@ -293,7 +297,7 @@ def _time_ms(claims: Mapping[str, Any], name: str) -> int | None:
     return int(found * 1000)
 
 
-def at(ms: int) -> str:
+def time_text(ms: int) -> str:
     try:
         return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -365,7 +369,8 @@ def _jwt() -> Any:
 # ------------------------------------------------------------------------------------------------------- revoked
 # Tokens that are refused before their end: a file with one id (`jti`) or role (`sub`) a line.
 #
-# Empty lines and lines that begin with # are skipped. The file is looked at every few seconds (`Watched`): tokens on it
+# Empty lines and lines that begin with # are skipped. The file is looked at every few seconds (`WatchedValue`): tokens
+# on it
 # are refused from then on, and open streams of theirs end. A file that is missing at the start is an error, because a
 # misspelled path would revoke nothing; one that cannot be used later keeps the list before.
 
@@ -374,21 +379,21 @@ FILE_BYTES_MAX = 1 << 20
 HEAD = "# Tokens that are refused: one id (jti) or role (sub) a line. See docs/security.md.\n"
 
 
-class Revoked:
+class RevocationList:
     """The revoked tokens, by id and by role. Raises InvalidConfiguration if the file cannot be read, or a line is
     neither id nor role.
     """
 
     def __init__(self, path: str, clock: Clock) -> None:
-        self._listed = Watched(path, lambda: read(path), clock)
+        self._listed = WatchedValue(path, lambda: read_revoked(path), clock)
 
-    def has(self, principal: Principal) -> bool:
+    def is_revoked(self, principal: Principal) -> bool:
         """Returns whether the principal's role or token is revoked."""
         listed = self._listed.current()
         return principal.name in listed or principal.credential_id in listed
 
 
-def read(path: str) -> frozenset[str]:
+def read_revoked(path: str) -> frozenset[str]:
     """Returns the ids and roles in the file. Raises InvalidConfiguration."""
     try:
         with open(path.removeprefix("file:").removeprefix("//"), "rb") as file:
@@ -424,7 +429,7 @@ def revoke(path: str, what: str) -> None:
         raise InvalidRequest(
             "neither the id nor the role of a token: printable text on one line, without # at its start"
         )
-    listed = read(path) if os.path.exists(path) else frozenset()
+    listed = read_revoked(path) if os.path.exists(path) else frozenset()
     if what in listed:
         return
     try:

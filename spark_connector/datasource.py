@@ -74,10 +74,10 @@ def _columns(options: SourceOptions) -> StructType:
 
     if not options.by_registry:
         return rows.columns(options)
-    from .ranges import topics
+    from .ranges import connection_of
     from .shapes import columns
 
-    return columns(topics(options).newest_schemas(), rows.beside_typed(options))
+    return columns(connection_of(options).newest_schemas(), rows.beside_typed(options))
 
 
 def _check_columns(schema: StructType, options: SourceOptions) -> None:
@@ -87,10 +87,10 @@ def _check_columns(schema: StructType, options: SourceOptions) -> None:
     if not options.by_registry:
         rows.check_columns(schema, options)
         return
-    from .ranges import topics
+    from .ranges import connection_of
     from .shapes import check_beside
 
     check_beside(schema, rows.beside_typed(options))
-    asked = topics(options)
+    asked = connection_of(options)
     for topic in {topic for topic, _ in asked.partitions(anew=True)}:
         asked.reader(topic, schema)

@@ -1,7 +1,7 @@
 """Exactly once: a transaction for each attempt of a task, and one commit for the batch.
 
     task     batch_transaction(batch)        the sink has the batch already: the rows are taken, and nothing is written
-             sends its rows, awaits receipts, prepare(until batchTimeout)        its message: `Written`
+             sends its rows, awaits receipts, prepare(until batchTimeout)        its message: `TaskReport`
     driver   commit(messages)                commit_batch: all of them in one record, once for each batch of a sink
              abort(messages)                 aborts those, unless the sink has the batch
 
@@ -54,7 +54,7 @@ _QUERY, _NUMBER = "sql.streaming.queryId", "streaming.sql.batchId"
 """Properties that Spark sets for the tasks of a batch of a stream."""
 
 
-class Written(WriterCommitMessage):
+class TaskReport(WriterCommitMessage):
     """What a task reports to the driver: how many rows it stored, and in which transaction of which batch."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Delivery:
     def commit(self, messages: Sequence[WriterCommitMessage | None], number: int | None = None) -> None:
         """Commits a batch. `number`: that of the batch of a stream, from Spark. Raises TransactionAborted, SinkFenced
         or OutcomeUnknown; then Spark ends the query, and runs the batch again after a restart."""
-        written = [each for each in messages if isinstance(each, Written) and each.batch is not None]
+        written = [each for each in messages if isinstance(each, TaskReport) and each.batch is not None]
         if self._options.once is None or not written:
             return
         batch = written[0].batch
@@ -111,7 +111,7 @@ class Delivery:
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Aborts a batch. Never raises."""
-        written = [each for each in messages if isinstance(each, Written) and each.txn is not None]
+        written = [each for each in messages if isinstance(each, TaskReport) and each.txn is not None]
         if self._options.once is None or not written:
             return
         try:
@@ -158,7 +158,7 @@ async def _has(client: Client, batch: Batch) -> bool:
     return found is not None and found.query_id == batch.query_id and found.batch >= batch.number
 
 
-async def _aborted(client: Client, written: Sequence[Written]) -> None:
+async def _aborted(client: Client, written: Sequence[TaskReport]) -> None:
     batch = written[0].batch
     if batch is None or await _has(client, batch):
         return

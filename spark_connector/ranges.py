@@ -43,7 +43,7 @@ _OF_PROCESS: dict[tuple[int, str], Topics] = {}
 """(process, identity) → its connection; the one that was used last is at the end."""
 
 
-def topics(options: SourceOptions) -> Topics:
+def connection_of(options: SourceOptions) -> Topics:
     """Returns this process's connection for a query; makes it at first use."""
     key, held = (os.getpid(), options.identity), digest(_places(options))
     found = _OF_PROCESS.pop(key, None)
@@ -183,7 +183,7 @@ class Topics:
         except NotFound as error:  # the topic was deleted, and perhaps made anew: the next plan says what is lost
             _LOG.warning("%s: subscription %s is not advanced to %d: %s", part.name, subscription, index, error)
 
-    def hold(self, part: Part, subscription: str, done: int) -> None:
+    def acknowledge_before(self, part: Part, subscription: str, done: int) -> None:
         """Acknowledges everything before `done` for a durable subscription, which is created if it does not exist.
         Raises TopicNotFound."""
         self._run(self._hold(part, subscription, done))
@@ -231,7 +231,7 @@ class Topics:
         """Returns one version of a topic's schema, even if it is deleted. Raises SchemaNotFound."""
         return self._run(self._admin.schema(topic, version)).schema
 
-    def is_there(self, part: Part) -> None:
+    def check_there(self, part: Part) -> None:
         """Raises TopicNotFound if the partition was deleted, or is of another incarnation."""
         self._run(self._admin.offsets(part.name, incarnation=part.incarnation))
 

@@ -45,14 +45,14 @@ from pyspark.sql.types import (
 from ..client.admin import TopicSchema
 from ..client.aio import Batch, CryptoKeyReader, Extras, Producer, Result, Transaction
 from ..client.common.errors import ProducerQueueIsFull
-from ..client.model.payloads import Written as WrittenBy
+from ..client.model.payloads import PreEncodedSchema
 from ..client.model.settings import CompressionType
 from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, OutcomeUnknown
 from ..proto.names import TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import SystemClock
 from . import decoding as encoding
-from .delivery import KEPT_BYTES_MAX, TASK_TIMEOUT_S, Delivery, Written, batch_of_task
+from .delivery import KEPT_BYTES_MAX, TASK_TIMEOUT_S, Delivery, TaskReport, batch_of_task
 from .options import SinkOptions, parse_sink
 from .rows import HEADERS
 from .shapes import META, newest, typed
@@ -131,7 +131,7 @@ class _Task:
             keys = CryptoKeyReader(options.public_key_file, "")
             self._settings |= {"encryption_keys": options.encryption_keys, "crypto_key_reader": keys}
         if schema is not None:
-            self._settings["schema"] = WrittenBy(schema)
+            self._settings["schema"] = PreEncodedSchema(schema)
         self._producers: dict[tuple[str | None, int | None], Producer] = {}
         self._partitions: dict[str, list[str]] = {}
         self._sent = self._stored = 0
@@ -247,12 +247,12 @@ class _Task:
             found = ", ".join(f"{count} × {result.name}" for result, count in self._failures.items())
             raise OutcomeUnknown(f"rows without an acknowledgement: {found}; the task has to run again")
 
-    def finish(self) -> Written:
+    def finish(self) -> TaskReport:
         for producer in self._producers.values():
             self._loop.run_until_complete(producer.flush())
         self._check()
         assert self._stored == self._sent, f"{self._stored} of {self._sent} rows have an acknowledgement"
-        return Written(self._stored)
+        return TaskReport(self._stored)
 
     def close(self) -> None:
         """Closes the client. Never raises, because the outcome was decided by `finish`, or by the error that ended the
@@ -353,7 +353,7 @@ def _header(header: Mapping[str, Any]) -> tuple[str, str]:
 def _write(
     options: SinkOptions, iterator: Iterator[pa.RecordBatch], schema: SchemaInfo | None = None,
     batch: Batch | None = None,
-) -> Written:  # fmt: skip
+) -> TaskReport:  # fmt: skip
     """Writes the rows of a task. `batch`: the batch, if the sink writes exactly once."""
     task = _Task(options, schema)
     try:
@@ -366,7 +366,7 @@ def _write(
         task.close()
 
 
-def _write_once(task: _Task, options: SinkOptions, iterator: Iterator[pa.RecordBatch], batch: Batch) -> Written:
+def _write_once(task: _Task, options: SinkOptions, iterator: Iterator[pa.RecordBatch], batch: Batch) -> TaskReport:
     once, begun_at = options.once, _NOW()
     assert once is not None, "it is asked for"
     kept: list[pa.RecordBatch] = []
@@ -383,9 +383,9 @@ def _write_once(task: _Task, options: SinkOptions, iterator: Iterator[pa.RecordB
     if is_new and kept:
         is_new = _send(task, kept, batch, begun_at)
     if not is_new:
-        return Written(0, batch, is_already=True)
+        return TaskReport(0, batch, is_already=True)
     written = task.finish()
-    return Written(written.rows, batch, task.prepare(once.batch_timeout_s))
+    return TaskReport(written.rows, batch, task.prepare(once.batch_timeout_s))
 
 
 def _send(task: _Task, kept: list[pa.RecordBatch], batch: Batch, begun_at: float | None) -> bool:

@@ -43,7 +43,7 @@ from . import offsets as decide
 from .decoding import Decoding
 from .offsets import UNKNOWN, Available, Incarnations, Index, Partition, Range
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
-from .ranges import Part, Topics, topics
+from .ranges import Part, Topics, connection_of
 from .rows import RowBuilder, readable
 from .shapes import reader
 
@@ -151,9 +151,9 @@ def _rows(options: SourceOptions, schema: StructType, partition: RangePartition)
     """Yields Arrow batches. Raises TopicNotFound, or the client's (NoSuchTopic), if the topic was deleted since the
     task was planned, and perhaps created again."""
     wanted, part = partition.range, partition.part
-    asked, at = topics(options), wanted.first
+    asked, at = connection_of(options), wanted.first
     if options.by_query and partition.done is not None and (query := _query()) is not None:
-        asked.hold(part, query, partition.done)
+        asked.acknowledge_before(part, query, partition.done)
     decoding = _decoding(options, asked, schema, wanted.partition[0], part) if options.by_registry else None
     builder = RowBuilder(schema, wanted.partition, TopicName.parse(part.name).partition, decoding)
     gaps: list[tuple[int, int]] = []
@@ -172,7 +172,7 @@ def _rows(options: SourceOptions, schema: StructType, partition: RangePartition)
     if at < wanted.end:
         gaps.append((at, wanted.end))
     if gaps:
-        _look_at_gaps(options, asked, partition, gaps)
+        _check_gaps(options, asked, partition, gaps)
     if builder.rows:
         yield builder.finish()
     if builder.unfit:
@@ -199,7 +199,7 @@ def _decoding(options: SourceOptions, asked: Topics, schema: StructType, topic: 
     def version_of(version: int) -> SchemaInfo:
         if version not in known:
             known[version] = asked.schema(topic, version)
-            asked.is_there(part)
+            asked.check_there(part)
         return known[version]
 
     return Decoding(reader(topic, listed, schema), version_of, is_strict=options.strict_schema)
@@ -217,7 +217,7 @@ def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEn
     return end
 
 
-def _look_at_gaps(options: SourceOptions, asked: Topics, task: RangePartition, gaps: list[tuple[int, int]]) -> None:
+def _check_gaps(options: SourceOptions, asked: Topics, task: RangePartition, gaps: list[tuple[int, int]]) -> None:
     """Checks indexes without a row: those of aborted transactions are no loss, all others are. Raises DataLost, or
     warns."""
     first, end = gaps[0][0], gaps[-1][1]
@@ -254,7 +254,7 @@ class MagnetarReader(DataSourceReader):
         self.options, self.schema = options, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        options, asked = self.options, topics(self.options)
+        options, asked = self.options, connection_of(self.options)
         available = asked.available(anew=True)
         start = _resolve(
             EARLIEST if options.starting is None else options.starting,
@@ -282,7 +282,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._at: Index = {}  # the end of the batch that was planned last
 
     def initialOffset(self) -> dict[str, Any]:
-        options, asked = self.options, topics(self.options)
+        options, asked = self.options, connection_of(self.options)
         starting = LATEST if options.starting is None else options.starting
         available = asked.available(anew=True)
         start = _resolve(starting, options.starting_times, available, asked, options.on_no_offset_for_time)
@@ -302,7 +302,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Returns the end of the next batch; `start` itself, the same text, if there is nothing to read."""
         options = self.options
         begin, made = decide.from_json(start), decide.incarnations(start)
-        available = topics(self.options).available()
+        available = connection_of(self.options).available()
         _report(decide.made_anew(begin, available, made), options)
         anew = decide.restarted(begin, available, made)
         if self._target is not None:
@@ -335,14 +335,14 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = topics(self.options).available(anew=True)
+        self._target = connection_of(self.options).available(anew=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return decide.report(self._at, topics(self.options).available())
+        return decide.report(self._at, connection_of(self.options).available())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begun, planned = decide.incarnations(start), decide.incarnations(end)
-        asked = topics(self.options)
+        asked = connection_of(self.options)
         available, first, last = asked.available(), decide.from_json(start), decide.from_json(end)
         return _tasks(self.options, asked.listed, first, last, available, begun, planned)
 
@@ -352,7 +352,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         if self.options.subscription is not None:
             made = decide.incarnations(end)
-            topics(self.options).advance(decide.from_json(end), made, self.options.subscription)
+            connection_of(self.options).advance(decide.from_json(end), made, self.options.subscription)
 
     def stop(self) -> None:
-        topics(self.options).close()
+        connection_of(self.options).close()

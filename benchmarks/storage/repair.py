@@ -189,11 +189,11 @@ def repair(options: Options) -> Run:
 
 async def _named(metadata: Any, bookie: str) -> int:
     from magnetar.bookie.maintenance import marks
-    from magnetar.bookie.maintenance.copies_core import placed
+    from magnetar.bookie.maintenance.copies_core import bookies_of
     from magnetar.metadata import paths
 
-    records = [await marks.ledger(metadata, each) for each in await marks.listed(metadata, paths.LEDGERS)]
-    return sum(record is not None and bookie in placed(record) for record in records)
+    records = [await marks.read_ledger(metadata, each) for each in await marks.list_ledgers(metadata, paths.LEDGERS)]
+    return sum(record is not None and bookie in bookies_of(record) for record in records)
 
 
 def repair_disturb(options: Options) -> Run:
@@ -241,7 +241,7 @@ async def _switch(metadata: Any, on: bool) -> None:
     """Auto-recovery on or off, and heard of by the auditor when on."""
     from magnetar.bookie.maintenance import marks
 
-    await marks.enable(metadata, on)
+    await marks.set_repair_enabled(metadata, on)
 
     async def marked() -> bool:
         return not on or await _left(metadata) > 0

@@ -73,7 +73,7 @@ def _record_crc(length: int, stored: tuple[bytes, ...]) -> int:
     return checksum_after(head, stored[0][: ENTRY_HEADER.size], length - ENTRY_HEADER.size)
 
 
-def decode_record(data: bytes, start: int, end: int) -> bytes | None:
+def intact_record(data: bytes, start: int, end: int) -> bytes | None:
     """Returns the stored entry of the record data[start:end], or None if the record is damaged."""
     stored = data[start + RECORD_HEADER_BYTES : end]
     if end - start < RECORD_HEADER_BYTES or end > len(data):
@@ -84,7 +84,7 @@ def decode_record(data: bytes, start: int, end: int) -> bytes | None:
     return stored
 
 
-def decode_records(data: bytes | memoryview, offsets: Sequence[int], ledger: int, entry: int) -> list[bytes]:
+def intact_entries(data: bytes | memoryview, offsets: Sequence[int], ledger: int, entry: int) -> list[bytes]:
     """Returns the stored entries `entry`, `entry + 1`, … of `ledger`, up to the first record that is damaged or is
     another entry.
 

@@ -109,7 +109,7 @@ def encode_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
     return b"".join([head, _CRC.pack(crc32c(head, heads)), heads, *tables])
 
 
-def decode_group_header(data: bytes) -> GroupHeader | None:
+def intact_group_header(data: bytes) -> GroupHeader | None:
     """Returns the group header at the start of `data`; None if there is none. Its checksum can only be compared with
     the heads.
     """
@@ -126,7 +126,7 @@ def group_checksum(data: bytes) -> int:
     return crc32c(data[: _GROUP.size])
 
 
-def decode_heads(header: GroupHeader, data: bytes) -> list[Extent] | None:
+def intact_extents(header: GroupHeader, data: bytes) -> list[Extent] | None:
     """Returns the extents of a group from the bytes of its header and heads; None if their checksum is wrong."""
     heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.heads_bytes]
     if len(heads) != header.heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
@@ -177,7 +177,7 @@ def columns_of(heads: bytes) -> Columns:
     return Columns(array("Q", ledgers.tobytes()), words[6::_HEAD_WORDS], reach)
 
 
-def decode_table(extent: Extent, data: bytes) -> Table | None:
+def intact_table(extent: Extent, data: bytes) -> Table | None:
     """Returns the table of an extent; None if it is damaged."""
     if len(data) != extent.table_bytes or crc32c(data) != extent.table_crc:
         return None

@@ -204,7 +204,7 @@ class BlockHeader(NamedTuple):
 
     @property
     def padded_bytes(self) -> int:
-        return padded(BLOCK_HEADER_BYTES + self.length)
+        return padded_size(BLOCK_HEADER_BYTES + self.length)
 
 
 _TYPES = {int(kind): kind for kind in RecordType}
@@ -212,7 +212,7 @@ _ADD = int(RecordType.ADD)
 _sum = checksum.crc32c
 
 
-def padded(size: int) -> int:
+def padded_size(size: int) -> int:
     """Returns `size` rounded up to the alignment of blocks."""
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
@@ -275,7 +275,7 @@ def encode_first_block(header: bytes) -> bytes:
     return half + half
 
 
-def decode_block_header(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
+def intact_block_header(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
     """Returns the block header at the start of `data`, which is at `offset` of the file; None if it is not a valid one
     that this use of the file wrote.
     """
@@ -289,7 +289,7 @@ def decode_block_header(data: bytes, salt: int, journal: int, offset: int) -> Bl
     return BlockHeader(*rest)
 
 
-def decode_records(header: BlockHeader, data: bytes, offset: int = 0) -> Records | None:
+def intact_records(header: BlockHeader, data: bytes, offset: int = 0) -> Records | None:
     """Returns the records of a block with this header, which begin at `offset` of `data`; None if any of them is
     damaged.
     """

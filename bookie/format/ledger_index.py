@@ -19,7 +19,7 @@ Limbo fences all ledgers up to its id for ever, also after it was left. Appended
 checkpoint (also one without entries) and synced; rewritten as the next generation when most of it is outdated. Which
 generation counts and how far is in the mark (format/mark.py): damage before that end is damage in durable data (file
 and offset), what is after belongs to an unfinished checkpoint and is cut. Because all records are equally long, a
-reader can go on after a damaged one (`decode`).
+reader can go on after a damaged one (`intact_record`).
 
 Examples: ledger 5, fenced, key 20 × 0x22, no LAC, entries up to 9; entry 4 of ledger 5 quarantined; limbo up to 7;
 log 3 drained:
@@ -142,7 +142,7 @@ def encode(record: State) -> bytes:
     return _CRC.pack(crc32c(body)) + body
 
 
-def decode(data: Buffer, offset: int = 0) -> State | None:
+def intact_record(data: Buffer, offset: int = 0) -> State | None:
     """Returns the record at `offset` of `data`; None if it is damaged or cut off."""
     body = bytes(data[offset + _CRC.size : offset + RECORD_BYTES])
     if len(body) != _BODY.size or crc32c(body) != _CRC.unpack_from(data, offset)[0]:
@@ -167,7 +167,7 @@ def decode(data: Buffer, offset: int = 0) -> State | None:
 def decode_all(data: bytes, path: str) -> Iterator[State]:
     """Yields the records of a whole file, which must be cut at the mark's end. Its header is checked elsewhere."""
     for offset in range(FILE_HEADER_BYTES, len(data), RECORD_BYTES):
-        record = decode(data, offset)
+        record = intact_record(data, offset)
         if record is None:
             raise Damaged(path, offset, "record of the ledger index is of an unknown type or not what was written")
         yield record

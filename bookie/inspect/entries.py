@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...ledger.peer_format import ENTRY_HEADER
-from ..format.entry_log import EntryIds, decode_record, entry_ids
+from ..format.entry_log import EntryIds, entry_ids, intact_record
 from ..format.journal import RecordType, crc32c
 from ..store.boot import JOURNAL
 from ..store.index import ExtentPlace
 from ..store.journal.segments import journal_name
 from . import indexes, journals, logs
-from .snapshot import Damage, Gone, Readable, Snapshot, open_file
+from .snapshot import Damage, Readable, RemovedFile, Snapshot, open_file
 
 
-class Copy(NamedTuple):
+class EntryCopy(NamedTuple):
     """A copy of an entry, and where it is. `damage` says what is wrong with it; None: its checksums and ids are right.
     """
 
@@ -33,7 +33,7 @@ class Copy(NamedTuple):
     path: str
 
 
-def extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | Gone]:
+def extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
     """Yields the extents of a ledger in all logs, and the damage that is found in their indexes."""
     for log in indexes.logs(snapshot):
         for found in indexes.extents(snapshot, log):
@@ -41,7 +41,9 @@ def extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | 
                 yield found
 
 
-def in_logs(snapshot: Snapshot, places: list[ExtentPlace], entry: int | None = None) -> Iterator[Copy | Damage | Gone]:
+def copies_in_logs(
+    snapshot: Snapshot, places: list[ExtentPlace], entry: int | None = None
+) -> Iterator[EntryCopy | Damage | RemovedFile]:
     """Yields the copies of entries in these extents of one ledger, in entry order within each extent; those of one
     `entry` if it is given.
     """
@@ -50,7 +52,7 @@ def in_logs(snapshot: Snapshot, places: list[ExtentPlace], entry: int | None = N
             yield from _in_extent(snapshot, place, entry)
 
 
-def _in_extent(snapshot: Snapshot, place: ExtentPlace, entry: int | None) -> Iterator[Copy | Damage | Gone]:
+def _in_extent(snapshot: Snapshot, place: ExtentPlace, entry: int | None) -> Iterator[EntryCopy | Damage | RemovedFile]:
     opened = indexes.open_index(snapshot, place.log)
     if not isinstance(opened, indexes.IndexFile):
         yield opened
@@ -64,7 +66,7 @@ def _in_extent(snapshot: Snapshot, place: ExtentPlace, entry: int | None) -> Ite
         return
     file = open_file(snapshot, logs.log_path(snapshot, place.log))
     if file is None:
-        yield logs.absent(snapshot, place.log)
+        yield logs.classify_missing(snapshot, place.log)
         return
     try:
         for i, delta in enumerate(table.deltas):
@@ -75,8 +77,8 @@ def _in_extent(snapshot: Snapshot, place: ExtentPlace, entry: int | None) -> Ite
         file.close()
 
 
-def _copy(file: Readable, place: ExtentPlace, entry: int, offset: int, size: int) -> Copy:
-    stored = decode_record(file.pread(size, offset), 0, size)
+def _copy(file: Readable, place: ExtentPlace, entry: int, offset: int, size: int) -> EntryCopy:
+    stored = intact_record(file.pread(size, offset), 0, size)
     damage = None
     if stored is None:
         damage = "the record does not match its checksum"
@@ -84,24 +86,26 @@ def _copy(file: Readable, place: ExtentPlace, entry: int, offset: int, size: int
         damage = f"the record is of {entry_ids(stored)}"
     elif crc32c(stored[: ENTRY_HEADER.size - 4], stored[ENTRY_HEADER.size :]) != ENTRY_HEADER.unpack_from(stored)[4]:
         damage = "the entry does not match the checksum of who wrote it"
-    return Copy(entry, "log", place.log, offset, size, damage, file.path)
+    return EntryCopy(entry, "log", place.log, offset, size, damage, file.path)
 
 
-def in_journals(snapshot: Snapshot, ledger: int, entry: int | None = None) -> Iterator[Copy | Damage | Gone]:
+def copies_in_journals(
+    snapshot: Snapshot, ledger: int, entry: int | None = None
+) -> Iterator[EntryCopy | Damage | RemovedFile]:
     """Yields the copies in the journal after the mark, which are not in the last checkpoint."""
-    for found in _behind_the_mark(snapshot):
-        if isinstance(found, Damage | Gone):
+    for found in _blocks_after_mark(snapshot):
+        if isinstance(found, Damage | RemovedFile):
             yield found
             continue
         path = snapshot.path(JOURNAL, journal_name(found.journal))
         for offset, record in found.places():
             if record.type is RecordType.ADD and record.ledger == ledger and entry in (None, record.entry):
-                yield Copy(record.entry, "journal", found.journal, offset, len(record.payload), None, path)
+                yield EntryCopy(record.entry, "journal", found.journal, offset, len(record.payload), None, path)
 
 
-def in_journal_records(snapshot: Snapshot, ledger: int) -> Iterator[str]:
+def journal_record_types(snapshot: Snapshot, ledger: int) -> Iterator[str]:
     """Yields the type of each record of the ledger in the journal after the mark."""
-    for found in _behind_the_mark(snapshot):
+    for found in _blocks_after_mark(snapshot):
         if isinstance(found, journals.Block):
             for record in found.records:
                 last = record.entry if record.type is RecordType.TOMBSTONE else record.ledger
@@ -109,10 +113,10 @@ def in_journal_records(snapshot: Snapshot, ledger: int) -> Iterator[str]:
                     yield record.type.name
 
 
-def _behind_the_mark(snapshot: Snapshot) -> Iterator[journals.Block | Damage | Gone]:
+def _blocks_after_mark(snapshot: Snapshot) -> Iterator[journals.Block | Damage | RemovedFile]:
     position = (0, 0) if snapshot.mark is None else snapshot.mark.position
     for number in journals.journals(snapshot):
         if number >= position[0]:
             for found in journals.walk(snapshot, number, position[1] if number == position[0] else 0):
-                if isinstance(found, journals.Block | Damage | Gone):
+                if isinstance(found, journals.Block | Damage | RemovedFile):
                     yield found

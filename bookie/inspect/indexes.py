@@ -17,7 +17,7 @@ from ..format.journal import FILE_HEADER_BYTES, crc32c
 from ..store.boot import ENTRIES
 from ..store.entrylog.files import INDEX_SUFFIX, LOG_SUFFIX, index_name
 from ..store.index import ExtentPlace
-from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, numbers, open_file, windows
+from .snapshot import WINDOW_BYTES, Damage, Readable, RemovedFile, Snapshot, header_of, numbers, open_file, windows
 
 _PIECE_BYTES = WINDOW_BYTES // HEAD_BYTES * HEAD_BYTES
 _HEADS_MIN = 64
@@ -53,7 +53,7 @@ class IndexFile:
         self.snapshot = snapshot
         self.log = log
         self.file = file
-        ends = snapshot.ends(log)
+        ends = snapshot.committed_ends(log)
         self.end = file.size() if ends is None else ends[1]
         if not snapshot.is_committed(log):
             self.end = 0
@@ -79,7 +79,7 @@ class IndexFile:
     def _group(self, offset: int) -> Group | None:
         """Returns the group at `offset`; None if its heads do not match the checksum."""
         data = self.file.pread(GROUP_HEADER_BYTES, offset)
-        header = index.decode_group_header(data)
+        header = index.intact_group_header(data)
         if header is None:
             return None
         group = Group(self.log, offset, header)
@@ -123,7 +123,7 @@ class IndexFile:
         """
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
-            found = index.decode_table(place.extent, data)
+            found = index.intact_table(place.extent, data)
             if found is not None:
                 break
         if found is None:
@@ -132,16 +132,16 @@ class IndexFile:
         return found
 
 
-def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | Gone:
+def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | RemovedFile:
     path = index_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is not None:
         return IndexFile(snapshot, log, file)
     has_log = snapshot.is_committed(log) and snapshot.files.exists(path.removesuffix(INDEX_SUFFIX) + LOG_SUFFIX)
-    return Damage(path, 0, "the index is missing, and its log is there") if has_log else Gone(path)
+    return Damage(path, 0, "the index is missing, and its log is there") if has_log else RemovedFile(path)
 
 
-def extents(snapshot: Snapshot, log: int) -> Iterator[ExtentPlace | Damage | Gone]:
+def extents(snapshot: Snapshot, log: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
     """Yields all extents of a log, in the order of its index."""
     opened = open_index(snapshot, log)
     if not isinstance(opened, IndexFile):

@@ -25,12 +25,12 @@ from ..format.journal import (
     BlockHeader,
     FileHeader,
     JournalRecord,
-    decode_block_header,
-    decode_records,
+    intact_block_header,
+    intact_records,
 )
 from ..store.boot import JOURNAL
 from ..store.journal.segments import FILLING, SPARE, SUFFIX, journal_name
-from .snapshot import Damage, Gone, Readable, Snapshot, header_of, numbers, open_file, take_snapshot, windows
+from .snapshot import Damage, Readable, RemovedFile, Snapshot, header_of, numbers, open_file, take_snapshot, windows
 
 _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
@@ -55,14 +55,14 @@ class Block(NamedTuple):
             offset += RECORD_HEADER_BYTES + len(record.payload)
 
 
-class Torn(NamedTuple):
+class TornTail(NamedTuple):
     """Bytes after the last block that counts: never acknowledged, ignored by the next start."""
 
     path: str
     offset: int
 
 
-class Opened(NamedTuple):
+class OpenedJournal(NamedTuple):
     """The first item of a walk: the file and its header."""
 
     path: str
@@ -70,7 +70,7 @@ class Opened(NamedTuple):
     header: FileHeader
 
 
-Found = Opened | Block | Torn | Damage | Gone
+Found = OpenedJournal | Block | TornTail | Damage | RemovedFile
 
 
 def journals(snapshot: Snapshot) -> list[int]:
@@ -85,7 +85,7 @@ def spares(snapshot: Snapshot) -> list[str]:
     return [name for name in snapshot.files.list_directory(path) if name.startswith((SPARE, FILLING))]
 
 
-def missing(snapshot: Snapshot) -> Iterator[Damage]:
+def missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
     """Yields a Damage for each journal that does not exist although the mark or the neighbours' numbers require it."""
     if snapshot.mark is None or not snapshot.mark.journal:
         return
@@ -103,15 +103,15 @@ def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
     path = snapshot.path(JOURNAL, journal_name(number))
     file = open_file(snapshot, path)
     if file is None:
-        yield Gone(path)
+        yield RemovedFile(path)
         return
     try:
         header, damage = _header(snapshot, file, number)
         if damage is not None:
-            yield damage if snapshot.files.exists(path) else Gone(path)
+            yield damage if snapshot.files.exists(path) else RemovedFile(path)
         if header is None:
             return
-        yield Opened(path, file.size(), header)
+        yield OpenedJournal(path, file.size(), header)
         mark = snapshot.mark
         if mark is not None and number == mark.journal and file.size() < mark.offset:
             yield Damage(path, file.size(), f"the file ends here, and it was synced up to {mark.offset}")
@@ -146,20 +146,20 @@ def _walk(snapshot: Snapshot, file: Readable, header: FileHeader, offset: int) -
 
 
 def _block_header(file: Readable, header: FileHeader, offset: int) -> BlockHeader | None:
-    return decode_block_header(file.pread(BLOCK_HEADER_BYTES, offset), header.b, header.number, offset)
+    return intact_block_header(file.pread(BLOCK_HEADER_BYTES, offset), header.b, header.number, offset)
 
 
 def _block(file: Readable, header: FileHeader, offset: int) -> Block | None:
     found = _block_header(file, header, offset)
     if found is None or offset + found.padded_bytes > file.size():
         return None
-    records = decode_records(found, file.pread(found.padded_bytes, offset), BLOCK_HEADER_BYTES)
+    records = intact_records(found, file.pread(found.padded_bytes, offset), BLOCK_HEADER_BYTES)
     return None if records is None else Block(header.number, offset, found, list(records.rows()))
 
 
 def _judge(
     snapshot: Snapshot, file: Readable, header: FileHeader, bad: int
-) -> tuple[Damage | Torn | Gone | None, int | None]:
+) -> tuple[Damage | TornTail | RemovedFile | None, int | None]:
     """Returns what the bad block is, and where the walk continues: at the next block, at `bad` if it is whole now, or
     None (nowhere).
     """
@@ -169,11 +169,11 @@ def _judge(
     behind = bad + (begun.padded_bytes if begun is not None else ALIGNMENT)
     following = _next_block(file, header, behind, -1 if synced else bad)
     if following is None and not synced:
-        return Torn(file.path, bad) if begun is not None else None, None
+        return TornTail(file.path, bad) if begun is not None else None, None
     if _block(file, header, bad) is not None:
         return None, bad
     if _header(snapshot, file, header.number)[0] != header or not snapshot.files.exists(file.path):
-        return Gone(file.path), None
+        return RemovedFile(file.path), None
     what = "the records of a block do not decode" if begun is not None else "no valid block"
     if following is not None:
         return Damage(file.path, bad, f"{what}; a later block was made when it was synced"), following

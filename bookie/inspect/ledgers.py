@@ -117,7 +117,7 @@ def _records(snapshot: Snapshot, file: Readable, end: int) -> Iterator[State | D
     offset = FILE_HEADER_BYTES
     for base, data in windows(file, FILE_HEADER_BYTES, end, _PIECE_BYTES):
         for at in range(0, len(data), RECORD_BYTES):
-            record = ledger_index.decode(data, at)
+            record = ledger_index.intact_record(data, at)
             yield record or Damage(file.path, base + at, "record of the ledger index does not match its checksum")
         offset = base + len(data)
     if offset < end:

@@ -15,14 +15,24 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...ledger.peer_format import ENTRY_HEADER
-from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, decode_record, entry_ids
+from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, entry_ids, intact_record
 from ..format.journal import RECORD_BYTES_MAX
 from ..store.boot import ENTRIES
 from ..store.entrylog.files import log_name
 from ..store.index import ExtentPlace
 from .indexes import extents, index_path
 from .ledgers import overview
-from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, open_file, take_snapshot, windows
+from .snapshot import (
+    WINDOW_BYTES,
+    Damage,
+    Readable,
+    RemovedFile,
+    Snapshot,
+    header_of,
+    open_file,
+    take_snapshot,
+    windows,
+)
 
 _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f].{7}[\x00-\x7f])", re.S)
 """Matches the first bytes of a record: a length of 36 bytes to 8 MiB, a checksum, and two ids that are not negative."""
@@ -39,7 +49,7 @@ class Entry(NamedTuple):
     lac: int
 
 
-class Opened(NamedTuple):
+class OpenedLog(NamedTuple):
     """The first item of a walk."""
 
     path: str
@@ -47,14 +57,14 @@ class Opened(NamedTuple):
     end: int  # what counts of it
 
 
-Found = Opened | Entry | Damage | Gone
+Found = OpenedLog | Entry | Damage | RemovedFile
 
 
 def log_path(snapshot: Snapshot, log: int) -> str:
     return snapshot.path(ENTRIES, log_name(log))
 
 
-def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
+def classify_missing(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
     """Returns Gone if this missing log was removed, else Damage.
 
     A log without living entries is deleted before its index, so its index may still exist. Tombstones that are only in
@@ -62,12 +72,12 @@ def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
     """
     path, index = log_path(snapshot, log), index_path(snapshot, log)
     if not snapshot.is_committed(log) or not snapshot.files.exists(index):
-        return Gone(path)
+        return RemovedFile(path)
     facts = overview(take_snapshot(snapshot.files, snapshot.directory)).facts
     if log in facts.drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
-        return Gone(path)
+        return RemovedFile(path)
     if all(isinstance(each, ExtentPlace) and each.extent.ledger in facts.tombstones for each in extents(snapshot, log)):
-        return Gone(path)
+        return RemovedFile(path)
     return Damage(path, 0, "the log is missing, and its index is there")
 
 
@@ -78,14 +88,14 @@ def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Fou
     path = log_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is None:
-        yield absent(snapshot, log)
+        yield classify_missing(snapshot, log)
         return
     try:
         header = header_of(snapshot, file, MAGIC, log)
         if isinstance(header, Damage) and snapshot.is_committed(log):
             yield header
         end = _end_offset(snapshot, log)
-        yield Opened(path, file.size(), file.size() if end is None else end)
+        yield OpenedLog(path, file.size(), file.size() if end is None else end)
         yield from _Walk(file, log, end).records(max(start, DATA_OFFSET))
     finally:
         file.close()
@@ -93,14 +103,14 @@ def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Fou
 
 def _end_offset(snapshot: Snapshot, log: int) -> int | None:
     """Returns the length that the log must have; None if it is not known."""
-    ends = snapshot.ends(log)
+    ends = snapshot.committed_ends(log)
     if ends is not None:
         return ends[0]
     if not snapshot.is_committed(log):
         return DATA_OFFSET
     last = None
     for found in extents(snapshot, log):
-        if isinstance(found, Damage | Gone):
+        if isinstance(found, Damage | RemovedFile):
             return None
         last = max(last or 0, found.extent.start + found.extent.length)
     return last
@@ -151,7 +161,7 @@ class _Walk:
         if len(head) < RECORD_HEADER_BYTES or not ENTRY_HEADER.size <= length <= RECORD_BYTES_MAX:
             return None
         size = RECORD_HEADER_BYTES + length
-        stored = decode_record(self._bytes(offset, size), 0, size)
+        stored = intact_record(self._bytes(offset, size), 0, size)
         ids = entry_ids(stored) if stored is not None else None
         if stored is None or ids is None or ids.ledger < 0 or ids.entry < 0:
             return None

@@ -10,7 +10,8 @@ file and one record, whatever the store's size.
 **Beside a running bookie.** The mark is replaced by a rename, so one read of it is whole. What it names does not change
 any more: logs and indexes up to their ends, the ledger index up to its end. A bookie may be writing after those ends;
 such bytes are shown as not committed and are never damage. A file that does not exist any more when it is read
-(recycled, compacted) is `Gone`. A journal's block is read again before it counts as damaged (inspect/journals.py).
+(recycled, compacted) is `RemovedFile`. A journal's block is read again before it counts as damaged
+(inspect/journals.py).
 
 **Sectors that the disk cannot read** (EIO) are taken for zeros, page by page. So the data in them is damaged by its
 checksum, and the data after them is found.
@@ -43,7 +44,15 @@ from ..store.identity import COOKIE
 from ..store.journal.replay import Damage
 
 __all__ = [
-    "Damage", "Gone", "Readable", "Snapshot", "header_of", "numbers", "open_file", "open_logs", "take_snapshot",
+    "Damage",
+    "Readable",
+    "RemovedFile",
+    "Snapshot",
+    "header_of",
+    "numbers",
+    "open_file",
+    "open_logs",
+    "take_snapshot",
     "windows",
 ]  # fmt: skip
 
@@ -61,7 +70,7 @@ class Readable(Protocol):
     def close(self) -> None: ...
 
 
-class Gone(NamedTuple):
+class RemovedFile(NamedTuple):
     """A file that a running bookie removed or reused while it was being inspected."""
 
     path: str
@@ -82,7 +91,7 @@ class Snapshot(NamedTuple):
     def path(self, *names: str) -> str:
         return join_path(self.directory, *names)
 
-    def ends(self, log: int) -> tuple[int, int] | None:
+    def committed_ends(self, log: int) -> tuple[int, int] | None:
         """Returns (log end, index end) of a log that is being written; None if all of its files counts."""
         return None if self.mark is None else open_logs(self.mark).get(log)
 
@@ -163,7 +172,7 @@ def _reasons(files: Files, path: str, damages: list[Damage]) -> tuple[str, ...]:
 
 
 def _whole(files: Files, path: str) -> bytes:
-    return losses.readable(path, lambda: disk.read_file(files, path))
+    return losses.read_checked(path, lambda: disk.read_file(files, path))
 
 
 class _Tolerant:

@@ -18,7 +18,7 @@ from ..store.index import ExtentPlace
 from ..store.state_log import StateLog
 from . import indexes, journals, ledgers, logs
 from .indexes import Group, IndexFile
-from .snapshot import Damage, Gone, Snapshot, open_file
+from .snapshot import Damage, RemovedFile, Snapshot, open_file
 
 HOLDERS_MAX = 20
 
@@ -86,17 +86,17 @@ class StoreSummary(NamedTuple):
         return sum(log.bytes for log in self.logs)
 
 
-def log_summary(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | Gone:
+def log_summary(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | RemovedFile:
     """Summarizes a log from the heads of its index; does not read the log's records."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[Damage] = []
     if size is None:
-        absent = logs.absent(snapshot, log)
-        if isinstance(absent, Gone):
+        absent = logs.classify_missing(snapshot, log)
+        if isinstance(absent, RemovedFile):
             return absent
         damages.append(absent)
     opened = indexes.open_index(snapshot, log)
-    if isinstance(opened, Gone):
+    if isinstance(opened, RemovedFile):
         return opened
     sums = _Sums(facts)
     if isinstance(opened, Damage):
@@ -170,18 +170,18 @@ def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[E
     return heapq.merge(*each, key=lambda place: (place.extent.ledger, place.extent.first))
 
 
-def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | Gone:
+def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | RemovedFile:
     """Summarizes a journal; reads all of it."""
     end, size, damages = ALIGNMENT, 0, list[Damage]()
     for found in journals.walk(snapshot, number):
         match found:
-            case journals.Opened():
+            case journals.OpenedJournal():
                 size = found.bytes
             case journals.Block():
                 end = found.end_offset
             case Damage():
                 damages.append(found)
-            case Gone():
+            case RemovedFile():
                 return found
     return JournalSummary(number, size, end, damages)
 
@@ -191,17 +191,17 @@ def store_summary(snapshot: Snapshot, advance: Callable[[int], None] = lambda fi
     the number of files done.
     """
     seen = ledgers.overview(snapshot)
-    of_logs: list[LogSummary | Gone] = []
+    of_logs: list[LogSummary | RemovedFile] = []
     for number in indexes.logs(snapshot):
         of_logs.append(log_summary(snapshot, number, seen.facts))
         advance(len(of_logs))
-    of_journals: list[JournalSummary | Gone] = []
+    of_journals: list[JournalSummary | RemovedFile] = []
     for number in journals.journals(snapshot):
         of_journals.append(journal_summary(snapshot, number))
         advance(len(of_logs) + len(of_journals))
     known_logs = [each for each in of_logs if isinstance(each, LogSummary)]
     known_journals = [each for each in of_journals if isinstance(each, JournalSummary)]
-    damages = [*snapshot.damages, *seen.damages, *journals.missing(snapshot)]
+    damages = [*snapshot.damages, *seen.damages, *journals.missing_journals(snapshot)]
     damages += [damage for log in known_logs for damage in log.damages]
     damages += [damage for journal in known_journals for damage in journal.damages]
     spares = [_size(snapshot, snapshot.path(JOURNAL, name)) or 0 for name in journals.spares(snapshot)]

@@ -72,7 +72,7 @@ class RepairReason(enum.Enum):
 GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
 
 
-class Stuck(enum.Enum):
+class StuckReason(enum.Enum):
     """The reason why a worker could not repair a ledger, which stays marked and is tried again."""
 
     NO_TARGET = "no other bookie can take the copy"
@@ -106,7 +106,7 @@ class Absences:
         assert all(since <= now for since in self._since.values()), "no bookie is absent since a time in the future"
 
 
-def placed(record: LedgerRecord) -> dict[str, None]:
+def bookies_of(record: LedgerRecord) -> dict[str, None]:
     """Returns every bookie that a fragment of the ledger names, once, in order."""
     return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
 
@@ -124,7 +124,7 @@ def judge(
         return None
     bookies: dict[str, str] = {}
     before = {} if mark is None else mark.bookies
-    for bookie in sorted(placed(record)):
+    for bookie in sorted(bookies_of(record)):
         if bookie in gone:
             bookies[bookie] = gone[bookie].value
         elif bookie in found:
@@ -148,7 +148,7 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
 
 
 def record_failure(
-    mark: UnderReplicatedRecord, stuck: Stuck, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
+    mark: UnderReplicatedRecord, stuck: StuckReason, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
     """Returns the mark after an attempt that did not repair the ledger: the wait before the next attempt is twice as
     long as the one before.
@@ -164,7 +164,7 @@ def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
     return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
 
 
-def waits_s(
+def wait_left_s(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
     """Returns how many seconds the ledger must still wait before its next attempt. `seen_s` says for how long the
@@ -177,7 +177,7 @@ def waits_s(
     return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))
 
 
-def hurried(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
+def due_at_once(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
     """Returns the mark with its next attempt due at once, because something changed that may help. Its count of
     attempts stays, so that it is not retried in a tight loop.
     """
@@ -191,7 +191,7 @@ FILL = ("choose", "compare", "copy", "verify", "replace")
 """The steps of closing a gap. `compare`: what the target holds already; `replace`: only where the bookie is gone."""
 
 
-class Final(NamedTuple):
+class FinalFragment(NamedTuple):
     """A final fragment: entries `first … last` and its bookies. It is empty if `last` is below `first`."""
 
     first: int
@@ -229,7 +229,7 @@ class Recover(NamedTuple):
 class Wait(NamedTuple):
     """Leaves the ledger marked; the next attempt is after `seconds`."""
 
-    why: Stuck
+    why: StuckReason
     text: str
     seconds: float = 0.0  # 0: as after any failed try
 
@@ -240,14 +240,17 @@ Held = Mapping[tuple[int, str], Intervals | None]
 """(first entry of a final fragment, bookie) → the entries of it that the bookie holds; None: it did not answer."""
 
 
-def final_fragments(record: LedgerRecord) -> list[Final]:
+def final_fragments(record: LedgerRecord) -> list[FinalFragment]:
     ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]]
     fragments: Sequence[Fragment] = record.fragments
     if record.state == CLOSED:
         ends.append(record.last_entry)
     else:
         fragments = fragments[:-1]
-    return [Final(fragment.first_entry, end, fragment.bookies) for fragment, end in zip(fragments, ends, strict=True)]
+    return [
+        FinalFragment(fragment.first_entry, end, fragment.bookies)
+        for fragment, end in zip(fragments, ends, strict=True)
+    ]
 
 
 def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
@@ -261,7 +264,7 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
         entry += max(length, 1)
 
 
-def lacking(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[int, int], ...]:
+def missing_runs(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[int, int], ...]:
     """Returns the parts of the runs `wanted` that are not in `held`."""
     found: list[tuple[int, int]] = []
     for first, last in wanted:
@@ -275,7 +278,7 @@ def lacking(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[i
     return tuple(found)
 
 
-def to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[Final, str]]:
+def copies_to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[FinalFragment, str]]:
     """Returns the pairs (final fragment, bookie) for which the bookie is asked which entries it holds: all bookies but
     `gone`.
     """
@@ -294,14 +297,14 @@ def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, 
                 here.append(Gap(final.first, final.last, slot, bookie, True, tuple(wanted)))
                 continue
             answer = held[final.first, bookie]
-            missing = () if answer is None else lacking(wanted, answer)
+            missing = () if answer is None else missing_runs(wanted, answer)
             if missing:
                 here.append(Gap(final.first, final.last, slot, bookie, False, missing))
         found += [(-len(here), number, gap) for gap in here]
     return tuple(gap for _, _, gap in sorted(found, key=lambda each: each[:2]))
 
 
-def gone_now(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
+def gone_bookies(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
     """Returns the bookies that a worker may treat as gone: those that the mark calls gone and that are not registered
     again, and the departing ones.
     """
@@ -309,7 +312,7 @@ def gone_now(mark: UnderReplicatedRecord, available: Collection[str], departing:
     return frozenset(lost | set(departing))
 
 
-class Look(msgspec.Struct, frozen=True):
+class LedgerView(msgspec.Struct, frozen=True):
     """What a worker found out about a ledger, as input for `decide`. `unsettled_s` says for how long its last fragment
     has been in its present state.
     """
@@ -323,7 +326,7 @@ class Look(msgspec.Struct, frozen=True):
     damaged: frozenset[str] = frozenset()  # bookies of the last fragment that report damage in it
 
 
-def why_unreadable(look: Look, entry: int) -> Stuck:
+def why_unreadable(look: LedgerView, entry: int) -> StuckReason:
     """Returns why an entry cannot be read. LOST: every bookie that should have it is gone, or answered that it lacks
     it. Any other reason may pass.
     """
@@ -336,11 +339,11 @@ def why_unreadable(look: Look, entry: int) -> Stuck:
             continue
         held = look.held.get((final.first, bookie))
         if held is None or entry in held:
-            return Stuck.UNREACHABLE
-    return Stuck.LOST
+            return StuckReason.UNREACHABLE
+    return StuckReason.LOST
 
 
-def unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
+def is_unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
     """Returns whether the last fragment is not final, and only a recovery can make it final. The worker may give the
     writer time first.
 
@@ -361,9 +364,9 @@ def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesR
     )  # fmt: skip
 
 
-def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
-    """Returns the next step, by the table in the module's docstring. `tried` says that each gap was already tried while
-    this worker has the lock.
+def decide(look: LedgerView, tried: bool, open_grace_s: float) -> Step:
+    """Returns the next step, by the table in the module's docstring. `on_tried` says that each gap was already tried
+    while this worker has the lock.
     """
     record = look.record
     if record is None:
@@ -371,16 +374,16 @@ def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
     found = gaps(record, look.gone, look.held)
     if found and not tried:
         return Fill(found)
-    if unsettled(record, look.gone | look.damaged):
+    if is_unsettled(record, look.gone | look.damaged):
         left = open_grace_s - look.unsettled_s
         if left <= 0:
             return Recover()
-        return Wait(Stuck.OPEN, f"its last fragment is not settled; it is recovered in {left:.0f} s", left)
+        return Wait(StuckReason.OPEN, f"its last fragment is not settled; it is recovered in {left:.0f} s", left)
     if found:
         return Fill(found)
     silent = sorted({bookie for (_, bookie), answer in look.held.items() if answer is None and bookie in look.marked})
     if silent:
-        return Wait(Stuck.UNREACHABLE, f"no answer from {', '.join(silent)}")
+        return Wait(StuckReason.UNREACHABLE, f"no answer from {', '.join(silent)}")
     return Unmark("every copy is there")
 
 
@@ -395,7 +398,7 @@ def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
 BURST_S = 0.1
 
 
-class Pace:
+class CopyRateLimit:
     """Limits the rate at which a worker copies: a token bucket of bytes."""
 
     def __init__(self, bytes_per_s: int) -> None:

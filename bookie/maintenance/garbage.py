@@ -110,7 +110,7 @@ class Schedule:
         now = self._world.clock.monotonic()
         return now >= self._minor_due, now >= self._major_due
 
-    async def ran(self, *, minor: bool, major: bool) -> None:
+    async def record_run(self, *, minor: bool, major: bool) -> None:
         """Records that these compactions ran now; their intervals begin again."""
         if not minor and not major:
             return
@@ -197,7 +197,7 @@ class _Seen(NamedTuple):
         return self.monotonic_s > since.monotonic_s and elapsed_s >= grace_s
 
 
-class Collected(NamedTuple):
+class GarbageResult(NamedTuple):
     """The result of a garbage collection."""
 
     suspected: int  # dead for the first time, or not for long enough
@@ -213,7 +213,7 @@ class Collected(NamedTuple):
 OnProgress = Callable[[GarbageProgress], None]
 
 
-class Collector:
+class GarbageCollector:
     """The garbage collector of a bookie. `metadata` returns the current metadata session; `may_compact_major` is asked
     before each major compaction.
 
@@ -252,7 +252,7 @@ class Collector:
     async def run(
         self, *, force: bool = False, minor: bool = True, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda progress: None,
-    ) -> Collected:  # fmt: skip
+    ) -> GarbageResult:  # fmt: skip
         """Makes one pass: compares the ledgers with the metadata, deletes dead ledgers, and compacts if asked. Raises
         Busy while another pass runs.
 
@@ -276,7 +276,7 @@ class Collector:
                     "deleted %d ledgers, deleted %d and compacted %d entry logs: %d bytes freed, %d moved",
                     len(dead), len(done.deleted), len(done.compacted), done.bytes_freed, done.bytes_moved,
                 )  # fmt: skip
-            return Collected(suspected, refused, dead, *done)
+            return GarbageResult(suspected, refused, dead, *done)
         finally:
             self._running = False
 
@@ -306,7 +306,7 @@ class Collector:
         except (MagnetarError, ValueError, NoSpace, OSError) as error:
             _LOG.warning("garbage collection failed, the next pass continues: %s", error)
             return
-        await self._schedule.ran(minor=minor, major=major)
+        await self._schedule.record_run(minor=minor, major=major)
 
     # ------------------------------------------------------------------------------------ the pass
     async def _delete_dead(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
@@ -320,7 +320,7 @@ class Collector:
         local = self._local()
         await self._check_cluster(metadata)
         missing = local - await _ids(await metadata.children(paths.LEDGERS))
-        deleted = await deletions.among(metadata, missing)
+        deleted = await deletions.find_deleted(metadata, missing)
         refused = self._refusal(missing, deleted)
         wanted = missing if force else BitMap64() if refused is GarbageRefusal.WENT_BACK else deleted
         doubtful = not force and len(wanted) >= DELETED_MIN and len(wanted) > DELETED_SHARE_MAX * len(local)

@@ -25,7 +25,7 @@ from ...metadata.records import CounterRecord
 from ...metadata.store import MetadataStore, get_record, ledgers_in
 from ...proto.errors import InvalidRequest, MagnetarError
 from ...runtime.network import World
-from ...runtime.tasks import together
+from ...runtime.tasks import run_together
 from ..store.disk import NoSpace
 from ..store.store import Store
 from .restore import Restorer
@@ -142,7 +142,7 @@ class LimboExit:
                     blocked[ledger] = reason
                 self.counters["limbo_ledgers_done"] += reason is None
 
-        await together((work() for _ in range(PARALLEL)), "bookie-limbo")
+        await run_together((work() for _ in range(PARALLEL)), "bookie-limbo")
         return dict(sorted(blocked.items()))
 
     def _log_blocked(self) -> None:

@@ -27,7 +27,7 @@ from ...metadata.records import (
     decode,
     encode,
 )
-from ...metadata.store import ABSENT, UNREADABLE, MetadataStore, get_record, ledgers_in, readable, update_record
+from ...metadata.store import ABSENT, UNREADABLE, MetadataStore, find_readable, get_record, ledgers_in, update_record
 from ...proto.errors import BadVersion, MagnetarError
 
 _LOG = logging.getLogger("magnetar.bookie.repair")
@@ -39,7 +39,7 @@ DROP_S = 2.0
 
 
 # ------------------------------------------------------------------------------------------ reading
-async def ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | None:
+async def read_ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | None:
     found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
     return None if found is None else found[0]
 
@@ -49,12 +49,12 @@ async def mark_of(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicated
     return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
 
 
-async def listed(store: MetadataStore, folder: str) -> list[int]:
+async def list_ledgers(store: MetadataStore, folder: str) -> list[int]:
     """Returns the ledgers that have a node in this folder, ascending. Nodes with other names are ignored."""
     return sorted(ledgers_in(folder, await store.children(folder)))
 
 
-async def available(store: MetadataStore) -> dict[str, BookieRecord]:
+async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
     """Returns the registered bookies. One whose record cannot be read counts as registered and read-only."""
     found: dict[str, BookieRecord] = {}
     for name in await store.children(paths.BOOKIES):
@@ -69,14 +69,14 @@ async def available(store: MetadataStore) -> dict[str, BookieRecord]:
     return found
 
 
-async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
+async def departing_bookies(store: MetadataStore) -> dict[str, DepartingRecord]:
     """Returns the departing bookies. One whose record cannot be read departs too, because its node exists, but its
     cookie is never deleted.
     """
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
         path = paths.departing(name)
-        record = await readable(store, path, DepartingRecord)
+        record = await find_readable(store, path, DepartingRecord)
         if record is not None:
             found[name] = record[0]
         elif path in UNREADABLE.paths:
@@ -84,11 +84,11 @@ async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
     return found
 
 
-async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
+async def damage_reports(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
     """Returns the reports of damage in this ledger, by bookie; reports that cannot be read are left out."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
-        record = await readable(store, paths.damaged(ledger_id, name), DamagedEntriesRecord)
+        record = await find_readable(store, paths.damaged(ledger_id, name), DamagedEntriesRecord)
         if record is not None:
             found[name] = record[0]
     return found
@@ -103,15 +103,15 @@ async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None
             await store.delete(path, node.version)
 
 
-async def enabled(store: MetadataStore) -> bool:
+async def is_repair_enabled(store: MetadataStore) -> bool:
     """Returns whether auto-recovery is on. It is on if the setting cannot be read, because missing copies do more harm.
     """
-    found = await readable(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
+    found = await find_readable(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
     return found is None or found[0].enabled
 
 
 # ------------------------------------------------------------------------------------------ changing
-async def enable(store: MetadataStore, on: bool) -> None:
+async def set_repair_enabled(store: MetadataStore, on: bool) -> None:
     """Switches auto-recovery on or off, for the whole cluster."""
     await update_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord, lambda _: RepairSettingsRecord(enabled=on))
 
@@ -141,7 +141,7 @@ async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> U
         return wanted
 
 
-async def unmark(store: MetadataStore, ledger_id: int, version: int) -> bool:
+async def delete_mark(store: MetadataStore, ledger_id: int, version: int) -> bool:
     """Deletes the mark if it still has this version. Returns False if there is another one now, which the worker must
     examine.
     """
@@ -160,30 +160,30 @@ async def claim(store: MetadataStore, path: str, record: AuditorRecord | RepairL
     answer.
     """
     if await store.get(path) is not None:
-        return await holds(store, path, record)
+        return await is_own_node(store, path, record)
     try:
         await store.put(path, encode(record, path), ABSENT, ephemeral=True)
     except BadVersion:
-        return await holds(store, path, record)
+        return await is_own_node(store, path, record)
     except MagnetarError as error:
         if not error.retryable:
             raise
-        return await holds(store, path, record)
+        return await is_own_node(store, path, record)
     return True
 
 
-async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
+async def is_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
     """Returns whether the node has this process's record. A record that cannot be read is another process's."""
-    found = await readable(store, path, type(record))
+    found = await find_readable(store, path, type(record))
     return found is not None and found[0].token == record.token
 
 
-async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
+async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
     """Deletes the node if it is the caller's. If the metadata does not answer, the node stays until the session ends.
     """
     try:
         async with asyncio.timeout(DROP_S):
-            found = await readable(store, path, type(record))
+            found = await find_readable(store, path, type(record))
             if found is not None and found[0].token == record.token:
                 await store.delete(path, found[1])
     except (MagnetarError, TimeoutError) as error:
@@ -194,7 +194,7 @@ async def records_of(store: MetadataStore, folder: str, cls: type[R]) -> Sequenc
     """Returns every record directly below the folder; those that cannot be read are left out."""
     found: list[R] = []
     for name in await store.children(folder):
-        record = await readable(store, f"{folder}/{name}", cls)
+        record = await find_readable(store, f"{folder}/{name}", cls)
         if record is not None:
             found.append(record[0])
     return found

@@ -30,12 +30,12 @@ from ...metadata.records import (
 from ...metadata.store import ANY, UNREADABLE, Delete, MetadataStore, Reset, ledger_of
 from ...proto.errors import MagnetarError
 from ...runtime.network import World
-from ...runtime.tasks import together
+from ...runtime.tasks import run_together
 from ..store.identity import delete_cookie
 from ..store.memtable import Intervals
 from . import marks
-from .copies_core import Absences, RepairReason, gaps, hurried, judge, placed, to_ask
-from .repair_worker import Copier, RepairConfig, Worker
+from .copies_core import Absences, RepairReason, bookies_of, copies_to_ask, due_at_once, gaps, judge
+from .repair_worker import Copier, RepairConfig, RepairWorker
 
 # ------------------------------------------------------------------------------------------------------- auditor
 # The auditor: one in the cluster looks for missing copies and marks the ledgers that miss some
@@ -85,10 +85,10 @@ class Auditor:
         self.elected = False
         self._marks = 0
         self._lost = 0
-        self._forget_all()
+        self._reset()
         self.counters = {"repair_scans": 0, "repair_scanned_ledgers": 0, "repair_checks": 0, "repair_marks": 0}
 
-    def _forget_all(self) -> None:
+    def _reset(self) -> None:
         """Resets all state to that of a new auditor: each absent bookie gets the whole grace period."""
         self._absences = Absences(self._config.lost_bookie_grace_s)
         self._gone: dict[str, RepairReason] | None = None
@@ -125,17 +125,17 @@ class Auditor:
                     _LOG.warning("the auditor starts again: %s", error)
                 await asyncio.sleep(self._config.audit_interval_s)
         finally:
-            await marks.drop(self._metadata, paths.REPAIR_AUDITOR, self._node)
+            await marks.delete_own_node(self._metadata, paths.REPAIR_AUDITOR, self._node)
 
     async def _serve(self) -> None:
         """Runs the auditor's tasks until one of them ends, because the election or the session is lost."""
-        self._forget_all()
+        self._reset()
         self.elected = True
         loop = asyncio.get_running_loop()
         tasks = [
             loop.create_task(self._follow(), name="repair-ledgers"),
             loop.create_task(self._check_all(), name="repair-checks"),
-            loop.create_task(self._look_again_and_again(), name="repair-looks"),
+            loop.create_task(self._check_bookies(), name="repair-looks"),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -167,16 +167,16 @@ class Auditor:
                 await asyncio.sleep(self._config.audit_interval_s)
 
     # ------------------------------------------------------------------------------ looks
-    async def _look_again_and_again(self) -> None:
+    async def _check_bookies(self) -> None:
         """Checks the bookies at each interval while this process is elected. A check that fails does not shorten or
         restart the grace period of an absent bookie.
         """
         holds = True
         while holds:
             try:
-                if await marks.enabled(self._metadata):
+                if await marks.is_repair_enabled(self._metadata):
                     await self._survey()
-                holds = await marks.holds(self._metadata, paths.REPAIR_AUDITOR, self._node)
+                holds = await marks.is_own_node(self._metadata, paths.REPAIR_AUDITOR, self._node)
             except MagnetarError as error:
                 if not error.retryable:
                     raise
@@ -187,8 +187,8 @@ class Auditor:
 
     async def _survey(self) -> None:
         """Makes one check: which bookies are gone, which ledgers need a mark, which reports of damage are new."""
-        available = await marks.available(self._metadata)
-        departing = await marks.departing(self._metadata)
+        available = await marks.available_bookies(self._metadata)
+        departing = await marks.departing_bookies(self._metadata)
         now = self._clock.monotonic()
         reported = [bookie for _, bookie in self._reports]
         known = [*await self._metadata.children(paths.COOKIES), *self._named, *reported]
@@ -201,16 +201,16 @@ class Auditor:
             self._gone = gone
             await self._scan()
         else:
-            await self._look_at_changed()
+            await self._judge_changed()
         self._lost = len(lost)
         came = [name for name, record in available.items() if not record.read_only and self._is_new(name)]
         self._available = available
-        marked = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
+        marked = await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED)
         self._marks = len(marked)
         if came:
             await self._each(marked, self._hurry)
-        await self._look_at_damage()
-        await self._forget_departed(departing, available)
+        await self._check_reports()
+        await self._delete_departed(departing, available)
 
     def _is_new(self, bookie: str) -> bool:
         """Returns whether the bookie was missing or read-only at the previous check."""
@@ -219,21 +219,21 @@ class Auditor:
 
     async def _scan(self) -> None:
         """Sets the mark of every ledger, and of every marked ledger that does not exist any more."""
-        listed = await marks.listed(self._metadata, paths.LEDGERS)
-        marked = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
+        listed = await marks.list_ledgers(self._metadata, paths.LEDGERS)
+        marked = await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED)
         self._named = {}
         await self._each(sorted({*listed, *marked}), partial(self._judge, marked=frozenset(marked)))
         self.counters["repair_scans"] += 1
         self.counters["repair_scanned_ledgers"] += len(listed)
 
-    async def _look_at_changed(self) -> None:
+    async def _judge_changed(self) -> None:
         """Sets the marks of the ledgers that changed since the last check."""
         changed, self._changed = self._changed, {}
         now = self._clock.monotonic()
         left = [ledger for ledger, since in self._recovering.items() if now - since >= self._recovering_s]
         ledgers = {**changed, **dict.fromkeys(left)}
         if ledgers:
-            marked = frozenset(await marks.listed(self._metadata, paths.UNDER_REPLICATED))
+            marked = frozenset(await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED))
             await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
@@ -259,8 +259,8 @@ class Auditor:
         """Sets the ledger's mark to what it should be. `marked`, the ledgers that had a mark a moment ago, saves a
         read. `changed`: if the ledger is closed now, its copies are checked soon.
         """
-        record = await marks.ledger(self._metadata, ledger)
-        for bookie in placed(record) if record is not None else ():
+        record = await marks.read_ledger(self._metadata, ledger)
+        for bookie in bookies_of(record) if record is not None else ():
             self._named[bookie] = None
         if record is not None and record.state == CLOSED and changed:
             self._closed[ledger] = None
@@ -294,9 +294,9 @@ class Auditor:
 
     async def _hurry(self, ledger: int) -> None:
         """Makes the next attempt of a marked ledger due at once."""
-        await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else hurried(mark))
+        await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else due_at_once(mark))
 
-    async def _look_at_damage(self) -> None:
+    async def _check_reports(self) -> None:
         """Marks the ledgers of new reports of damage. A worker repairs the entries, and then the bookie deletes its
         report.
 
@@ -307,7 +307,7 @@ class Auditor:
         reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
 
         async def look_at_ledger(ledger: int) -> None:
-            found = await marks.damaged(self._metadata, ledger)
+            found = await marks.damage_reports(self._metadata, ledger)
             new = [bookie for bookie in found if self._reports.get((ledger, bookie)) != found[bookie].ranges]
             if new:
                 await self._judge(ledger, dict.fromkeys(new, RepairReason.DAMAGED))
@@ -316,17 +316,17 @@ class Auditor:
             if lost:
                 await self._drop_reports(ledger, lost)
 
-        await self._each(await marks.listed(self._metadata, paths.DAMAGED), look_at_ledger)
+        await self._each(await marks.list_ledgers(self._metadata, paths.DAMAGED), look_at_ledger)
         self._reports = reports
 
     async def _drop_reports(self, ledger: int, lost: Iterable[str]) -> None:
         """Deletes the reports of lost bookies on this ledger, if the ledger needs nothing from them any more."""
-        record = await marks.ledger(self._metadata, ledger)
+        record = await marks.read_ledger(self._metadata, ledger)
         for bookie in lost:
-            if record is None or (record.state == CLOSED and bookie not in placed(record)):
+            if record is None or (record.state == CLOSED and bookie not in bookies_of(record)):
                 await marks.drop_report(self._metadata, ledger, bookie)
 
-    async def _forget_departed(
+    async def _delete_departed(
         self, departing: Mapping[str, DepartingRecord], available: Mapping[str, BookieRecord]
     ) -> None:
         """Deletes the cookies of departed bookies that no ledger names, where the operator asked for that."""
@@ -350,7 +350,7 @@ class Auditor:
         while True:
             now = self._clock.monotonic()
             if not waiting and now >= pass_ends and self._config.check_pass_s:
-                waiting = await marks.listed(self._metadata, paths.LEDGERS)
+                waiting = await marks.list_ledgers(self._metadata, paths.LEDGERS)
                 pass_ends = now + self._config.check_pass_s
             if self._closed:
                 ledger = next(iter(self._closed))
@@ -373,9 +373,9 @@ class Auditor:
 
     async def _check(self, ledger: int) -> None:
         """Marks a closed ledger if bookies that are not gone lack entries of it."""
-        if self._gone is None or not await marks.enabled(self._metadata):
+        if self._gone is None or not await marks.is_repair_enabled(self._metadata):
             return
-        record = await marks.ledger(self._metadata, ledger)
+        record = await marks.read_ledger(self._metadata, ledger)
         if record is None or record.state != CLOSED:
             return
         self.counters["repair_checks"] += 1
@@ -387,7 +387,7 @@ class Auditor:
         """Returns the bookies, not gone, that lack entries of the ledger's final fragments."""
         gone = self._gone or {}
         held: dict[tuple[int, str], Intervals | None] = {}
-        for final, bookie in to_ask(record, gone):
+        for final, bookie in copies_to_ask(record, gone):
             there = (self._available or {}).get(bookie)
             answer = None
             if there is not None and not there.limbo:
@@ -428,11 +428,11 @@ class Repair:
         self.name = name or f"worker-{token[:8]}"
         self._client = client
         self.auditor = Auditor(world, metadata, client, config, self.name, token)
-        self.worker = Worker(world, metadata, client, config, self.name, token)
+        self.worker = RepairWorker(world, metadata, client, config, self.name, token)
 
     async def run(self) -> None:
         await self._client.bookies.wait_listed()
-        await together([self.auditor.run(), self.worker.run()], "repair")
+        await run_together([self.auditor.run(), self.worker.run()], "repair")
 
     def statistics(self) -> dict[str, int]:
         return {**self.auditor.statistics(), **self.worker.statistics()}

@@ -7,7 +7,7 @@ comes next).
 The lock spares work, nothing more: two workers at one ledger do no harm, since adds are idempotent and the record is
 changed by compare-and-set on its content. A mark is deleted only in the version that the worker read.
 A ledger that cannot be made whole stays marked, with the reason and a time before which no worker tries again;
-`Stuck` has the reasons. A deleted ledger is unmarked. Switched off, a worker drops what it does.
+`StuckReason` has the reasons. A deleted ledger is unmarked. Switched off, a worker drops what it does.
 Guards: tests/bookie/maintenance/test_repair.py.
 """
 
@@ -38,7 +38,7 @@ from ...ledger.peer_format import (
 )
 from ...ledger.reader import LedgerReader
 from ...ledger.reader_core import StoredCopy, seal
-from ...ledger.recovery_core import Abort
+from ...ledger.recovery_core import RecoveryFailure
 from ...metadata import paths
 from ...metadata.records import (
     DamagedRecord,
@@ -52,25 +52,25 @@ from ...metadata.store import UNREADABLE, MetadataStore, Reset, ledger_of
 from ...proto.errors import DataLost, InvalidConfiguration, MagnetarError
 from ...runtime.clock import Clock
 from ...runtime.network import World
-from ...runtime.tasks import Tasks, together
+from ...runtime.tasks import Tasks, run_together
 from ..store.memtable import Intervals
 from . import marks
 from .copies_core import (
+    CopyRateLimit,
     Gap,
-    Look,
-    Pace,
+    LedgerView,
     Recover,
-    Stuck,
+    StuckReason,
     Unmark,
     Wait,
+    copies_to_ask,
     decide,
-    gone_now,
+    gone_bookies,
     in_last_fragment,
-    lacking,
+    is_unsettled,
+    missing_runs,
     record_failure,
-    to_ask,
-    unsettled,
-    waits_s,
+    wait_left_s,
     why_unreadable,
 )
 
@@ -149,7 +149,7 @@ Run = tuple[int, int]
 class CopyFailed(Exception):
     """A copy failed. `entry` is the entry that could not be read; -1 if it failed for another reason."""
 
-    def __init__(self, stuck: Stuck, text: str, entry: int = -1) -> None:
+    def __init__(self, stuck: StuckReason, text: str, entry: int = -1) -> None:
         super().__init__(text)
         self.stuck = stuck
         self.entry = entry
@@ -162,7 +162,7 @@ class Copier:
         self._bookies = bookies
         self._clock = clock
         self._config = config
-        self._pace = Pace(config.bytes_per_s)
+        self._pace = CopyRateLimit(config.bytes_per_s)
         limit = config.bytes_per_s or config.batch_bytes * BATCHES_PER_S
         self._batch_bytes = max(1, min(config.batch_bytes, limit // BATCHES_PER_S))
         self.counters = {"repair_entries": 0, "repair_bytes": 0}
@@ -196,7 +196,7 @@ class Copier:
                 size = await self._copy_batch(reader, target, batch, copied)
                 work.learn(sum(last - first + 1 for first, last in batch), size)
 
-        await together((keep() for _ in range(self._config.batches_at_once)), "repair-copy")
+        await run_together((keep() for _ in range(self._config.batches_at_once)), "repair-copy")
 
     async def _copy_batch(
         self, reader: LedgerReader, target: str, batch: list[Run], copied: Callable[[int], None]
@@ -225,9 +225,9 @@ class Copier:
         try:
             return await reader.read_stored(first, last, bytes_max)
         except DataLost as error:
-            raise CopyFailed(Stuck.LOST, str(error), first) from error
+            raise CopyFailed(StuckReason.LOST, str(error), first) from error
         except MagnetarError as error:
-            raise CopyFailed(Stuck.UNREACHABLE, str(error), first) from error
+            raise CopyFailed(StuckReason.UNREACHABLE, str(error), first) from error
 
     async def _add(self, record: LedgerRecord, target: str, entries: list[StoredCopy]) -> None:
         ledger = record.ledger_id
@@ -242,18 +242,18 @@ class Copier:
             answer = await self._bookies.ask(target, head, encode_adds(sealed), timeout_s=ASK_TIMEOUT_S)
             if answer is None:
                 self._bookies.record_failure(target)
-                raise CopyFailed(Stuck.UNREACHABLE, f"bookie {target} does not answer")
+                raise CopyFailed(StuckReason.UNREACHABLE, f"bookie {target} does not answer")
             try:
                 statuses = decode_statuses(*answer, len(entries))
             except ValueError as error:
-                raise CopyFailed(Stuck.FAILED, f"bookie {target}: {error}") from error
+                raise CopyFailed(StuckReason.FAILED, f"bookie {target}: {error}") from error
             refused = next((status for status in statuses if status not in (Status.OK, Status.BUSY)), None)
             if refused is not None:
-                raise CopyFailed(Stuck.FAILED, f"bookie {target} refuses a copy: {refused.name}")
+                raise CopyFailed(StuckReason.FAILED, f"bookie {target} refuses a copy: {refused.name}")
             entries = [entry for entry, status in zip(entries, statuses, strict=True) if status is Status.BUSY]
             if not entries:
                 return
-        raise CopyFailed(Stuck.FAILED, f"bookie {target} is busy")
+        raise CopyFailed(StuckReason.FAILED, f"bookie {target} is busy")
 
 
 class _Batches:
@@ -316,7 +316,7 @@ class _Unsettled(NamedTuple):
     since: float
 
 
-class Worker:
+class RepairWorker:
     """A worker: takes marked ledgers, locks each, and makes them whole."""
 
     def __init__(
@@ -349,7 +349,9 @@ class Worker:
         session is lost.
         """
         try:
-            await together([self._follow(), self._look_at_all(), self._store_progress(), self._work()], "repair-worker")
+            await run_together(
+                [self._follow(), self._poll_marks(), self._store_progress(), self._work()], "repair-worker"
+            )
         finally:
             await self._tasks.close()
 
@@ -359,7 +361,7 @@ class Worker:
         while True:
             try:
                 revision = await self._metadata.revision()
-                self._add(await marks.listed(self._metadata, paths.UNDER_REPLICATED))
+                self._add(await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED))
                 async for change in self._metadata.watch(paths.UNDER_REPLICATED, revision):
                     if isinstance(change, Reset):
                         break
@@ -375,19 +377,19 @@ class Worker:
                 _LOG.warning("the watch on the marks broke, they are listed again: %s", error)
                 await asyncio.sleep(self._config.retry_min_s)
 
-    async def _look_at_all(self) -> None:
+    async def _poll_marks(self) -> None:
         """Schedules all marked ledgers at each interval, because the release of a lock by another worker is not
         watched.
         """
         while True:
             await asyncio.sleep(self._config.poll_interval_s)
             try:
-                self._on = await marks.enabled(self._metadata)
+                self._on = await marks.is_repair_enabled(self._metadata)
                 if not self._on:
                     for task in list(self._trying.values()):
                         task.cancel()
                 now = self._clock.monotonic()
-                listed = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
+                listed = await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED)
             except MagnetarError as error:
                 if not error.retryable:
                     raise
@@ -407,7 +409,7 @@ class Worker:
         self._woken.set()
 
     async def _work(self) -> None:
-        self._on = await marks.enabled(self._metadata)
+        self._on = await marks.is_repair_enabled(self._metadata)
         while True:
             while self._on and len(self._trying) < self._config.ledgers_at_once:
                 ledger = next((each for each in self._due if each not in self._trying), None)
@@ -415,11 +417,11 @@ class Worker:
                     break
                 del self._due[ledger]
                 task = self._trying[ledger] = self._tasks.spawn(self._try(ledger), f"repair of ledger {ledger}")
-                task.add_done_callback(partial(self._tried, ledger))
+                task.add_done_callback(partial(self._on_attempt_ended, ledger))
             self._woken.clear()
             await self._woken.wait()
 
-    def _tried(self, ledger: int, task: asyncio.Task[None]) -> None:
+    def _on_attempt_ended(self, ledger: int, task: asyncio.Task[None]) -> None:
         """Handles the end of an attempt."""
         del self._trying[ledger]
         self.progress.pop(ledger, None)
@@ -443,7 +445,7 @@ class Worker:
             try:
                 await self._repair(ledger, *found)
             finally:
-                await marks.drop(self._metadata, path, self._lock)
+                await marks.delete_own_node(self._metadata, path, self._lock)
         except MagnetarError as error:
             _LOG.warning("ledger %d cannot be repaired now: %s", ledger, error)
             self._put_off(ledger, self._config.retry_min_s)
@@ -457,7 +459,7 @@ class Worker:
         if self._seen.get(ledger, (-1, 0.0))[0] != version:
             self._seen[ledger] = version, now
         seen_s = now - self._seen[ledger][1]
-        return waits_s(mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s)
+        return wait_left_s(mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s)
 
     def _put_off(self, ledger: int, seconds: float) -> None:
         """Schedules the ledger again after `seconds`."""
@@ -470,7 +472,7 @@ class Worker:
             self._add([ledger])
 
     async def _repair(self, ledger: int, mark: UnderReplicatedRecord, version: int) -> None:
-        stuck = Wait(Stuck.FAILED, "")
+        stuck = Wait(StuckReason.FAILED, "")
         tried = False
         while True:
             look = await self._examine(ledger, mark)
@@ -495,24 +497,24 @@ class Worker:
             await self._record_failure(ledger, stuck)
             return
 
-    async def _why_open(self, look: Look, error: MagnetarError) -> Stuck:
+    async def _why_open(self, look: LedgerView, error: MagnetarError) -> StuckReason:
         """Returns why a ledger stays open. UNDECIDED: all bookies that could tell its end answer, and do not know it.
         """
-        if error.fields.get("reason") != Abort.UNDECIDED.name or look.record is None:
-            return Stuck.UNREACHABLE
-        are_there = set(look.record.fragments[-1].bookies) <= set(await marks.available(self._metadata))
-        return Stuck.UNDECIDED if are_there else Stuck.UNREACHABLE
+        if error.fields.get("reason") != RecoveryFailure.UNDECIDED.name or look.record is None:
+            return StuckReason.UNREACHABLE
+        are_there = set(look.record.fragments[-1].bookies) <= set(await marks.available_bookies(self._metadata))
+        return StuckReason.UNDECIDED if are_there else StuckReason.UNREACHABLE
 
-    async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> Look:
+    async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> LedgerView:
         """Reads the ledger's record, and asks its bookies which entries they hold."""
-        record = await marks.ledger(self._metadata, ledger)
-        available = await marks.available(self._metadata)
-        gone = gone_now(mark, available, await marks.departing(self._metadata))
+        record = await marks.read_ledger(self._metadata, ledger)
+        available = await marks.available_bookies(self._metadata)
+        gone = gone_bookies(mark, available, await marks.departing_bookies(self._metadata))
         damaged = frozenset[str]()
         held: dict[tuple[int, str], Intervals | None] = {}
         if record is not None:
-            damaged = in_last_fragment(record, await marks.damaged(self._metadata, ledger))
-            asked = to_ask(record, gone)
+            damaged = in_last_fragment(record, await marks.damage_reports(self._metadata, ledger))
+            asked = copies_to_ask(record, gone)
             answers = await asyncio.gather(*[
                 self._copier.find_held(record, bookie, final.first, final.last)
                 if bookie in available and not available[bookie].limbo else _silent()
@@ -520,11 +522,11 @@ class Worker:
             ])  # fmt: skip
             held = {(final.first, bookie): answer for (final, bookie), answer in zip(asked, answers, strict=True)}
         unsettled_s = self._unsettled_s(ledger, record, gone | damaged)
-        return Look(record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged)
+        return LedgerView(record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged)
 
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
         """Returns for how many seconds the last fragment has not changed; a change by a writer begins anew."""
-        if record is None or not unsettled(record, gone):
+        if record is None or not is_unsettled(record, gone):
             self._unsettled.pop(ledger, None)
             return 0.0
         now = self._clock.monotonic()
@@ -535,31 +537,31 @@ class Worker:
         return now - before.since
 
     async def _unmark(self, ledger: int, version: int, why: str) -> None:
-        if await marks.unmark(self._metadata, ledger, version):
+        if await marks.delete_mark(self._metadata, ledger, version):
             _LOG.info("ledger %d: %s", ledger, why)
             self.counters["repair_ledgers"] += 1
             self._unsettled.pop(ledger, None)
 
     async def _record_failure(self, ledger: int, stuck: Wait) -> None:
         config, now_ms = self._config, self._clock.wall_ms()
-        if stuck.why is Stuck.OPEN:  # nothing was tried: the same worker looks again when the grace is over
+        if stuck.why is StuckReason.OPEN:  # nothing was tried: the same worker looks again when the grace is over
             self._put_off(ledger, stuck.seconds)
         else:
             self.counters["repair_failures"] += 1
             _LOG.log(
-                logging.ERROR if stuck.why in (Stuck.LOST, Stuck.UNDECIDED) else logging.WARNING,
+                logging.ERROR if stuck.why in (StuckReason.LOST, StuckReason.UNDECIDED) else logging.WARNING,
                 "ledger %d stays marked: %s: %s", ledger, stuck.why.value, stuck.text,
             )  # fmt: skip
 
         def change(current: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
-            if current is None or stuck.why is Stuck.OPEN:
+            if current is None or stuck.why is StuckReason.OPEN:
                 return current
             return record_failure(current, stuck.why, stuck.text, now_ms, config.retry_min_s, config.retry_max_s)
 
         await marks.change_mark(self._metadata, ledger, change)
 
     # ------------------------------------------------------------------------------ gaps
-    async def _fill(self, look: Look, gaps: Sequence[Gap]) -> Wait | None:
+    async def _fill(self, look: LedgerView, gaps: Sequence[Gap]) -> Wait | None:
         """Tries to fill each gap once. Returns why a gap was not filled (LOST before other reasons), None if all were.
         """
         record, worst = look.record, None
@@ -572,7 +574,7 @@ class Worker:
                 why, text = error.stuck, str(error)
                 if error.entry >= 0:
                     why = why_unreadable(look, error.entry)
-                worst = Wait(why, text) if worst is None or why is Stuck.LOST else worst
+                worst = Wait(why, text) if worst is None or why is StuckReason.LOST else worst
         return worst
 
     async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> LedgerRecord:
@@ -581,12 +583,12 @@ class Worker:
         target = self._choose(record, gone, gap)
         wanted: Sequence[tuple[int, int]] = gap.missing
         if gap.gone and wanted:
-            wanted = lacking(iter(gap.missing), await self._held_at(record, target, gap))
-        reader = self._client.reader(record)
+            wanted = missing_runs(iter(gap.missing), await self._held_at(record, target, gap))
+        reader = self._client.make_reader(record)
         await self._copier.copy(reader, target, wanted, partial(self._copied, record.ledger_id))
-        missing = lacking(iter(gap.missing), await self._held_at(record, target, gap)) if gap.missing else ()
+        missing = missing_runs(iter(gap.missing), await self._held_at(record, target, gap)) if gap.missing else ()
         if missing:
-            raise CopyFailed(Stuck.FAILED, f"bookie {target} does not hold entry {missing[0][0]} that it took")
+            raise CopyFailed(StuckReason.FAILED, f"bookie {target} does not hold entry {missing[0][0]} that it took")
         return await self._replace(record, gap, target) if gap.gone else record
 
     def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> str:
@@ -600,21 +602,22 @@ class Worker:
         found = self._client.bookies.replace_gone(ensemble, slots, record.write_quorum, gone)
         if not found:
             raise CopyFailed(
-                Stuck.NO_TARGET, f"no writable bookie besides those of the ensemble can take the copy of {gap.bookie}"
+                StuckReason.NO_TARGET,
+                f"no writable bookie besides those of the ensemble can take the copy of {gap.bookie}",
             )
         return found[gap.slot]
 
     async def _held_at(self, record: LedgerRecord, bookie: str, gap: Gap) -> Intervals:
         held = await self._copier.find_held(record, bookie, gap.first, gap.last)
         if held is None:
-            raise CopyFailed(Stuck.UNREACHABLE, f"bookie {bookie} does not answer")
+            raise CopyFailed(StuckReason.UNREACHABLE, f"bookie {bookie} does not answer")
         return held
 
     async def _replace(self, record: LedgerRecord, gap: Gap, target: str) -> LedgerRecord:
         change = partial(replace_in_fragment, first_entry=gap.first, old=gap.bookie, new=target)
-        outcome = await records.apply(self._metadata, record.ledger_id, change, timeout_s=30.0)
+        outcome = await records.apply_transition(self._metadata, record.ledger_id, change, timeout_s=30.0)
         if isinstance(outcome, Refused):
-            raise CopyFailed(Stuck.FAILED, outcome.reason.value)
+            raise CopyFailed(StuckReason.FAILED, outcome.reason.value)
         _LOG.info(
             "ledger %d: bookie %s takes the place of %s from entry %d on",
             record.ledger_id, target, gap.bookie, gap.first,

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Iterator
 
 from ...ledger.client import LedgerClient
-from ...ledger.damage import without
+from ...ledger.damage import subtract_ranges
 from ...ledger.metadata_core import striping_of
 from ...ledger.peer_format import Status
 from ...ledger.reader import LedgerReader
@@ -71,7 +71,7 @@ class Restorer:
             return None
         self._store.keys.introduce(ledger, found[0].key)
         if not _placed(found[0], self._bookie):
-            self._give_up_others(found[0])
+            self._end_quarantine(found[0])
             return None
         if found[0].state == CLOSED:
             reader = await self._client.open(ledger)
@@ -89,14 +89,14 @@ class Restorer:
         status = self._store.keys.adopt(ledger, record.key) if _placed(record, self._bookie) else Status.OK
         if status is not Status.OK:
             return f"ledger {ledger}: its key here is another one"
-        if not await self._store.wait_settled(ledger):
+        if not await self._store.wait_durable(ledger):
             return f"ledger {ledger}: the disk is full"
         for run in whole:
-            self._store.found_whole(ledger, *run)
-        self._give_up_others(record)
+            self._store.end_quarantine(ledger, *run)
+        self._end_quarantine(record)
         return None
 
-    def _give_up_others(self, record: LedgerRecord) -> None:
+    def _end_quarantine(self, record: LedgerRecord) -> None:
         """Takes step 5. The ledger must be CLOSED, or have nothing placed here, so that no vote of this bookie matters
         any more.
 
@@ -104,8 +104,8 @@ class Restorer:
         close the ledger, because its compare-and-set fails.
         """
         descriptors, ledger = self._store.descriptors, record.ledger_id
-        for run in without(tuple(descriptors.quarantined_of(ledger)), tuple(_held(record, self._bookie))):
-            descriptors.mend(ledger, *run)
+        for run in subtract_ranges(tuple(descriptors.quarantined_of(ledger)), tuple(_held(record, self._bookie))):
+            descriptors.end_quarantine(ledger, *run)
 
     async def _fill(
         self, reader: LedgerReader, record: LedgerRecord, first: int, last: int, whole: list[tuple[int, int]]
@@ -146,14 +146,14 @@ class Restorer:
             size = sum(map(len, stored))
             status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             while status is Status.BUSY:
-                await self._store.sealed()  # what was added before is part of what there is no room for
+                await self._store.seal_and_wait()  # what was added before is part of what there is no room for
                 await asyncio.sleep(_BUSY_PAUSE_S)
                 status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             if status is not Status.OK:
                 return f"ledger {ledger}: entry {entry.entry} is refused here: {status.name}"
             self.counters["restored_entries"] += 1
             self.counters["restored_bytes"] += size
-        return None if await self._store.sealed() else f"ledger {ledger}: the disk is full"
+        return None if await self._store.seal_and_wait() else f"ledger {ledger}: the disk is full"
 
 
 def _placed(record: LedgerRecord, bookie: str) -> bool:

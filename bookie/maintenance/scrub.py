@@ -5,7 +5,7 @@ compares its checksum, ledger and entry, and the checksum that the client gave t
 
     damaged, and another copy here is good    nothing: readers find the good one
     damaged, and it was the only copy here    the entry is quarantined: a miss is UNKNOWN, never "no such entry"; it is
-                                              reported (`Reports`), and asked for from the peers
+                                              reported (`QuarantineReports`), and asked for from the peers
                                               (bookie/maintenance/scrub.py)
     quarantined, and it is whole after all    the quarantine ends
     a damaged table of the index              written again from the records, if those are whole: the table's own
@@ -26,12 +26,12 @@ from collections.abc import Awaitable, Callable, Iterator
 import msgspec
 
 from ...ledger.client import LedgerClient
-from ...ledger.damage import Ranges, report, without
+from ...ledger.damage import Ranges, store_report, subtract_ranges
 from ...ledger.peer_format import Status
 from ...ledger.reader_core import unseal
 from ...metadata import paths
 from ...metadata.records import DamagedEntriesRecord, DamagedRecord
-from ...metadata.store import UNREADABLE, MetadataStore, readable
+from ...metadata.store import UNREADABLE, MetadataStore, find_readable
 from ...proto.errors import MagnetarError, NewerFormat
 from ...runtime.clock import Clock
 from ...runtime.files import join_path
@@ -42,7 +42,7 @@ from ..format.journal import Damaged
 from ..store import boot, disk
 from ..store.disk import NoSpace
 from ..store.entrylog import files as log_files
-from ..store.entrylog.files import Walk, mend_table
+from ..store.entrylog.files import ExtentWalk, rewrite_table
 from ..store.entrylog.mover import file_size
 from ..store.store import Store
 from . import marks
@@ -76,7 +76,7 @@ class ScrubPlace(msgspec.Struct):
 
 
 class Scrubber:
-    """Reads all entries periodically to find damage. Calls `mend` with each ledger in which it finds any."""
+    """Reads all entries periodically to find damage. Calls `repair_ledger` with each ledger in which it finds any."""
 
     def __init__(
         self, world: World, store: Store, directory: str, uuid: bytes, pass_s: float,
@@ -163,7 +163,7 @@ class Scrubber:
     async def _scrub_extent(self, number: int, extent: Extent) -> None:
         path = join_path(self._entries, log_files.log_name(number))
         try:
-            walk = await self._worker.run(Walk, self._world.files, path, extent)
+            walk = await self._worker.run(ExtentWalk, self._world.files, path, extent)
         except FileNotFoundError:
             return  # compacted or deleted just now
         try:
@@ -176,16 +176,16 @@ class Scrubber:
         if walk.whole:
             await self._check_table(number, extent, walk)
             for entry in walk.entries:
-                self._store.found_whole(extent.ledger, entry, 1)
+                self._store.end_quarantine(extent.ledger, entry, 1)
         else:
             await self._judge(number, extent)
 
-    async def _check_table(self, number: int, extent: Extent, walk: Walk) -> None:
+    async def _check_table(self, number: int, extent: Extent, walk: ExtentWalk) -> None:
         found = await self._store.find_extent(number, extent)
         if found is None or found[1] is not None:
             return
         path = join_path(self._entries, log_files.index_name(number))
-        if await self._worker.run(mend_table, self._world.files, path, found[0].table_offset, extent, walk):
+        if await self._worker.run(rewrite_table, self._world.files, path, found[0].table_offset, extent, walk):
             _LOG.warning("a table of the index of log %d was damaged and is written again", number)
             self.counters["scrub_tables_mended"] += 1
 
@@ -208,7 +208,7 @@ class Scrubber:
             if status is Status.UNKNOWN:
                 self._damaged(extent.ledger, entry, entry)
             elif status is Status.OK:
-                self._store.found_whole(extent.ledger, entry, 1)
+                self._store.end_quarantine(extent.ledger, entry, 1)
         if self._place.damaged > before:
             await self._mend(extent.ledger)
             await self._store.checkpoint()  # quarantine is durable before the place is
@@ -271,7 +271,7 @@ class Scrubber:
         return {**self.counters, "scrub_pass": self._place.number, "scrub_last_pass_s": int(self._place.last_pass_s)}
 
 
-class Reports:
+class QuarantineReports:
     """Stores in the metadata which entries are quarantined here: one record per ledger, removed when all of its entries
     are repaired.
 
@@ -299,7 +299,7 @@ class Reports:
             ranges = tuple(descriptors.quarantined_of(ledger))
             if self._reported.get(ledger, ()) != ranges:
                 try:
-                    await report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
+                    await store_report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
                 except DamagedRecord as error:  # what another process put there cannot be changed
                     UNREADABLE.skip(paths.damaged(ledger, self._bookie), error)
                     continue
@@ -311,11 +311,11 @@ class Reports:
     async def _read_stored(self, metadata: MetadataStore) -> None:
         """Reads the records, and quarantines the damaged entries that readers added to them."""
         adopted = False
-        for ledger in await marks.listed(metadata, paths.DAMAGED):
-            found = await readable(metadata, paths.damaged(ledger, self._bookie), DamagedEntriesRecord)
+        for ledger in await marks.list_ledgers(metadata, paths.DAMAGED):
+            found = await find_readable(metadata, paths.damaged(ledger, self._bookie), DamagedEntriesRecord)
             if found is None:
                 continue
-            new = without(found[0].ranges, self._reported.get(ledger, ()))
+            new = subtract_ranges(found[0].ranges, self._reported.get(ledger, ()))
             self._reported[ledger] = found[0].ranges
             for entry in self._stored(ledger, new):
                 if entry % YIELD_EVERY == 0:
@@ -401,13 +401,13 @@ class EntryRepairer:
         ledgers = sorted({found.ledger for found in self._store.descriptors.quarantined()})
         left = 0
         for ledger in ledgers:
-            left += not await self.mend(ledger)
+            left += not await self.repair_ledger(ledger)
         if left < len(ledgers):
             await self._store.checkpoint()
             self._report()
         return left
 
-    async def mend(self, ledger: int) -> bool:
+    async def repair_ledger(self, ledger: int) -> bool:
         """Restores this bookie's copy of a ledger, if the ledger is closed. Returns whether the copy is whole."""
         metadata = self._metadata()
         client = LedgerClient(self._world, metadata)

@@ -110,7 +110,7 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
     return next((each.token for each in reversed(incarnations) if each.restored), "")
 
 
-def remember(seen: Seen, shown: PresentFacts, *, restored: bool) -> Seen:
+def next_seen(seen: Seen, shown: PresentFacts, *, restored: bool) -> Seen:
     """Returns what the bookie remembers after the verdict CURRENT or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
@@ -123,7 +123,7 @@ def remember(seen: Seen, shown: PresentFacts, *, restored: bool) -> Seen:
     )
 
 
-class Memory:
+class MetadataMemory:
     """What this bookie remembers of the metadata, and the comparison with it. `here` returns the largest ledger id in
     its store.
     """
@@ -155,7 +155,7 @@ class Memory:
         restored = verdict is not TrustVerdict.CURRENT
         if restored:
             shown = await self._raise_counter(metadata, shown)
-        seen = remember(self.seen, shown, restored=restored)
+        seen = next_seen(self.seen, shown, restored=restored)
         if restored:
             _LOG.error(
                 "the metadata was restored from an older copy: ledgers up to %d that are here and not in it are kept, "

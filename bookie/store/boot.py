@@ -55,12 +55,12 @@ from .checkpoint import MARK, Checkpoint, Source
 from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
 from .index import Group
-from .index_files import Descriptor, Descriptors, LedgerIndexFile
+from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile
 from .journal.replay import JournalReader
 from .journal.segments import JournalPosition, journal_numbers
 from .memtable import Memtable, Stored, Table
-from .state_log import DataLossLog, Known, readable
-from .table import Loaded
+from .state_log import DataLossLog, DirectoryFacts, read_checked
+from .table import LoadedIndex
 
 _LOG = logging.getLogger("magnetar.bookie.store")
 
@@ -77,14 +77,14 @@ class BootResult(NamedTuple):
     mark: Mark
     marks_written: int
     ledgers: LedgerIndexFile
-    loaded: Loaded
+    loaded: LoadedIndex
     groups: list[Group]
     facts: Sequence[Quarantined | Drained]  # that follow from what was found
     gone: Mapping[str, BitMap64]  # logs of which only the index is here: for `logs_at_boot.complain`
     last_log: int
 
 
-def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> BootResult:
+def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> BootResult:
     """Takes steps 1 to 4 of a start; returns what they found. Must run in a worker."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         disk.make_directories(files, join_path(directory, name))
@@ -95,7 +95,7 @@ def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> B
     drained = frozenset(fact.log for fact in loaded.facts if isinstance(fact, Drained))
     losses.write()
     ledgers.tidy()
-    logs = logs_at_boot.Logs(files, join_path(directory, ENTRIES), uuid, mark, drained, losses)
+    logs = logs_at_boot.LogsAtBoot(files, join_path(directory, ENTRIES), uuid, mark, drained, losses)
     groups = logs.open()
     return BootResult(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
 
@@ -109,7 +109,7 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
     journals = journal_numbers(files, join_path(directory, JOURNAL))
     if files.exists(path):
         try:
-            return mark_format.decode_mark(readable(path, lambda: disk.read_file(files, path)), uuid, path)
+            return mark_format.decode_mark(read_checked(path, lambda: disk.read_file(files, path)), uuid, path)
         except ForeignFile:
             raise
         except Damaged as error:
@@ -132,7 +132,7 @@ def _create(files: Files, directory: str, uuid: bytes) -> Mark:
 
 
 async def enter_limbo(
-    worker: Worker, losses: DataLossLog, known: Known, end: JournalPosition, descriptors: Descriptors
+    worker: Worker, losses: DataLossLog, known: DirectoryFacts, end: JournalPosition, descriptors: LedgerDescriptors
 ) -> None:
     """Enters limbo if data was lost; this is durable with the next checkpoint. Must be called after the replay, which
     ended at `end`.
@@ -156,7 +156,7 @@ class Replay:
     """The replay of the journal into the memtable: step 5."""
 
     def __init__(
-        self, memtable: Memtable, descriptors: Descriptors, checkpoint: Checkpoint, losses: DataLossLog
+        self, memtable: Memtable, descriptors: LedgerDescriptors, checkpoint: Checkpoint, losses: DataLossLog
     ) -> None:
         self._memtable = memtable
         self._descriptors = descriptors
@@ -196,7 +196,7 @@ class Replay:
             for block in blocks:
                 self._apply(block.records)
                 self.records += len(block.records.types)
-                if self._memtable.due:
+                if self._memtable.is_due:
                     await self._flush(block.end)
             blocks = await following
         await self._flushed()
@@ -233,7 +233,7 @@ class Replay:
         only once.
         """
         table = self._memtable.active
-        found: dict[int, tuple[dict[int, Stored], Descriptor]] = {}
+        found: dict[int, tuple[dict[int, Stored], LedgerDescriptor]] = {}
         lac_of = ENTRY_LAC.unpack_from
         count = size = 0
         for kind, ledger, entry, payload in zip(*records, strict=True):
@@ -254,16 +254,16 @@ class Replay:
             (lac,) = lac_of(payload)
             if lac > descriptor.lac:
                 descriptor.lac = lac
-        table.grown(count, size)
+        table.count_added(count, size)
 
-    def _place(self, table: Table, ledger: int) -> tuple[dict[int, Stored], Descriptor] | None:
+    def _place(self, table: Table, ledger: int) -> tuple[dict[int, Stored], LedgerDescriptor] | None:
         """Returns the ledger's entries in `table`, and its descriptor, for the caller to change both; None if the
         ledger is unknown.
         """
         descriptor = self._descriptors.get(ledger)
         if descriptor is None:
             return None
-        self._descriptors.touch(descriptor)
+        self._descriptors.mark_changed(descriptor)
         return table.entries_of(ledger), descriptor
 
     def _apply_other(self, kind: RecordType, ledger: int, entry: int, payload: bytes) -> None:
@@ -288,4 +288,4 @@ class Replay:
             descriptor.fenced = descriptor.fence_synced = True
         elif kind is RecordType.LAC:
             descriptor.lac = max(descriptor.lac, entry)
-        descriptors.touch(descriptor)
+        descriptors.mark_changed(descriptor)

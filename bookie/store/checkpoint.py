@@ -20,9 +20,9 @@ Any failed sync ends the process. Guarded by tests/bookie/store/test_checkpoint.
 `commit` writes the mark too: it commits what compaction moved (entrylog/compaction.py), or the removal of logs. It
 shares steps with a checkpoint and runs under the same lock. It does not change the journal's position, and writes only
 its own facts, which must not become durable with any other mark. Logs are begun and closed under this lock too
-(`exclusive`), because every mark names both open logs and the last number.
+(`run_exclusive`), because every mark names both open logs and the last number.
 
-**A run that began goes to its end**, also when its caller is cancelled (`unbroken`). Once the mark is durable, memory
+**A run that began goes to its end**, also when its caller is cancelled (`run_to_end`). Once the mark is durable, memory
 must agree with it; else the next append to the ledger index, a log or its index overwrites what the mark names. If a
 run is cut off all the same, because all tasks of the loop are cancelled, nothing more is written.
 Guarded by the stops of the crash states (tests/crashes/stops.py).
@@ -38,14 +38,14 @@ from typing import Any, NamedTuple
 from ...runtime.clock import Clock
 from ...runtime.files import Files
 from ...runtime.metrics import SECONDS, Histogram
-from ...runtime.tasks import unbroken
+from ...runtime.tasks import run_to_end
 from ...runtime.threads import Worker
 from ..format import mark as mark_format
 from ..format.mark import Mark
 from . import disk
 from .entrylog.writer import LogNumbers, LogWriter, TableFlush, Written
 from .index import Index
-from .index_files import Descriptors, IndexContent, LedgerIndexFile
+from .index_files import IndexContent, LedgerDescriptors, LedgerIndexFile
 from .journal.segments import JournalPosition
 from .memtable import RELEASE_SLICE, Memtable, empty_slowly
 from .state_log import Fact
@@ -80,7 +80,7 @@ class Checkpoint:
         worker: Worker,
         mark: tuple[Mark, int],
         memtable: Memtable,
-        descriptors: Descriptors,
+        descriptors: LedgerDescriptors,
         numbers: LogNumbers,
         hot: LogWriter,
         cold: LogWriter,
@@ -122,7 +122,7 @@ class Checkpoint:
         async with self._lock:
             assert self._whole, "a checkpoint was cut off: what is in memory is not what the mark says"
             self._whole = False
-            await unbroken(self._noted(work))
+            await run_to_end(self._noted(work))
 
     async def _noted(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs `work`; records whether memory and the mark still agree afterwards."""
@@ -148,7 +148,7 @@ class Checkpoint:
     def swap(self) -> None:
         """Swaps the tables. If the table of a failed run is still flushing, it and its position are used again."""
         if self._memtable.flushing is None:
-            self._descriptors.mend_stored(self._memtable.swap().ledgers)
+            self._descriptors.end_stored_quarantine(self._memtable.swap().ledgers)
             self._source.swapped()
         self._descriptors.begin_write()
 
@@ -176,7 +176,7 @@ class Checkpoint:
         one is written, because adds wait when it is full.
         """
         filled = self._memtable.active.size_bytes / self._memtable.bytes_max
-        return SLICES_LAGGING if filled > flush.taken_share else 1
+        return SLICES_LAGGING if filled > flush.done_share else 1
 
     async def write_index(self) -> None:
         self._written = None
@@ -242,7 +242,7 @@ class Checkpoint:
             self._source.release(released)
 
     # ------------------------------------------------------------------------------------ the mark's other author
-    async def exclusive(self, function: Callable[[], None]) -> None:
+    async def run_exclusive(self, function: Callable[[], None]) -> None:
         """Runs `function`, which opens or closes a log, in the worker while no checkpoint and no commit runs."""
 
         async def run() -> None:

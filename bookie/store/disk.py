@@ -28,13 +28,13 @@ GATHER_MAX = 512
 1024)."""
 
 
-def raise_busy(error: OSError) -> None:
+def raise_if_busy(error: OSError) -> None:
     """Raises `error` again if no file descriptor was free, which says nothing about the file; else returns."""
     if error.errno in NONE_FREE:
         raise error
 
 
-def raise_other(error: OSError) -> None:
+def raise_unless_busy(error: OSError) -> None:
     """Raises `error` again unless no file descriptor was free."""
     if error.errno not in NONE_FREE:
         raise error
@@ -48,7 +48,7 @@ class NoDescriptor(NoSpace):
     """No file descriptor is free for what should be written; none of it counts. This says nothing about the disk."""
 
 
-def fail(files: Files, doing: str, error: OSError) -> NoReturn:
+def raise_or_die(files: Files, doing: str, error: OSError) -> NoReturn:
     """Raises NoSpace if the disk is full, NoDescriptor if no file descriptor is free. Any other error ends the process.
     """
     if error.errno in NONE_FREE:
@@ -60,13 +60,13 @@ def fail(files: Files, doing: str, error: OSError) -> NoReturn:
 
 
 def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
-    """Writes the buffers one after the other; returns their total size. Fails as `fail` says."""
+    """Writes the buffers one after the other; returns their total size. Fails as `raise_or_die` says."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:
         return file.pwrite(buffers, offset)
     except OSError as error:
-        fail(files, f"write {file.path}", error)
+        raise_or_die(files, f"write {file.path}", error)
 
 
 def open_file(files: Files, path: str, *, direct: bool = False) -> File:
@@ -74,7 +74,7 @@ def open_file(files: Files, path: str, *, direct: bool = False) -> File:
     try:
         return files.open(path, direct=direct)
     except OSError as error:
-        fail(files, f"open {path}", error)
+        raise_or_die(files, f"open {path}", error)
 
 
 def open_direct(files: Files, path: str, block: bytes) -> File | None:
@@ -90,7 +90,7 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
             raise
     except OSError as error:
         if error.errno not in NOT_DIRECT:
-            fail(files, f"write {path}", error)
+            raise_or_die(files, f"write {path}", error)
         return None
     return file
 
@@ -115,7 +115,7 @@ def allocate(files: Files, file: File, size: int) -> None:
     try:
         file.allocate(size)
     except OSError as error:
-        fail(files, f"allocate {file.path}", error)
+        raise_or_die(files, f"allocate {file.path}", error)
 
 
 def sync(files: Files, file: File) -> None:
@@ -139,7 +139,7 @@ def sync_directory(files: Files, path: str) -> None:
         files.sync_directory(path)
     except OSError as error:
         if error.errno in NONE_FREE:  # it was not opened
-            fail(files, f"sync directory {path}", error)
+            raise_or_die(files, f"sync directory {path}", error)
         files.die(f"sync directory {path}: {error}")
         raise
 
@@ -152,18 +152,18 @@ def make_directories(files: Files, path: str) -> None:
         files.make_directories(path)
     except OSError as error:
         if error.errno in _NO_ROOM or error.errno in NONE_FREE:
-            fail(files, f"make {path}", error)
+            raise_or_die(files, f"make {path}", error)
         raise
 
 
-def needless_in(files: Files, path: str) -> list[str]:
+def list_removable(files: Files, path: str) -> list[str]:
     """Returns the names in a folder from which the caller removes files. Returns none if no file descriptor is free:
     the files can be removed later.
     """
     try:
         return files.list_directory(path)
     except OSError as error:
-        raise_other(error)
+        raise_unless_busy(error)
         return []
 
 
@@ -181,7 +181,7 @@ def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes
     try:
         file = files.open(temporary, create=True)
     except OSError as error:
-        fail(files, f"create {temporary}", error)
+        raise_or_die(files, f"create {temporary}", error)
     try:
         file.truncate(0)
         size = 0
@@ -195,7 +195,7 @@ def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes
     return size
 
 
-async def guarded(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:
+async def run_or_die(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:
     """Runs background work that the store needs. If it raises, the process ends and answers no request."""
     try:
         await work

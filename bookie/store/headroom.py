@@ -3,10 +3,10 @@ invariant 24).
 
 A write that finds no room fails, and none of it counts (store/disk.py). Then, in this order:
 
-    a checkpoint, a move     gives up the reserve (headroom.py) and is tried once more (`found_for`)
-    a journal block          its waiters are refused; `ensure` gives up the reserve, so that the next blocks find room:
-                             by then they are recovery adds and fences only, because `on_no_space` has ended clients'
-                             adds
+    a checkpoint, a move     gives up the reserve (headroom.py) and is tried once more (`run_with_room`)
+    a journal block          its waiters are refused; `ensure_room` gives up the reserve, so that the next blocks find
+                             room: by then they are recovery adds and fences only, because `on_no_space` has ended
+                             clients' adds
     a start                  gives up the reserve, then the journals that wait for their use, then those that it has
                              replayed and flushed, and begins again
 
@@ -14,8 +14,8 @@ Without a free descriptor the disk is not full (NoDescriptor): the reserve stays
 is made again soon (store.py). `without_descriptor` holds until then, and adds that find memory full do
 not wait for it (bookie/adds.py).
 
-`ensure` is called at intervals, and after `on_no_space`: it repeats the write that found no room, and fills the reserve
-when the disk has room for it.
+`ensure_room` is called at intervals, and after `on_no_space`: it repeats the write that found no room, and fills the
+reserve when the disk has room for it.
 Guarded by tests/bookie/test_full_disk.py, tests/bookie/test_few_descriptors.py.
 """
 
@@ -115,7 +115,7 @@ class Reserve:
         try:
             file = self._files.open(self._path, create=True)
         except OSError as error:
-            disk.fail(self._files, f"create {self._path}", error)
+            disk.raise_or_die(self._files, f"create {self._path}", error)
         try:
             disk.allocate(self._files, file, size)
         finally:
@@ -162,7 +162,7 @@ class Headroom:
     def reserve_held(self) -> bool:
         return self._reserve.held
 
-    async def ensure(self, used_share_max: float) -> bool:
+    async def ensure_room(self, used_share_max: float) -> bool:
         """Returns whether there is room, and a reserve, now. Repeats the write that found no room, and fills the
         reserve if less than `used_share_max` of the disk is used afterwards.
 
@@ -194,7 +194,7 @@ class Headroom:
             except disk.NoSpace as error:
                 _LOG.debug("still no room for a checkpoint: %s", error)
 
-    async def found_for(self, action: Callable[[], Awaitable[None]]) -> None:
+    async def run_with_room(self, action: Callable[[], Awaitable[None]]) -> None:
         """Runs `action`. If it finds no room, gives up the reserve and runs it again. Raises NoSpace if that fails too.
         """
         try:
@@ -207,9 +207,9 @@ class Headroom:
             await action()
 
     async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
-        """Makes a checkpoint. Raises NoSpace, and then `ensure` repeats it, or NoDescriptor."""
+        """Makes a checkpoint. Raises NoSpace, and then `ensure_room` repeats it, or NoDescriptor."""
         try:
-            await self.found_for(checkpoint)
+            await self.run_with_room(checkpoint)
             self.flush_blocked = self.without_descriptor = False
         except disk.NoDescriptor as error:
             if not self.without_descriptor:
@@ -222,7 +222,7 @@ class Headroom:
             raise
 
 
-def at_start(files: Files, directory: str, uuid: bytes) -> bool:
+def free_for_start(files: Files, directory: str, uuid: bytes) -> bool:
     """Frees space for a start that found none; returns False if there is nothing left to free."""
     journals = join_path(directory, JOURNAL)
     if Reserve(files, directory, directory, 0, 0).release():

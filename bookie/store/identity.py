@@ -22,11 +22,11 @@ that fits counts:
 | yes | yes  | –   | | START |
 
 Order of a start. `claim` locks and judges. Then the store opens: everything that it misses (also a journal that ends
-before the record's position) becomes durable as limbo. Then `complete` counts the start, first in the cookie, then in
-the record. Only then the bookie serves. So a start that is cut short gets the same verdict again, and the cookie is at
-most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators call `forget_bookie`,
-`move` and `accept_metadata`. One process per directory: the process keeps the lock until it ends.
-Guarded by tests/bookie/test_identity.py.
+before the record's position) becomes durable as limbo. Then `count_start` counts the start, first in the cookie, then
+in the record. Only then the bookie serves. So a start that is cut short gets the same verdict again, and the cookie is
+at most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators call
+`delete_bookie`, `change_place` and `accept_metadata`. One process per directory: the process keeps the lock until it
+ends. Guarded by tests/bookie/test_identity.py.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from ...metadata.store import (
     Delete,
     MetadataStore,
     ensure_cluster,
+    find_readable,
     get_record,
     put_record,
-    readable,
     update_record,
 )
 from ...proto.errors import BadVersion, Busy, InvalidConfiguration, NodeExists, NotFound, Unavailable
@@ -126,7 +126,7 @@ class BootFacts(NamedTuple):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The identity of a claimed directory; `complete` counts this start."""
+    """The identity of a claimed directory; `count_start` counts this start."""
 
     uuid: bytes
     instance: str
@@ -244,7 +244,7 @@ async def _claim(
     return Identity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
 
 
-async def complete(
+async def count_start(
     world: World, metadata: MetadataStore, directory: str, identity: Identity, end: JournalPosition
 ) -> None:
     """Counts this start, and stores up to where the journal is synced. Everything that was lost must be durable as
@@ -272,7 +272,7 @@ async def complete(
         ) from error
 
 
-async def note_journal(
+async def store_journal_position(
     metadata: MetadataStore, identity: Identity, end: JournalPosition, told: JournalPosition
 ) -> bool:
     """Stores in the bookie's record that the journal was synced up to `end`. The position never goes back.
@@ -306,7 +306,7 @@ async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) 
     """Returns the other bookies whose cookie records name one of `places`. Records that cannot be read are skipped."""
     found: list[str] = []
     for bookie in await metadata.children(paths.COOKIES):
-        record = None if bookie == own else await readable(metadata, paths.cookie(bookie), CookieRecord)
+        record = None if bookie == own else await find_readable(metadata, paths.cookie(bookie), CookieRecord)
         if record is not None and any(place in record[0].directories for place in places):
             found.append(bookie)
     return tuple(found)
@@ -332,13 +332,13 @@ def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ what an operator says
-async def forget_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
+async def delete_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
     """Deletes the cookie record of a bookie whose data is lost for good: a new bookie may take its place, and its
     directory never starts again.
 
     Raises NotFound if there is no such bookie, Busy while it is registered or starts. Ledgers on it keep their records
     and have one copy less. A bookie registers only while its cookie record exists (registration.py), and the record is
-    deleted only while the bookie is not registered: if `forget_bookie` and a start run at the same moment, one of them
+    deleted only while the bookie is not registered: if `delete_bookie` and a start run at the same moment, one of them
     fails.
     """
     record = await _stopped(metadata, bookie)
@@ -358,7 +358,7 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> 
     return True
 
 
-async def move(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
+async def change_place(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
     """Records that the bookie's directory is at `place` from now on. Raises NotFound if there is no such bookie, Busy
     while it is registered.
     """

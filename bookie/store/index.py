@@ -383,7 +383,7 @@ class Index:
         assert found is None or isinstance(found, Table)
         return found
 
-    def keep_table(self, place: ExtentPlace, table: Table) -> None:
+    def add_table(self, place: ExtentPlace, table: Table) -> None:
         """Adds a table that was loaded to the LRU."""
         if place.extent.entries == 1:
             return  # it follows from the head
@@ -424,7 +424,7 @@ def places_of(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentPla
     ]
 
 
-def find(place: ExtentPlace, table: Table, entry: int) -> int | None:
+def record_number(place: ExtentPlace, table: Table, entry: int) -> int | None:
     """Returns the number of the entry's record in the extent; None if the entry is in a gap."""
     delta = entry - place.extent.first
     at = bisect_left(table.deltas, delta)

@@ -21,8 +21,8 @@ from ..format.journal import FILE_HEADER_BYTES, Damaged, FileHeader, ForeignFile
 from ..format.ledger_index import LedgerState, State, Tombstone
 from . import disk
 from .index import Lru
-from .state_log import Fact, StateLog, readable
-from .table import LedgerTable, Loaded, Loading, in_order
+from .state_log import Fact, StateLog, read_checked
+from .table import LedgerTable, LoadedIndex, TableLoader, sorted_in_slices
 
 # --------------------------------------------------------------------------------------------------- descriptors
 # The descriptors: exactly one per ledger has all that the bookie knows of it besides its entries (BookKeeper #4701).
@@ -40,11 +40,12 @@ from .table import LedgerTable, Loaded, Loading, in_order
 # A descriptor is in one of these places, looked up in this order: *dirty* (changed since the last checkpoint began),
 # *settling* (being written by the running one), *clean* (a cache of those used lately), else a record in the packed
 # table (table.py). A bitmap says which ledgers exist. A caller that changes a descriptor gets it with `get` or `create`
-# in the same step, without an await in between, and calls `touch`: so there is never a second one with older values. A
+# in the same step, without an await in between, and calls `mark_changed`: so there is never a second one with older
+# values. A
 # descriptor whose key or fence is not durable yet stays dirty.
 #
 # A checkpoint calls `begin_write` when it swaps the memtable, `unwritten` for the worker, which encodes and merges
-# (`Unwritten.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after the mark.
+# (`PendingChanges.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after the mark.
 # `dirty`: there is
 # something to write, also when there were no entries (#4843).
 
@@ -53,7 +54,7 @@ _CLEAN_MAX = 4096
 """Descriptors that were asked for and not changed: about 1 MB."""
 
 
-class Descriptor:
+class LedgerDescriptor:
     """What a bookie knows of a ledger besides its entries: key, fence, LAC, last entry."""
 
     __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
@@ -68,7 +69,7 @@ class Descriptor:
         self.last = -1
 
     @classmethod
-    def from_state(cls, state: LedgerState) -> Descriptor:
+    def from_state(cls, state: LedgerState) -> LedgerDescriptor:
         """Returns the descriptor of a record that is durable."""
         found = cls(state.ledger, state.key)
         found.key_synced = True
@@ -76,7 +77,7 @@ class Descriptor:
         found.lac, found.last = state.lac, state.last
         return found
 
-    def opens_with(self, key: bytes) -> bool:
+    def has_key(self, key: bytes) -> bool:
         """Returns whether `key` is the ledger's key."""
         return hmac.compare_digest(self.key, key)
 
@@ -89,16 +90,16 @@ class IndexContent(NamedTuple):
     table: LedgerTable
     changes: list[bytes]  # encoded facts and ledgers
     statements: list[bytes]  # encoded facts: with the table's leaves they say everything
-    unsynced: list[Descriptor]  # whose key or fence was not durable when they were encoded
+    unsynced: list[LedgerDescriptor]  # whose key or fence was not durable when they were encoded
 
 
-class Unwritten(NamedTuple):
+class PendingChanges(NamedTuple):
     """The changes that a checkpoint gives to its worker. Descriptors may change meanwhile: a fence is only set, LAC and
     last entry only grow.
     """
 
     table: LedgerTable
-    settling: dict[int, Descriptor]
+    settling: dict[int, LedgerDescriptor]
     changes: list[State]
     facts: StateLog
     alive: int
@@ -108,8 +109,8 @@ class Unwritten(NamedTuple):
         table.
         """
         records: dict[int, bytes] = {}
-        unsynced: list[Descriptor] = []
-        for ledger in in_order(self.settling):
+        unsynced: list[LedgerDescriptor] = []
+        for ledger in sorted_in_slices(self.settling):
             found = self.settling[ledger]
             if not found.key_synced or (found.fenced and not found.fence_synced):
                 unsynced.append(found)
@@ -121,24 +122,24 @@ class Unwritten(NamedTuple):
         return IndexContent(table, [*map(ledger_index.encode, self.changes), *records.values()], [], unsynced)
 
 
-class Descriptors(StateLog):
+class LedgerDescriptors(StateLog):
     """The descriptors and facts of a bookie, in memory or by need from the table of the ledger index."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.dirty_ledgers: dict[int, Descriptor] = {}
-        self._settling: dict[int, Descriptor] = {}
-        self._clean: Lru[int, Descriptor] = Lru(_CLEAN_MAX)
+        self.dirty_ledgers: dict[int, LedgerDescriptor] = {}
+        self._settling: dict[int, LedgerDescriptor] = {}
+        self._clean: Lru[int, LedgerDescriptor] = Lru(_CLEAN_MAX)
         self._table = LedgerTable()
         self._ids = BitMap64()
         self._unwritten: list[State] = []
 
     # ------------------------------------------------------------------------------------ ledgers
-    def get(self, ledger: int) -> Descriptor | None:
+    def get(self, ledger: int) -> LedgerDescriptor | None:
         found = self.dirty_ledgers.get(ledger)
         return self._resting(ledger) if found is None else found
 
-    def _resting(self, ledger: int) -> Descriptor | None:
+    def _resting(self, ledger: int) -> LedgerDescriptor | None:
         """Returns the descriptor of a ledger that has no unwritten changes; None if there is no such ledger."""
         if ledger < 0 or ledger not in self._ids:
             return None
@@ -146,7 +147,7 @@ class Descriptors(StateLog):
         if found is None:
             state = self._table.get(ledger)
             assert state is not None, f"ledger {ledger} is nowhere"
-            found = Descriptor.from_state(state)
+            found = LedgerDescriptor.from_state(state)
             self._clean.put(ledger, found, 1)
         return found
 
@@ -165,14 +166,14 @@ class Descriptors(StateLog):
         """Returns a copy of the set of ledgers, without deleted ones."""
         return self._ids.copy()
 
-    def create(self, ledger: int, key: bytes) -> Descriptor:
+    def create(self, ledger: int, key: bytes) -> LedgerDescriptor:
         assert ledger not in self._ids, f"ledger {ledger} has a descriptor"
         assert ledger not in self.tombstones, f"ledger {ledger} is deleted"
-        descriptor = self.dirty_ledgers[ledger] = Descriptor(ledger, key)
+        descriptor = self.dirty_ledgers[ledger] = LedgerDescriptor(ledger, key)
         self._ids.add(ledger)
         return descriptor
 
-    def touch(self, descriptor: Descriptor) -> None:
+    def mark_changed(self, descriptor: LedgerDescriptor) -> None:
         """Marks the descriptor as changed: the next checkpoint writes it."""
         self.dirty_ledgers[descriptor.ledger] = descriptor
 
@@ -195,7 +196,7 @@ class Descriptors(StateLog):
             self.dirty_ledgers.pop(ledger, None)
 
     # ------------------------------------------------------------------------------------ for the ledger index
-    def load(self, loaded: Loaded) -> None:
+    def load(self, loaded: LoadedIndex) -> None:
         """Sets the content of the ledger index; called once, at a start."""
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
@@ -215,11 +216,11 @@ class Descriptors(StateLog):
         self.dirty_ledgers = {}
         self._unwritten += self.take_changes()
 
-    def unwritten(self) -> Unwritten:
+    def unwritten(self) -> PendingChanges:
         alive = len(self._ids) + len(self.tombstones)
-        return Unwritten(self._table, self._settling, self._unwritten, self.copy(), alive)
+        return PendingChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
-    def on_written(self, settled: IndexContent) -> dict[int, Descriptor]:
+    def on_written(self, settled: IndexContent) -> dict[int, LedgerDescriptor]:
         """Handles that the changes are durable. Returns the descriptors that are not needed any more, for the caller to
         free: they may be many.
         """
@@ -272,14 +273,14 @@ class LedgerIndexFile:
         self.end = end
         self._faulty = False
 
-    def load(self, missing: Callable[[str], None]) -> Loaded:
+    def load(self, missing: Callable[[str], None]) -> LoadedIndex:
         """Returns the content of all whole records. Calls `missing` for each damage. Raises ForeignFile or NewerFormat.
         """
         path = join_path(self._directory, name(self.generation))
-        loading = Loading()
+        loading = TableLoader()
         faults: list[str] = []
         try:
-            readable(path, lambda: self._feed(path, loading, faults))
+            read_checked(path, lambda: self._feed(path, loading, faults))
         except ForeignFile:
             raise
         except FileNotFoundError:
@@ -289,9 +290,9 @@ class LedgerIndexFile:
         for fault in faults:
             missing(fault)
         self._faulty = bool(faults)
-        return loading.loaded()
+        return loading.finish()
 
-    def _feed(self, path: str, loading: Loading, faults: list[str]) -> None:
+    def _feed(self, path: str, loading: TableLoader, faults: list[str]) -> None:
         file = self._files.open(path, write=False)
         try:
             end = min(self.end, file.size())
@@ -310,16 +311,16 @@ class LedgerIndexFile:
         finally:
             file.close()
 
-    def outdated(self, alive: int) -> bool:
+    def is_outdated(self, alive: int) -> bool:
         """Returns whether the next `write` rewrites the file; `alive` is the number of ledgers."""
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
         return self._faulty or large
 
-    def write(self, unwritten: Unwritten) -> tuple[IndexContent, int, int]:
+    def write(self, unwritten: PendingChanges) -> tuple[IndexContent, int, int]:
         """Writes the changes, or everything if the file is outdated. Returns that content, and (generation, end) for
         the mark.
         """
-        if self.outdated(unwritten.alive):
+        if self.is_outdated(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)
             try:
                 return settled, *self.rewrite([*settled.statements, *settled.table.leaves])
@@ -361,7 +362,7 @@ class LedgerIndexFile:
 
     def tidy(self) -> None:
         """Removes other generations, without a sync: a name that returns after a crash is removed by the next start."""
-        for other in disk.needless_in(self._files, self._directory):
+        for other in disk.list_removable(self._files, self._directory):
             if other != name(self.generation):
                 self._files.remove(join_path(self._directory, other))
 

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from ...ledger.peer_format import Status
 from ..format.journal import RecordType
 from .index import Lru
-from .index_files import Descriptor, Descriptors
+from .index_files import LedgerDescriptor, LedgerDescriptors
 from .journal.journal import Journal
 from .memtable import Intervals, Memtable
 
@@ -31,13 +31,13 @@ INTRODUCED_MAX = 4096
 class LedgerKeys:
     """The keys of one store's ledgers. Changes `descriptors`, and adds records to the open group of `journal`."""
 
-    def __init__(self, descriptors: Descriptors, journal: Journal) -> None:
+    def __init__(self, descriptors: LedgerDescriptors, journal: Journal) -> None:
         self._descriptors = descriptors
         self._journal = journal
         self._introduced: Lru[int, bytes] | None = None  # keys of ledgers that are not here; None: any ledger may begin
-        self._keying: dict[int, Descriptor] = {}  # whose key goes out with the next seal
+        self._keying: dict[int, LedgerDescriptor] = {}  # whose key goes out with the next seal
 
-    def ask_for_newcomers(self) -> None:
+    def require_introduction(self) -> None:
         """From now on a ledger that is not here may only begin with a key that was introduced (bookie/newcomers.py)."""
         self._introduced = Lru(INTRODUCED_MAX)
 
@@ -59,18 +59,18 @@ class LedgerKeys:
         """
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
-            return Status.OK if descriptor.opens_with(key) else Status.UNAUTHORIZED
+            return Status.OK if descriptor.has_key(key) else Status.UNAUTHORIZED
         if ledger in self._descriptors.tombstones:
             return Status.FENCED
         return Status.OK if self.may_begin(ledger, key) else Status.NO_SUCH_LEDGER
 
-    def opens(self, ledger: int, key: bytes) -> Status:
+    def read_verdict(self, ledger: int, key: bytes) -> Status:
         """Returns OK if a sender with this key may read the ledger. NO_SUCH_LEDGER: the key may have been lost here,
         and must be introduced first.
         """
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
-            return Status.OK if descriptor.opens_with(key) else Status.UNAUTHORIZED
+            return Status.OK if descriptor.has_key(key) else Status.UNAUTHORIZED
         lost = 0 <= ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
         return Status.NO_SUCH_LEDGER if lost and not self.may_begin(ledger, key) else Status.OK
 
@@ -79,12 +79,12 @@ class LedgerKeys:
         another key; else OK, and the key is durable when the next seal is done.
         """
         descriptor = self._descriptors.get(ledger)
-        if ledger in self._descriptors.tombstones or (descriptor is not None and not descriptor.opens_with(key)):
+        if ledger in self._descriptors.tombstones or (descriptor is not None and not descriptor.has_key(key)):
             return Status.UNAUTHORIZED
-        self.with_key(ledger, key)
+        self.ensure_descriptor(ledger, key)
         return Status.OK
 
-    def with_key(self, ledger: int, key: bytes) -> Descriptor:
+    def ensure_descriptor(self, ledger: int, key: bytes) -> LedgerDescriptor:
         """Returns the ledger's descriptor, and creates it if there is none. Enqueues its KEY record if that is not
         durable.
         """
@@ -94,7 +94,7 @@ class LedgerKeys:
             self._keying[ledger] = descriptor
         return descriptor
 
-    def take(self) -> dict[int, Descriptor]:
+    def take_enqueued(self) -> dict[int, LedgerDescriptor]:
         """Removes and returns the descriptors, by ledger, whose KEY records were enqueued since the last seal."""
         keying, self._keying = self._keying, {}
         return keying
@@ -126,7 +126,8 @@ class TombstoneWriter:
     """
 
     def __init__(
-        self, journal: Journal, descriptors: Descriptors, memtable: Memtable, sealed: Callable[[], Awaitable[bool]],
+        self, journal: Journal, descriptors: LedgerDescriptors, memtable: Memtable, sealed: Callable[[],
+        Awaitable[bool]],
         checkpoint: Callable[[], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._journal = journal

@@ -5,7 +5,7 @@ store/boot.py.
     loaded = await load(world, directory, uuid, config, known, workers)
     Store(world, directory, config, loaded, ports)        every part gets its dependencies in its constructor
 
-`Loaded` does not change. All of it is durable: what was replayed is flushed, and the mark is at `end`.
+`LoadedStore` does not change. All of it is durable: what was replayed is flushed, and the mark is at `end`.
 Guarded by tests/bookie/test_boot.py.
 """
 
@@ -23,12 +23,12 @@ from .entrylog import at_boot as logs_at_boot
 from .entrylog.writer import LogNumbers, LogWriter
 from .headroom import Reserve
 from .index import Index
-from .index_files import Descriptors
+from .index_files import LedgerDescriptors
 from .journal.group_commit_core import WORKERS
 from .journal.segments import JournalPosition
 from .memtable import Memtable
 from .reads import LANES
-from .state_log import DataLossLog, Known
+from .state_log import DataLossLog, DirectoryFacts
 
 # -------------------------------------------------------------------------------------------------------- config
 # The settings of a store: each with its unit, what it bounds, and what it costs.
@@ -91,13 +91,13 @@ class StoreWorkers(msgspec.Struct, frozen=True):
             await worker.close()
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedStore(msgspec.Struct, frozen=True):
     """The parts of a store after its start; all of their content is durable."""
 
     workers: StoreWorkers
     losses: DataLossLog
     reserve: Reserve
-    descriptors: Descriptors
+    descriptors: LedgerDescriptors
     memtable: Memtable
     index: Index
     hot: LogWriter
@@ -109,15 +109,15 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 async def load(
-    world: World, directory: str, uuid: bytes, config: StoreConfig, known: Known, workers: StoreWorkers
-) -> Loaded:
+    world: World, directory: str, uuid: bytes, config: StoreConfig, known: DirectoryFacts, workers: StoreWorkers
+) -> LoadedStore:
     """Loads a store: takes steps 1 to 5 of a start. Raises ForeignFile, NewerFormat or NoSpace."""
     files, entries = world.files, join_path(directory, boot.ENTRIES)
     losses = DataLossLog(files, directory)
-    found = await workers.flush.run(boot.inspect, files, directory, uuid, losses)
+    found = await workers.flush.run(boot.load_files, files, directory, uuid, losses)
     reserve = Reserve(files, directory, entries, config.reserve_bytes, config.log_bytes_max)
     await workers.flush.run(reserve.measure)
-    descriptors, memtable, index = Descriptors(), Memtable(config.memtable_bytes), Index(config.index_cache_bytes)
+    descriptors, memtable, index = LedgerDescriptors(), Memtable(config.memtable_bytes), Index(config.index_cache_bytes)
     descriptors.load(found.loaded)
     for fact in found.facts:
         descriptors.add_fact(fact)
@@ -137,13 +137,13 @@ async def load(
     )  # fmt: skip
     replay = boot.Replay(memtable, descriptors, checkpoint, losses)
     end = await replay.run(files, join_path(directory, boot.JOURNAL), uuid, workers.journal[0], workers.read)
-    logs_at_boot.complain(found.gone, descriptors.tombstones)
+    logs_at_boot.log_missing_logs(found.gone, descriptors.tombstones)
     await boot.enter_limbo(workers.flush, losses, known, end, descriptors)
     if replay.records:
         # The flush and the mark come before a new journal file, whose header says that all before it is durable: what
         # was replayed may have been in the page cache alone, and a power loss would look like damage (§2.2).
         await checkpoint.run(Source(lambda: end))
-    return Loaded(
+    return LoadedStore(
         workers, losses, reserve, descriptors, memtable, index, hot, cold, checkpoint, end, replay.records,
         replay.torn_bytes,
     )  # fmt: skip

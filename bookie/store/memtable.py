@@ -106,14 +106,14 @@ class Table:
         self.entries = 0
 
     def entries_of(self, ledger: int) -> dict[int, Stored]:
-        """Returns the ledger's entries, to which the caller may add entries; it must then call `grown`."""
+        """Returns the ledger's entries, to which the caller may add entries; it must then call `count_added`."""
         entries = self.ledgers.get(ledger)
         if entries is None:
             entries = self.ledgers[ledger] = {}
             self.size_bytes += LEDGER_OVERHEAD_BYTES
         return entries
 
-    def grown(self, count: int, size: int) -> None:
+    def count_added(self, count: int, size: int) -> None:
         """Counts `count` entries, of `size` bytes together, that the caller added.
 
         An entry that replaces an earlier one is counted again, so the counters may be too high, never too low.
@@ -131,7 +131,7 @@ class Memtable:
         self.flushing: Table | None = None
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Returns whether the active table has reached its bound."""
         return self.active.size_bytes >= self.bytes_max
 
@@ -173,7 +173,7 @@ class Memtable:
     def has_refused(self) -> bool:
         return bool(self.active.refused) or (self.flushing is not None and bool(self.flushing.refused))
 
-    def refuse(self, ledger: int, entries: Iterable[int]) -> None:
+    def mark_refused(self, ledger: int, entries: Iterable[int]) -> None:
         """Records that the journal had no room for these entries."""
         for table in self._tables:
             held = table.ledgers.get(ledger, _NONE)
@@ -181,7 +181,7 @@ class Memtable:
                 if entry in held:
                     table.refused.setdefault(ledger, Intervals()).add(entry, entry)
 
-    def redeem(self, ledger: int, entries: Iterable[int]) -> None:
+    def mark_durable(self, ledger: int, entries: Iterable[int]) -> None:
         """Records that these refused entries are durable after all."""
         for table in self._tables:
             refused = table.refused.get(ledger)

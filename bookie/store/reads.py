@@ -33,8 +33,8 @@ from ...runtime.threads import Worker
 from ..format.index import Extent, Table
 from . import disk
 from .entrylog.files import EntriesRead, EntryLogReader
-from .index import ExtentPlace, Index, Lru, find, run_end
-from .index_files import Descriptors
+from .index import ExtentPlace, Index, Lru, record_number, run_end
+from .index_files import LedgerDescriptors
 from .memtable import ENTRY_OVERHEAD_BYTES, Memtable
 from .search import Search
 
@@ -65,7 +65,7 @@ LANE_FILES_MAX = 16
 _ENTRIES_MAX = 1 << 20
 
 
-class Handler(NamedTuple):
+class ReadLane(NamedTuple):
     """A worker that reads chunks ahead, one after the other, with files and memory of its own."""
 
     reader: EntryLogReader
@@ -105,10 +105,10 @@ class SequentialRead:
 
     @property
     def due(self) -> bool:
-        """Returns whether no entry is ready and the first chunk is done: `arrive` may be called."""
+        """Returns whether no entry is ready and the first chunk is done: `accept_chunk` may be called."""
         return not self.remaining and bool(self.chunks) and self.chunks[0].read.done()
 
-    def arrive(self) -> None:
+    def accept_chunk(self) -> None:
         """Makes the entries of the first chunk ready. If they are fewer than expected, drops all further chunks: what
         follows is unknown.
         """
@@ -140,13 +140,13 @@ class SequentialRead:
 class ReadAhead:
     """Reads ahead for sequential readers, in bounded memory."""
 
-    def __init__(self, index: Index, lanes: Sequence[Handler], bytes_max: int, chunk_bytes: int) -> None:
+    def __init__(self, index: Index, lanes: Sequence[ReadLane], bytes_max: int, chunk_bytes: int) -> None:
         self._index = index
         self._lanes = deque(lanes)
         self._chunk_bytes = chunk_bytes
         self._streams: Lru[tuple[int, int], SequentialRead] = Lru(bytes_max)
 
-    def claim(self, ledger: int, entry: int) -> SequentialRead | None:
+    def take_stream(self, ledger: int, entry: int) -> SequentialRead | None:
         """Removes and returns the read-ahead that continues with this entry; None if there is none. It belongs to the
         caller now.
         """
@@ -175,7 +175,7 @@ class ReadAhead:
         place, entries = places[0], None
         table = self._index.table(place)
         if table is not None:
-            first = find(place, table, entry)
+            first = record_number(place, table, entry)
             if first is None:
                 return
             entries = run_end(table, first, _ENTRIES_MAX, chunk) - first
@@ -197,7 +197,7 @@ class ReadAhead:
             lane = self._next_lane()
             lane.worker.run(lane.reader.read_table, places[0]).add_done_callback(partial(self._loaded, places[0]))
 
-    def _next_lane(self) -> Handler:
+    def _next_lane(self) -> ReadLane:
         self._lanes.rotate()
         return self._lanes[0]
 
@@ -214,7 +214,7 @@ class ReadAhead:
 
     def _keep(self, place: ExtentPlace, table: Table | None) -> None:
         if table is not None and self._index.table(place) is None:
-            self._index.keep_table(place, table)
+            self._index.add_table(place, table)
 
     async def close_log(self, log: int) -> None:
         for lane in list(self._lanes):
@@ -258,8 +258,8 @@ class Reads:
     """The reads of a store. `worker` reads files with `reader`; `lanes` read ahead."""
 
     def __init__(
-        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
-        lanes: Sequence[Handler], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
+        self, descriptors: LedgerDescriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
+        lanes: Sequence[ReadLane], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
     ) -> None:  # fmt: skip
         self._descriptors = descriptors
         self._memtable = memtable
@@ -308,10 +308,10 @@ class Reads:
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
-            stream = self._ahead.claim(ledger, entry)
+            stream = self._ahead.take_stream(ledger, entry)
             if stream is not None:
                 if stream.due:
-                    stream.arrive()
+                    stream.accept_chunk()
                 result = self._read_stream(stream, ledger, entry, count, bytes_max)
         self.counters["reads"] += result is not None
         return result
@@ -326,7 +326,7 @@ class Reads:
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
-            stream = self._ahead.claim(ledger, entry)
+            stream = self._ahead.take_stream(ledger, entry)
             if stream is not None:
                 result = await self._read_ahead(stream, ledger, entry, count, bytes_max)
                 if result is None:
@@ -348,7 +348,7 @@ class Reads:
     ) -> ReadResult | None:
         if not stream.remaining and stream.chunks:
             await wait([stream.chunks[0].read])
-            stream.arrive()
+            stream.accept_chunk()
         return self._read_stream(stream, ledger, entry, count, bytes_max)
 
     def _read_stream(self, stream: SequentialRead, ledger: int, entry: int, count: int,
@@ -357,7 +357,7 @@ class Reads:
         entries = stream.take_entries(count, bytes_max)
         size = sum(map(len, entries))
         while stream.due and len(entries) < count and size < bytes_max:  # else each chunk costs its reader an answer
-            stream.arrive()
+            stream.accept_chunk()
             more = stream.take_entries(count - len(entries), bytes_max - size)
             entries += more
             size += sum(map(len, more))
@@ -375,7 +375,7 @@ class Reads:
         generation = self._index.generation
         search = Search(self._index, self._reader, self._worker, ledger, entry)
         damaged = False
-        while (place := await search.next()) is not None:
+        while (place := await search.next_extent()) is not None:
             found = await self._read_place(place, entry, count, bytes_max)
             if found.entries:
                 entries = list[Buffer](found.entries)
@@ -413,11 +413,11 @@ class Reads:
         try:
             found = await self._worker.run(self._reader.read_entries, place, table, entry, *ahead)
         except OSError as error:
-            disk.raise_busy(error)
+            disk.raise_if_busy(error)
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return EntriesRead(None, [], True)
         if table is None and found.table is not None:
-            self._index.keep_table(place, found.table)
+            self._index.add_table(place, found.table)
         for i, stored in enumerate(found.entries[count:], entry + count):
             self._cache.put((ledger, i), stored, len(stored) + ENTRY_OVERHEAD_BYTES)
         return found._replace(entries=found.entries[:count])
@@ -431,7 +431,7 @@ class Reads:
             generation = self._index.generation
             search = Search(self._index, self._reader, self._worker, ledger, entry)
             damaged = False
-            while (place := await search.next()) is not None:
+            while (place := await search.next_extent()) is not None:
                 found = await self._read_again(place, entry)
                 if found.entries:
                     return Status.OK
@@ -443,7 +443,7 @@ class Reads:
         try:
             return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
         except OSError as error:
-            disk.raise_busy(error)
+            disk.raise_if_busy(error)
             ledger = place.extent.ledger
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return EntriesRead(None, [], True)
@@ -453,7 +453,7 @@ class Reads:
         if the index does not have the extent.
         """
         search = Search(self._index, self._reader, self._worker, extent.ledger, extent.first)
-        while (place := await search.next()) is not None:
+        while (place := await search.next_extent()) is not None:
             if place.log == number and place.extent == extent:
                 return place, (await self._read_again(place, extent.first)).table
         return None

@@ -18,7 +18,7 @@ from ...runtime.threads import Worker
 from . import disk
 from .entrylog.files import EntryLogReader
 from .index import ExtentPlace, Index, Missing, Run
-from .index_files import Descriptors
+from .index_files import LedgerDescriptors
 from .memtable import Intervals, Memtable
 
 _LOG = logging.getLogger("magnetar.bookie.store.reads")
@@ -27,7 +27,7 @@ PAGES_MAX = 64
 
 
 class Search:
-    """The search for one entry. `next` is called until it returns None: then every place was searched."""
+    """The search for one entry. `next_extent` is called until it returns None: then every place was searched."""
 
     def __init__(self, index: Index, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index
@@ -40,7 +40,7 @@ class Search:
         self._found: list[ExtentPlace] = []
         self.damaged = False
 
-    async def next(self) -> ExtentPlace | None:
+    async def next_extent(self) -> ExtentPlace | None:
         """Returns the next extent whose range includes the entry, the likely ones first; None if there is none left."""
         while not self._found:
             if not self._logs:
@@ -99,7 +99,7 @@ async def _load(index: Index, reader: EntryLogReader, worker: Worker, missing: M
         try:
             places, bad = await worker.run(reader.read_pages, missing.log, missing.ledger, pages)
         except OSError as error:
-            disk.raise_busy(error)
+            disk.raise_if_busy(error)
             _LOG.error("cannot read the index of log %d: %s", missing.log, error)
             places, bad = [], len(pages)
         found += places
@@ -134,7 +134,7 @@ class HeldEntries:
     """
 
     def __init__(
-        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
+        self, descriptors: LedgerDescriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
         sealed: Callable[[], Awaitable[bool]],
     ) -> None:  # fmt: skip
         self._sealed = sealed
@@ -196,7 +196,7 @@ class HeldEntries:
                 _LOG.error("cannot read the index of log %d: %s", place.log, error)
             if table is None:
                 return
-            self._index.keep_table(place, table)
+            self._index.add_table(place, table)
         for delta in table.deltas:
             if first <= extent.first + delta <= last:
                 found.add(extent.first + delta, extent.first + delta)

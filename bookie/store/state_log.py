@@ -75,20 +75,20 @@ class StateLog:
     def quarantine(self, ledger: int, first: int, last: int) -> None:
         self.add_fact(Quarantined(ledger, first, last))
 
-    def mend(self, ledger: int, first: int, last: int) -> None:
+    def end_quarantine(self, ledger: int, first: int, last: int) -> None:
         """Ends the quarantine of these entries: the log has good copies of them, or the running checkpoint writes them
         there.
         """
         self.add_fact(Mended(ledger, first, last))
 
-    def mend_stored(self, ledgers: dict[int, dict[int, Stored]]) -> None:
+    def end_stored_quarantine(self, ledgers: dict[int, dict[int, Stored]]) -> None:
         """Ends the quarantine of those of these entries that are quarantined: the running checkpoint writes good copies
         of all of them to the entry log.
         """
         for ledger in sorted(ledgers.keys() & self._quarantined.keys()):
             for entry in sorted(ledgers[ledger]):
                 if self.is_quarantined(ledger, entry):
-                    self.mend(ledger, entry, entry)
+                    self.end_quarantine(ledger, entry, entry)
 
     def is_quarantined(self, ledger: int, entry: int) -> bool:
         known = self._quarantined.get(ledger)
@@ -201,7 +201,7 @@ async def every_ledger() -> int:
     return (1 << 63) - 1
 
 
-class Known(NamedTuple):
+class DirectoryFacts(NamedTuple):
     """What the cookie and the metadata say of a data directory when it is opened."""
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
@@ -262,7 +262,7 @@ class DataLossLog:
         self._durable = (len(self.reasons), settled)
 
 
-def readable(path: str, read: Callable[[], T]) -> T:
+def read_checked(path: str, read: Callable[[], T]) -> T:
     """Returns what `read` returns. Raises Damaged also if the disk cannot read a sector."""
     try:
         return read()

@@ -25,7 +25,7 @@ from ...ledger.peer_format import Status
 from ...runtime.files import Files, join_path
 from ...runtime.metrics import Histogram
 from ...runtime.network import World
-from ...runtime.tasks import unbroken
+from ...runtime.tasks import run_to_end
 from ..format.index import Extent, Table
 from ..format.journal import RecordType, encode_adds
 from . import boot, disk
@@ -35,15 +35,15 @@ from .entrylog import files as log_files
 from .entrylog.compaction import Compactor
 from .headroom import Headroom
 from .index import ExtentPlace
-from .index_files import Descriptor, Descriptors
+from .index_files import LedgerDescriptor, LedgerDescriptors
 from .journal.journal import Done, Journal
 from .journal.segments import JournalPosition
 from .keys import LedgerKeys, TombstoneWriter
-from .loading import Loaded, StoreConfig, StoreWorkers, load
+from .loading import LoadedStore, StoreConfig, StoreWorkers, load
 from .memtable import Intervals, Memtable, Stored
-from .reads import LANE_FILES_MAX, Handler, LacResult, ReadResult, Reads
+from .reads import LANE_FILES_MAX, LacResult, ReadLane, ReadResult, Reads
 from .search import HeldEntries
-from .state_log import Known
+from .state_log import DirectoryFacts
 
 # ------------------------------------------------------------------------------------------ checkpoint_scheduler
 # The times of a running store's checkpoints: when the memtable becomes part of a log (the order is
@@ -72,7 +72,7 @@ class CheckpointScheduler:
 
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Headroom, memtable: Memtable,
-        descriptors: Descriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
+        descriptors: LedgerDescriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
     ) -> None:  # fmt: skip
         self._files = files
         self._journal = journal
@@ -90,7 +90,7 @@ class CheckpointScheduler:
         self._flushed_bytes = 0
 
     def start(self) -> None:
-        guarded = disk.guarded(self._files, "checkpoints", self._run())
+        guarded = disk.run_or_die(self._files, "checkpoints", self._run())
         self._task = asyncio.create_task(guarded, name="bookie-checkpoint")
 
     async def stop(self) -> None:
@@ -102,7 +102,7 @@ class CheckpointScheduler:
 
     def schedule_if_due(self) -> None:
         """Schedules a checkpoint if one is due; called after each sync."""
-        if self._memtable.due or self._journal_bytes >= self._journal_bytes_max:
+        if self._memtable.is_due or self._journal_bytes >= self._journal_bytes_max:
             self._due.set()
 
     @property
@@ -175,7 +175,7 @@ class Store:
     """
 
     def __init__(
-        self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: Loaded, ports: StorePorts
+        self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: LoadedStore, ports: StorePorts
     ) -> None:
         files, entries, workers = world.files, join_path(directory, boot.ENTRIES), loaded.workers
         self._workers = workers
@@ -186,7 +186,7 @@ class Store:
         self.descriptors = loaded.descriptors
         self.memtable = loaded.memtable
         self.index = loaded.index
-        self._fencing: dict[int, Descriptor] = {}  # whose fence goes out with the next seal
+        self._fencing: dict[int, LedgerDescriptor] = {}  # whose fence goes out with the next seal
         self._fenced: set[int] = set()  # ledgers whose fence is on its way to the disk
         self._lacs: dict[int, int] = {}  # explicit LACs that go out with the next seal
         self._adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]] = []  # ledger and entries, likewise
@@ -196,13 +196,13 @@ class Store:
             "torn_bytes": loaded.torn_bytes,
         }  # fmt: skip
         reader = log_files.EntryLogReader(files, entries, config.log_files_open_max)
-        lanes = [Handler(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker) for worker in workers.ahead]
+        lanes = [ReadLane(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker) for worker in workers.ahead]
         self._reads = Reads(
             self.descriptors, self.memtable, self.index, reader, workers.read, lanes,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
-        self._held = HeldEntries(self.descriptors, self.memtable, self.index, reader, workers.read, self.sealed)
+        self._held = HeldEntries(self.descriptors, self.memtable, self.index, reader, workers.read, self.seal_and_wait)
         self._journal = Journal(
             world, join_path(directory, boot.JOURNAL), uuid, workers.journal, workers.flush,
             segment_bytes=config.journal_segment_bytes, first_segment_bytes=config.journal_first_segment_bytes,
@@ -217,34 +217,38 @@ class Store:
             files, self._journal, self._checkpoint, self.room, self.memtable, self.descriptors,
             interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=ports.on_room,
         )  # fmt: skip
-        self._tombstones = TombstoneWriter(self._journal, self.descriptors, self.memtable, self.sealed, self.checkpoint)
+        self._tombstones = TombstoneWriter(
+            self._journal, self.descriptors, self.memtable, self.seal_and_wait, self.checkpoint
+        )
         self.compactor = Compactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
-            log_bytes_max=config.log_bytes_max, settle=self._tombstones.write_pending, with_room=self.room.found_for,
+            log_bytes_max=config.log_bytes_max, settle=self._tombstones.write_pending,
+            with_room=self.room.run_with_room,
             forget=self._reads.close_log, on_bad=ports.on_bad,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------ life
     @classmethod
     async def open(
-        cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None, known: Known | None = None,
+        cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None,
+        known: DirectoryFacts | None = None,
         ports: StorePorts | None = None,
     ) -> Store:  # fmt: skip
         """Starts a store (store/boot.py), which serves when this returns. Raises ForeignFile, NewerFormat or NoSpace.
         """
-        config, known, ports = config or StoreConfig(), known or Known(), ports or StorePorts()
+        config, known, ports = config or StoreConfig(), known or DirectoryFacts(), ports or StorePorts()
         workers = StoreWorkers.start(world.workers)
         try:
             loaded = await load(world, directory, uuid, config, known, workers)
             store = cls(world, directory, uuid, config, loaded, ports)
             await store._start_journal(loaded.end)
         except BaseException as error:
-            await unbroken(workers.close())  # nothing is written any more when this returns: the lock may go
+            await run_to_end(workers.close())  # nothing is written any more when this returns: the lock may go
             if not isinstance(error, disk.NoSpace) or isinstance(error, disk.NoDescriptor):
                 raise
             _LOG.warning("the disk is full at the start: %s", error)
-            if not room.at_start(world.files, directory, uuid):
+            if not room.free_for_start(world.files, directory, uuid):
                 raise
             return await cls.open(world, directory, uuid, config, known, ports)
         return store
@@ -265,11 +269,11 @@ class Store:
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._shut_down(), name="bookie-store-close")
-        await unbroken(self._ending)
+        await run_to_end(self._ending)
 
     async def _shut_down(self) -> None:
         await self._keeper.stop()
-        await self._journal.synced()
+        await self._journal.seal_with_future()
         try:
             await self._keeper.flush()
         except disk.NoSpace as error:
@@ -313,7 +317,7 @@ class Store:
         ):
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:
-            descriptor = self.keys.with_key(ledger, key)
+            descriptor = self.keys.ensure_descriptor(ledger, key)
         last = memtable.insert_many(ledger, entries, size)
         group.size += encode_adds(ledger, entries, group.headers, group.buffers)
         self._adding.append((ledger, entries))
@@ -340,12 +344,12 @@ class Store:
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
             return Status.OK if status is Status.FENCED else status
-        descriptor = self.keys.with_key(ledger, key)
+        descriptor = self.keys.ensure_descriptor(ledger, key)
         if not descriptor.fence_synced and ledger not in self._fencing and ledger not in self._fenced:
             descriptor.fenced = True
             self._journal.enqueue(RecordType.FENCE, ledger, -1)
             self._fencing[ledger] = descriptor
-            self.descriptors.touch(descriptor)
+            self.descriptors.mark_changed(descriptor)
             self.counters["fences"] += 1
         return Status.OK
 
@@ -353,7 +357,7 @@ class Store:
         """Returns whether the ledger has this key and key and fence are both durable: nothing is left to be written."""
         descriptor = self.descriptors.get(ledger)
         return (
-            descriptor is not None and descriptor.fence_synced and descriptor.key_synced and descriptor.opens_with(key)
+            descriptor is not None and descriptor.fence_synced and descriptor.key_synced and descriptor.has_key(key)
         )
 
     def fence_is_durable(self, ledger: int) -> bool:
@@ -369,18 +373,18 @@ class Store:
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
             return status
-        descriptor = self.keys.with_key(ledger, key)
+        descriptor = self.keys.ensure_descriptor(ledger, key)
         descriptor.lac = max(descriptor.lac, lac)
         self._lacs[ledger] = max(self._lacs.get(ledger, -1), lac)
-        self.descriptors.touch(descriptor)
+        self.descriptors.mark_changed(descriptor)
         return Status.OK
 
     # ------------------------------------------------------------------------------------ what was lost
-    def found_whole(self, ledger: int, first: int, count: int) -> None:
+    def end_quarantine(self, ledger: int, first: int, count: int) -> None:
         """Ends the quarantine of these entries, because they were read and verified."""
         for entry in range(first, first + count):
             if self.descriptors.is_quarantined(ledger, entry):
-                self.descriptors.mend(ledger, entry, entry)
+                self.descriptors.end_quarantine(ledger, entry, entry)
 
     async def leave_limbo(self) -> None:
         """Leaves limbo because all lost data is here again, or given up. Durable when this returns. Raises NoSpace:
@@ -404,7 +408,7 @@ class Store:
         """Seals all intents since the last seal: calls `done(True)` when they are durable, `done(False)` if there was
         no room for them.
 
-        A refusal of an earlier seal is not reported again; `wait_settled` includes it. The journal calls `_sealed`
+        A refusal of an earlier seal is not reported again; `wait_durable` includes it. The journal calls `_sealed`
         before `done`.
         """
         for ledger, lac in self._lacs.items():
@@ -413,10 +417,10 @@ class Store:
         fencing, self._fencing = self._fencing, {}
         adding, self._adding = self._adding, []
         self._fenced |= fencing.keys()
-        self._journal.seal(partial(self._sealed, fencing, self.keys.take(), adding), done)
+        self._journal.seal(partial(self._sealed, fencing, self.keys.take_enqueued(), adding), done)
 
     def _sealed(
-        self, fencing: dict[int, Descriptor], keying: dict[int, Descriptor],
+        self, fencing: dict[int, LedgerDescriptor], keying: dict[int, LedgerDescriptor],
         adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]], ok: bool,
     ) -> None:  # fmt: skip
         """Handles the end of a group with these fences, keys and entries. `ok`: it is durable; False: it found no room.
@@ -427,24 +431,24 @@ class Store:
         for descriptor in keying.values():
             descriptor.key_synced = descriptor.key_synced or ok
         if not ok or self.memtable.has_refused:
-            account = self.memtable.redeem if ok else self.memtable.refuse
+            account = self.memtable.mark_durable if ok else self.memtable.mark_refused
             for ledger, entries in adding:
                 account(ledger, [entry for entry, _, _ in entries])
         self._keeper.schedule_if_due()
         if not ok:
             self.room.on_no_space()
 
-    async def sealed(self) -> bool:
+    async def seal_and_wait(self) -> bool:
         """Seals like `seal`, and waits. Returns the value for `done`."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return await future
 
-    async def wait_settled(self, ledger: int) -> bool:
+    async def wait_durable(self, ledger: int) -> bool:
         """Waits for the journal. Returns whether everything of the ledger that can be read now is durable. If not, the
         disk was full and a part is only in memory: a checkpoint, or adding it again, makes it durable.
         """
-        return await self.sealed() and not self.memtable.refused_of(ledger)
+        return await self.seal_and_wait() and not self.memtable.refused_of(ledger)
 
     # ------------------------------------------------------------------------------------ reads
     def read_lac(self, ledger: int) -> LacResult:

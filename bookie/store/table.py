@@ -5,8 +5,8 @@ before it, in the flush worker, so that the event loop never walks over all ledg
 leaf is up to `2 * LEAF_RECORDS` records of format/ledger_index.py, byte for byte: loading is slicing, a rewrite of the
 ledger index is writing the leaves one after the other.
 
-`Loading` makes a table from a ledger index file: each checkpoint appended its ledgers in ascending order, later records
-replace earlier ones. Guarded by tests/bookie/store/test_ledger_table.py.
+`TableLoader` makes a table from a ledger index file: each checkpoint appended its ledgers in ascending order, later
+records replace earlier ones. Guarded by tests/bookie/store/test_ledger_table.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SORT_SLICE = 4096
 """Values that are sorted at once, as that keeps the interpreter: 1 ms for so many, against 50 ms for 100,000."""
 
 
-def in_order(values: Collection[int]) -> Iterator[int]:
+def sorted_in_slices(values: Collection[int]) -> Iterator[int]:
     """Yields the values ascending. For a worker: sorts in slices, so that the event loop gets its turn."""
     if len(values) <= _SORT_SLICE:
         return iter(sorted(values))
@@ -63,7 +63,7 @@ class LedgerTable:
         where = _find(leaf, ledger, 0)
         if where * RECORD_BYTES == len(leaf) or _ledger(leaf, where) != ledger:
             return None
-        state = ledger_index.decode(leaf, where * RECORD_BYTES)
+        state = ledger_index.intact_record(leaf, where * RECORD_BYTES)
         assert isinstance(state, LedgerState), f"the record of ledger {ledger} changed in memory"
         return state
 
@@ -82,7 +82,7 @@ class LedgerTable:
         done = 0
         for at in sorted(by_leaf):
             leaves += self.leaves[done:at]
-            leaves += _merge(self.leaves[at] if self.leaves else b"", in_order(by_leaf[at]), changes)
+            leaves += _merge(self.leaves[at] if self.leaves else b"", sorted_in_slices(by_leaf[at]), changes)
             done = at + 1
         return LedgerTable(leaves + self.leaves[done:])
 
@@ -141,7 +141,7 @@ def _cut(parts: list[bytes]) -> list[bytes]:
     return [data[at : at + LEAF_BYTES] for at in range(0, len(data), LEAF_BYTES)]
 
 
-class Loaded(NamedTuple):
+class LoadedIndex(NamedTuple):
     """The content of a ledger index."""
 
     table: LedgerTable
@@ -149,8 +149,8 @@ class Loaded(NamedTuple):
     facts: list[State]  # in the order in which they were stated
 
 
-class Loading:
-    """Makes a table from a file: `feed` gets its whole records in order, slice by slice; `loaded` returns the result.
+class TableLoader:
+    """Makes a table from a file: `feed` gets its whole records in order, slice by slice; `finish` returns the result.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class Loading:
         return bad
 
     def _fact(self, record: bytes, at: int, bad: list[int]) -> None:
-        fact = ledger_index.decode(record)
+        fact = ledger_index.intact_record(record)
         if fact is None:
             bad.append(at)
         else:
@@ -211,7 +211,7 @@ class Loading:
         self._leaves, self._changes = table.leaves, {}
         return table
 
-    def loaded(self) -> Loaded:
+    def finish(self) -> LoadedIndex:
         table = self._settle()
         ledgers = BitMap64()
         for leaf in table.leaves:
@@ -219,4 +219,4 @@ class Loading:
         for fact in self._facts:
             if isinstance(fact, Tombstone):
                 ledgers.remove_range(fact.first, fact.last + 1)
-        return Loaded(table, ledgers, self._facts)
+        return LoadedIndex(table, ledgers, self._facts)

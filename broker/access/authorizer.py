@@ -30,9 +30,9 @@ from ...runtime.clock import Clock
 from ...runtime.logs import AuditLog
 from ...runtime.tasks import Supervisor, Tasks
 from ..common.retry import LogThrottle
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from ..topic.topic import Topic
-from .table_core import ACTIONS, Right, Rights, decide
+from .table_core import ACTIONS, Right, Rights, why_denied
 
 AGAIN_S = 0.5
 """Seconds between two tries to decide again while the grants cannot be read."""
@@ -71,13 +71,13 @@ class Authorizer:
         namespace: NamespaceName | None = None, tenant: str = "", subscription: str = "", peer: str = "",
     ) -> None:  # fmt: skip
         """Raises Unauthorized if the caller lacks the permission; Unavailable if the grants cannot be read."""
-        if may_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
+        if may_do_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
         why = await self._why_not(principal, permission, topic, namespace, tenant, subscription)
         if why:
             what = f"{what}, subscription {subscription!r}" if subscription else what
-            self.audit.denied(principal, permission.name.lower(), what, why, peer)
+            self.audit.record_denial(principal, permission.name.lower(), what, why, peer)
             raise unauthorized(principal, permission, f" {what}", why)
 
     async def _why_not(
@@ -98,20 +98,20 @@ class Authorizer:
         self, principal: Principal, right: Right, rights: Rights, topic: TopicName | None, subscription: str
     ) -> str:
         named = topic.base.full if topic is not None else ""
-        return decide(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
+        return why_denied(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
 
-    async def shown(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
+    async def visibility_filter(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
         """Returns a predicate that says of the full name of a topic of the namespace whether the caller may see it. A
         caller sees the topics that it may look up."""
-        if may_everything(principal):
+        if may_do_everything(principal):
             return lambda topic: True
         rights = await self._rights(name)
         return lambda topic: not self._decide(principal, Right.LOOKUP, rights, TopicName.parse(topic), "")
 
-    async def administers(self, principal: Principal, tenant: str) -> bool:
+    async def is_administrator(self, principal: Principal, tenant: str) -> bool:
         """Returns True if the principal administers the tenant. A tenant with a damaged record counts as one without
         administrators, so that a list of several tenants still succeeds."""
-        if may_everything(principal):
+        if may_do_everything(principal):
             return True
         try:
             return principal.name in await self._administrators(tenant)
@@ -139,10 +139,10 @@ class Authorizer:
 
     async def _undecided(self, topics: Iterable[Topic]) -> list[Topic]:
         """Decides again for the topics; returns those whose grants cannot be read now."""
-        turns, left = Turns(self._clock), []
+        turns, left = TimeSlices(self._clock), []
         for topic in topics:
             try:
-                self._look_at(topic, await self._rights(topic.name.namespace_name))
+                self._close_unauthorized(topic, await self._rights(topic.name.namespace_name))
             except DamagedRecord as error:  # it is decided again when the record changes
                 _LOG.error("%s: who is connected stays: %s", topic.name, error)
             except MagnetarError as error:
@@ -152,30 +152,30 @@ class Authorizer:
                 await turns.next()
         return left
 
-    def _look_at(self, topic: Topic, rights: Rights) -> None:
+    def _close_unauthorized(self, topic: Topic, rights: Rights) -> None:
         """Closes the producers and consumers of the topic that have no right to be there any more."""
         for producer in list(topic.producers):
-            if why := self._gone(producer.principal, Right.PRODUCE, rights, topic.name):
+            if why := self._why_revoked(producer.principal, Right.PRODUCE, rights, topic.name):
                 producer.close(self._end_error(producer.principal, Permission.PRODUCE, topic.name, why))
         for subscription in list(topic.subscriptions.values()):
             for consumer in list(subscription.consumers.values()):
-                if why := self._gone(consumer.principal, Right.CONSUME, rights, topic.name, subscription.name):
+                if why := self._why_revoked(consumer.principal, Right.CONSUME, rights, topic.name, subscription.name):
                     subscription.disconnect(
                         consumer, self._end_error(consumer.principal, Permission.CONSUME, topic.name, why)
                     )
 
-    def _gone(
+    def _why_revoked(
         self, principal: Principal, right: Right, rights: Rights, topic: TopicName, subscription: str = ""
     ) -> str:
         """Returns why a connected caller has lost its right; empty: it still has it."""
-        return "" if may_everything(principal) else self._decide(principal, right, rights, topic, subscription)
+        return "" if may_do_everything(principal) else self._decide(principal, right, rights, topic, subscription)
 
     def _end_error(self, principal: Principal, permission: Permission, topic: TopicName, why: str) -> MagnetarError:
-        self.audit.denied(principal, f"{permission.name.lower()} (connected)", str(topic), why)
+        self.audit.record_denial(principal, f"{permission.name.lower()} (connected)", str(topic), why)
         return unauthorized(principal, permission, f" {topic}", why)
 
 
-def may_everything(principal: Principal) -> bool:
+def may_do_everything(principal: Principal) -> bool:
     """Returns True if the principal may do everything: a super user, a local caller without security, and another
     broker or an operator with a certificate of the cluster. A bookie may not: it has no business at a broker."""
     member = principal.kind is PrincipalKind.MEMBER and principal.name.startswith(("broker/", "operator/"))
@@ -380,14 +380,14 @@ class Grants:
                 if path in self._broken:
                     revision = await self._metadata.revision()
                     del self._broken[path]
-                    self._forget_all()
+                    self._discard_all()
                 async for event in self._metadata.watch(path, revision):
                     if isinstance(event, Reset):
-                        self._forget_all()
+                        self._discard_all()
                     else:
                         self._on_change(path, event.path)
             except MagnetarError as error:
-                if throttle.news(error):
+                if throttle.should_log(error):
                     _LOG.warning("grants as they were decide until they can be read: %s", error)
             self._broken.setdefault(path, self._clock.monotonic())
             await asyncio.sleep(WATCH_RETRY_S)
@@ -399,7 +399,7 @@ class Grants:
         elif path == paths.GRANTS and len(parts) == 2:
             self._discard(parts[0], parts[1])
 
-    def _forget_all(self) -> None:
+    def _discard_all(self) -> None:
         self._reads += 1
         self._known.clear()
         self._changed("", "")

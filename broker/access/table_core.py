@@ -13,7 +13,7 @@ from enum import Enum
 
 import msgspec
 
-from ...proto.operations import CONSUME, OPERATE, OPERATIONS, On, Permission, Rule, of_topic
+from ...proto.operations import CONSUME, OPERATE, OPERATIONS, Permission, PermissionPlace, Rule, of_topic
 
 _OWN = Rule(Permission.OWN)
 
@@ -21,7 +21,7 @@ RULES: Mapping[str, Rule] = {
     "Broker.Connect open_producer": of_topic(Permission.PRODUCE, "topic"),
     "Broker.Connect subscribe": of_topic(Permission.CONSUME, "topic", "subscription"),
     "Broker.Read": CONSUME,
-    "Broker.WatchTopics": Rule(Permission.SHOWN, On.NAMESPACE, "namespace"),
+    "Broker.WatchTopics": Rule(Permission.SHOWN, PermissionPlace.NAMESPACE, "namespace"),
     "Transactions.Find": Rule(Permission.SHOWN),
     "Transactions.Begin": _OWN,
     "Transactions.End": _OWN,
@@ -84,7 +84,7 @@ class Rights(msgspec.Struct, frozen=True):
     prefix_mode: bool = False
 
 
-def decide(
+def why_denied(
     role: str, right: Right, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
 ) -> str:
     """Returns why the role does not have the right; empty: it has it. `topic`: its full name without a partition;

@@ -2,7 +2,7 @@
 topics.
 
 A broker that is asked for a bundle without an owner takes it; in a group of brokers (`share_group`) the one that
-`among` returns takes it, so that clients which know one broker of the group use all of them.
+`choose_broker` returns takes it, so that clients which know one broker of the group use all of them.
 
 The hash is CRC32 of the topic's full name (of the partition, where there are partitions). With n bundles, bundle i
 holds the hashes i·2³²/n … (i+1)·2³²/n - 1, and is called "0x40000000_0x80000000" by its bounds. The upper bound is
@@ -30,7 +30,7 @@ def bundle_number(topic: TopicName, bundles: int) -> int:
     return crc32(topic.full.encode()) * bundles // HASHES
 
 
-def among(brokers: Collection[str], folder: str, number: int) -> str:
+def choose_broker(brokers: Collection[str], folder: str, number: int) -> str:
     """Returns the broker that takes bundle `number` of a folder (a namespace). Consecutive bundles go to different
     brokers, and the first bundles of different folders too. Brokers that know the same names get the same answer.
     """

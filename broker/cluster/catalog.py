@@ -26,9 +26,9 @@ from ...metadata.store import (
     MetadataStore,
     Operation,
     Put,
+    commit_in_parts,
+    create_absent,
     get_record,
-    in_parts,
-    make_absent,
     put_of,
     put_record,
     update_record,
@@ -49,7 +49,7 @@ from ...proto.names import NamespaceName, TopicName, check_tenant_name
 from ...runtime.network import World
 from ..common.refusals import check_incarnation
 from ..common.retry import LastKnown
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from .bundles_core import BUNDLES_MAX
 
 PARTITIONS_MAX = 10_000
@@ -119,10 +119,10 @@ class Catalog:
         )  # fmt: skip
 
     # ------------------------------------------------------------------ tenants
-    async def tenants(self) -> list[str]:
+    async def list_tenants(self) -> list[str]:
         return [paths.name(name) for name in await self._store.children(paths.TENANTS)]
 
-    async def tenant(self, name: str) -> TenantRecord:
+    async def get_tenant(self, name: str) -> TenantRecord:
         found = await get_record(self._store, paths.tenant(check_tenant_name(name)), TenantRecord)
         if found is None:
             raise TenantNotFound(f"tenant {name!r} does not exist", tenant=name)
@@ -133,41 +133,41 @@ class Catalog:
         await self._create(paths.tenant(check_tenant_name(name)), record, f"tenant {name!r}")
 
     async def update_tenant(self, name: str, record: TenantRecord) -> None:
-        await self.tenant(name)
+        await self.get_tenant(name)
         await put_record(self._store, paths.tenant(name), record)
 
     async def delete_tenant(self, name: str) -> None:
-        await self.tenant(name)
+        await self.get_tenant(name)
         namespaces = await self._store.children(paths.namespaces(name))
         if namespaces:
             raise Busy(f"tenant {name!r} has {len(namespaces)} namespaces; delete them first", tenant=name)
         await self._store.delete(paths.tenant(name))
 
     # ------------------------------------------------------------------ namespaces
-    async def namespaces(self, tenant: str) -> list[str]:
-        await self.tenant(tenant)
+    async def list_namespaces(self, tenant: str) -> list[str]:
+        await self.get_tenant(tenant)
         return [f"{tenant}/{paths.name(name)}" for name in await self._store.children(paths.namespaces(tenant))]
 
-    async def namespace(self, name: NamespaceName) -> NamespaceRecord:
+    async def get_namespace(self, name: NamespaceName) -> NamespaceRecord:
         found = await get_record(self._store, paths.namespace(name.tenant, name.namespace), NamespaceRecord)
         if found is None:
-            await self.tenant(name.tenant)
+            await self.get_tenant(name.tenant)
             raise NamespaceNotFound(f"namespace {name} does not exist", namespace=name)
         return found[0]
 
-    async def known_namespace(self, name: NamespaceName) -> NamespaceRecord:
+    async def cached_namespace(self, name: NamespaceName) -> NamespaceRecord:
         """Returns the record of a namespace, cached for KNOWN_S. For its number of bundles, which is fixed while the
         namespace exists."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
             self._known.pop(name, None)
-            record = await self._last_namespaces.get(name, lambda: self.namespace(name))
+            record = await self._last_namespaces.get(name, lambda: self.get_namespace(name))
             self._known[name] = record, now + KNOWN_S
         return record
 
     async def create_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        clusters = (await self.tenant(name.tenant)).allowed_clusters
+        clusters = (await self.get_tenant(name.tenant)).allowed_clusters
         if clusters and self._cluster not in clusters:
             raise NotAllowed(
                 f"tenant {name.tenant!r} may not use cluster {self._cluster!r}, only {', '.join(clusters)}",
@@ -181,18 +181,18 @@ class Catalog:
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
         """Replaces the record of a namespace; its number of bundles stays as it is."""
         _check(record)
-        found = await self.namespace(name)
+        found = await self.get_namespace(name)
         record = msgspec.structs.replace(record, bundles=found.bundles)
         await put_record(self._store, paths.namespace(name.tenant, name.namespace), record)
 
     async def delete_namespace(self, name: NamespaceName) -> None:
-        await self.namespace(name)
+        await self.get_namespace(name)
         topics = await self._store.children(paths.topics(name.tenant, name.namespace))
         partitioned = await self._partitioned(name, persistent=True) + await self._partitioned(name, persistent=False)
         if topics or partitioned:
             raise Busy(f"namespace {name} has topics; delete them first, or use force", namespace=name)
         policies = await self._store.children(paths.namespace_policies(name.tenant, name.namespace))
-        await in_parts(
+        await commit_in_parts(
             self._store,
             [
                 *(Delete(paths.topic_policies(name.tenant, name.namespace, paths.name(each))) for each in policies),
@@ -204,12 +204,12 @@ class Catalog:
         self._known.pop(name, None)
 
     # ------------------------------------------------------------------ topics
-    async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
+    async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the sorted full names of the persistent topics, partitioned ones as one; with `partitions`, each
         partition instead."""
-        await self.namespace(name)
+        await self.get_namespace(name)
         stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
-        found, turns = list[str](), Turns(self._world.clock)
+        found, turns = list[str](), TimeSlices(self._world.clock)
         for local in stored:
             topic = TopicName.parse(f"persistent://{name}/{local}")
             if partitions or not topic.is_partition:
@@ -220,7 +220,7 @@ class Catalog:
             found += [topic.full for topic in await self._partitioned(name, persistent=True)]
         return sorted(found)
 
-    async def volatile_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
+    async def list_non_persistent(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the full names of the non-persistent topics with partitions, or of their partitions. The others are
         only known to their owners."""
         found = await self._partitioned(name, persistent=False)
@@ -260,7 +260,7 @@ class Catalog:
     async def partitions_or_create(self, topic: TopicName, *, by_use: bool = False) -> int:
         """Returns the number of partitions like `partitions`; creates a missing topic with the default of its
         namespace, if that is allowed. `by_use`: with a default of 0 it is not created now, but when it is used
-        (`ensure_stored`), as for Pulsar's clients this is only a query. While the metadata does not answer, returns its
+        (`ensure_topic`), as for Pulsar's clients this is only a query. While the metadata does not answer, returns its
         last answer (broker/common/retry.py)."""
         return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
 
@@ -268,7 +268,7 @@ class Catalog:
         found = await self.partitions(topic)
         if found is not None and topic.persistent:
             return found
-        policies = await self.namespace(topic.namespace_name)
+        policies = await self.get_namespace(topic.namespace_name)
         if found is not None:
             return found
         self._check_auto_creation(topic, policies)
@@ -280,14 +280,14 @@ class Catalog:
         found = await self.partitions(topic)
         return found if found is not None else policies.default_partitions
 
-    async def ensure_stored(self, topic: TopicName) -> None:
+    async def ensure_topic(self, topic: TopicName) -> None:
         """Checks that a topic or a partition may be used, and creates a missing record of it if that is allowed; a
         non-persistent one needs none. Raises TopicNotFound, also for a partition that its topic does not have, and
         NotAllowed if the topic is partitioned.
         """
         if topic.persistent and await self._store.get(_topic_path(topic)) is not None:
             return
-        policies = await self.namespace(topic.namespace_name)
+        policies = await self.get_namespace(topic.namespace_name)
         partitions = await self.partitions(topic)
         if topic.is_partition:
             if partitions is None or topic.partition >= partitions:
@@ -310,7 +310,7 @@ class Catalog:
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
         """Creates a topic; with 0 partitions, an unpartitioned one. Raises AlreadyExists, NotAllowed if the namespace
         has too many topics, InvalidRequest if `partitions` are too many or the name is that of a partition."""
-        await self.namespace(topic.namespace_name)
+        await self.get_namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
     async def _create_topic(self, topic: TopicName, partitions: int) -> None:
@@ -349,7 +349,7 @@ class Catalog:
             await self._store.commit(operations)
         except BadVersion as error:
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from error
-        await make_absent(self._store, later)
+        await create_absent(self._store, later)
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
         """Adds partitions to a topic, so that it has `partitions`. Raises TopicNotFound if it is no partitioned topic,
@@ -379,9 +379,9 @@ class Catalog:
             with contextlib.suppress(NodeExists):  # left by an attempt that did not end
                 await self._store.commit([*subscriptions, grown, *topics])
                 return
-        await make_absent(self._store, subscriptions)
+        await create_absent(self._store, subscriptions)
         await self._store.commit([grown])
-        await make_absent(self._store, topics)
+        await create_absent(self._store, topics)
 
     async def _subscription_records(self, topic: TopicName, numbers: range) -> list[Put]:
         """Returns the operations that create the subscriptions of partition 0 at these partitions, with nothing
@@ -413,7 +413,7 @@ class Catalog:
             raise TopicNotFound(f"the topic {topic} that is meant was deleted since", topic=topic)
         check_incarnation(topic, found[0].created_ms, incarnation)
 
-    async def still(self, topic: TopicName, ended: TopicRecord) -> Check | None:
+    async def check_unchanged(self, topic: TopicName, ended: TopicRecord) -> Check | None:
         """Returns the Check that the topic's record is still that of the owner that `ended` the topic; everything that
         is deleted with the topic must be committed with it. Returns None if that topic is gone, and all that belonged
         to it; another one may have its name. Raises NotOwner if another broker has taken it over meanwhile.
@@ -426,27 +426,27 @@ class Catalog:
             raise NotOwner(f"topic {topic} was taken over by another broker while it was deleted", topic=topic)
         return Check(_topic_path(topic), version)
 
-    async def forget_topic(
+    async def delete_topic_record(
         self, topic: TopicName, ledgers: Sequence[int], still: Check, also: Sequence[Operation] = ()
     ) -> None:
-        """Deletes the record of a topic if `still` holds, so that a late delete does not hit a topic that was taken
-        over or created again meanwhile (BadVersion). The same commit records that its `ledgers` are deleted, so that
-        they can be deleted after a crash, and does the operations `also`.
+        """Deletes the record of a topic if `check_unchanged` holds, so that a late delete does not hit a topic that was
+        taken over or created again meanwhile (BadVersion). The same commit records that its `ledgers` are deleted, so
+        that they can be deleted after a crash, and does the operations `also`.
         """
         self._last_partitions.discard(topic.base)
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
         if not topic.is_partition:
             operations.append(Delete(_policies_path(topic)))
-        await deletions.with_owner(self._store, ledgers, operations)
+        await deletions.commit_with_owner(self._store, ledgers, operations)
 
-    async def partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """Returns the record of a partitioned topic, or None. A deletion passes it to `still_partitioned`."""
+    async def get_partitioned(self, topic: TopicName) -> PartitionedRecord | None:
+        """Returns the record of a partitioned topic, or None. A deletion passes it to `check_partitioned_unchanged`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
-    async def still_partitioned(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
-        """Returns the Check like `still`, for a partitioned topic whose partitions were deleted. Raises Busy if
-        partitions were added meanwhile."""
+    async def check_partitioned_unchanged(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
+        """Returns the Check like `check_unchanged`, for a partitioned topic whose partitions were deleted. Raises Busy
+        if partitions were added meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -454,7 +454,7 @@ class Catalog:
             raise Busy(f"topic {topic} was given more partitions while it was deleted; delete it again", topic=topic)
         return Check(_partitioned_path(topic), found[1])
 
-    async def forget_partitions(self, topic: TopicName, still: Check, also: Sequence[Operation] = ()) -> None:
+    async def delete_partitioned_record(self, topic: TopicName, still: Check, also: Sequence[Operation] = ()) -> None:
         self._last_partitions.discard(topic)
         await self._store.commit([
             Delete(still.path, still.expected),

@@ -55,7 +55,7 @@ class Orphan(NamedTuple):
     unexplained: bool = False  # whether no record proves that it may be deleted
 
 
-class Missing(NamedTuple):
+class MissingLedger(NamedTuple):
     """A ledger that a record names and that does not exist."""
 
     ledger_id: int
@@ -66,19 +66,19 @@ class Orphans(NamedTuple):
     """The result of one search."""
 
     orphans: list[Orphan]
-    missing: list[Missing]
+    missing: list[MissingLedger]
 
 
-async def find(metadata: MetadataStore, now_ms: int, age_s: float) -> Orphans:
+async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> Orphans:
     ledger_ids = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
-    referred, listed = set[int](), list[Missing]()
+    referred, listed = set[int](), list[MissingLedger]()
     for tenant, namespace in await _namespaces(metadata):
         for local in await _children(metadata, paths.topics(tenant, namespace)):
             found = await get_record(metadata, paths.topic(tenant, namespace, local), TopicRecord)
             if found is not None:
                 referred.update(_numbers(found[0]))
                 name = TopicName.parse(f"persistent://{tenant}/{namespace}/{local}").full
-                listed += [Missing(each.ledger_id, name) for each in found[0].ledgers]
+                listed += [MissingLedger(each.ledger_id, name) for each in found[0].ledgers]
             referred.update(await _of_cursors(metadata, tenant, namespace, local))
     referred.update(await _of_coordinators(metadata))
     there = set(ledger_ids)
@@ -89,7 +89,7 @@ async def find(metadata: MetadataStore, now_ms: int, age_s: float) -> Orphans:
         some = candidates[start : start + READ_AT_ONCE]
         records = await asyncio.gather(*[get_record(metadata, paths.ledger(each), LedgerRecord) for each in some])
         orphans += [orphan for found in records if found and (orphan := _orphan(found[0], now_ms, age_s))]
-    noted = await deletions.among(metadata, [each.ledger_id for each in orphans])
+    noted = await deletions.find_deleted(metadata, [each.ledger_id for each in orphans])
     explained = [each.ledger_id in noted or await _is_replaced(metadata, each) for each in orphans]
     return Orphans([o._replace(unexplained=not known) for o, known in zip(orphans, explained, strict=True)], missing)
 
@@ -157,7 +157,7 @@ async def _of_coordinators(metadata: MetadataStore) -> Iterable[int]:
     return [found[0].ledger_id for found in records if found is not None]
 
 
-async def _is_missing(metadata: MetadataStore, suspect: Missing) -> bool:
+async def _is_missing(metadata: MetadataStore, suspect: MissingLedger) -> bool:
     """Whether the topic still lists the ledger and it still does not exist: it may have been created, or trimmed,
     during the search.
     """
@@ -168,7 +168,7 @@ async def _is_missing(metadata: MetadataStore, suspect: Missing) -> bool:
     return found is not None and any(each.ledger_id == suspect.ledger_id for each in found[0].ledgers)
 
 
-async def delete(
+async def delete_orphans(
     metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterable[Orphan], *, unexplained: bool = False
 ) -> list[Orphan]:
     """Deletes orphans; returns those that were deleted. Ledgers that do not exist or are named by a record after all

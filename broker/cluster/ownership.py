@@ -6,7 +6,7 @@ from the registry of brokers, so they agree once they see the same registry; unt
 more. A broker that dies belongs to the group until its session ends: by then it is started again, or the others take
 its share. Bundles that are owned stay where they are. Guard: tests/broker/cluster/test_share_group.py.
 
-Transaction coordinators have owners in the same way (`owner_of`); the rules for bundles hold for them too.
+Transaction coordinators have owners in the same way (`find_owner_at`); the rules for bundles hold for them too.
 
 Ownership is a hint that keeps brokers apart; safety comes from fencing and from the topic's list (ledger protocol
 §3.2). The record ends with its broker's session, and the next broker that is asked takes the bundle. An answer names
@@ -32,11 +32,11 @@ from typing import TypeVar
 
 from ...metadata import paths
 from ...metadata.records import BookieRecord, BrokerRecord, NamespaceRecord, OwnerRecord, Record, encode
-from ...metadata.store import ABSENT, Delete, MetadataStore, Put, get_record, in_parts, readable
+from ...metadata.store import ABSENT, Delete, MetadataStore, Put, commit_in_parts, find_readable, get_record
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ...proto.names import NamespaceName, TopicName
-from ...runtime.tasks import unbroken
-from .bundles_core import among, bundle_name, bundle_number
+from ...runtime.tasks import run_to_end
+from .bundles_core import bundle_name, bundle_number, choose_broker
 
 # -------------------------------------------------------------------------------------------------- cluster_view
 # The registered brokers and bookies, read on demand.
@@ -45,17 +45,17 @@ from .bundles_core import among, bundle_name, bundle_number
 R = TypeVar("R", bound=Record)
 
 
-async def brokers(store: MetadataStore) -> list[BrokerRecord]:
+async def list_brokers(store: MetadataStore) -> list[BrokerRecord]:
     return await _all(store, paths.BROKERS, BrokerRecord)
 
 
-async def bookies(store: MetadataStore) -> list[BookieRecord]:
+async def list_bookies(store: MetadataStore) -> list[BookieRecord]:
     return await _all(store, paths.BOOKIES, BookieRecord)
 
 
 async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
     """Returns all records under the prefix, without those that are deleted during the read or cannot be parsed."""
-    found = [await readable(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
+    found = [await find_readable(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
     return [each[0] for each in found if each is not None]
 
 
@@ -86,12 +86,12 @@ class Ownership:
     def path_of(topic: TopicName, policies: NamespaceRecord) -> str:
         return _path_of(topic, bundle_number(topic, policies.bundles), policies.bundles)
 
-    def question(self, path: str) -> Callable[[], bool]:
+    def owner_check(self, path: str) -> Callable[[], bool]:
         """Returns the function that says whether this broker owns the bundle with that owner path, as far as it knows:
         the session may be lost already. The same function for all topics of a bundle."""
         found = self._questions.get(path)
         if found is None:
-            found = self._questions[path] = partial(self.owns_path, path)
+            found = self._questions[path] = partial(self.is_owned, path)
         return found
 
     async def find_owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
@@ -100,17 +100,17 @@ class Ownership:
         """
         number = bundle_number(topic, policies.bundles)
         path = _path_of(topic, number, policies.bundles)
-        return self.me if self.owns_path(path) else await self.owner_of(path, number, f"topic {topic}")
+        return self.me if self.is_owned(path) else await self.find_owner_at(path, number, f"topic {topic}")
 
-    async def owner_of(self, path: str, number: int, what: str) -> BrokerRecord:
+    async def find_owner_at(self, path: str, number: int, what: str) -> BrokerRecord:
         """Returns the owner like `find_owner`, of any object with its owner record at `path`. `number`: that of the
         object in its folder, which decides whose share it is. `what` names the object in error texts."""
-        if self.owns_path(path):
+        if self.is_owned(path):
             return self.me
         async with self._asking[path]:
             return await self._ask(path, number, what)
 
-    def owns_path(self, path: str) -> bool:
+    def is_owned(self, path: str) -> bool:
         return path in self._owned and not self.lost
 
     async def _ask(self, path: str, number: int, what: str) -> BrokerRecord:
@@ -134,9 +134,9 @@ class Ownership:
         """Returns the broker of this one's group that takes the object without an owner at `path`."""
         if not self.me.group:
             return self.me
-        group = {each.name: each for each in await brokers(self._store) if each.group == self.me.group}
+        group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}
         group[self.me.name] = self.me
-        return group[among(group, path.rpartition("/")[0], number)]
+        return group[choose_broker(group, path.rpartition("/")[0], number)]
 
     async def _claim(self, path: str) -> None:
         mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
@@ -156,10 +156,10 @@ class Ownership:
         """Takes the bundles again in a new metadata session; gives up those that another broker has. If it raises, the
         caller must call it again."""
         for path in list(self._owned):
-            if not await self._take_again(path):
+            if not await self._reclaim_path(path):
                 del self._owned[path]
 
-    async def _take_again(self, path: str) -> bool:
+    async def _reclaim_path(self, path: str) -> bool:
         mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
         for _ in range(ATTEMPTS_MAX):
             node = await self._store.get(path)
@@ -179,7 +179,7 @@ class Ownership:
             raise Unavailable(f"broker {owner.broker} owns {what} and is going away; try again", broker=owner.broker)
         return found[0]
 
-    def owned_in(self, namespace: NamespaceName) -> list[str]:
+    def owned_bundles(self, namespace: NamespaceName) -> list[str]:
         """Returns the owner paths of the bundles of a namespace that this broker owns."""
         folder = f"{paths.owner(namespace.tenant, namespace.namespace, '')}"
         return sorted(path for path in self._owned if path.startswith(folder))
@@ -188,7 +188,7 @@ class Ownership:
         """Releases one bundle: from now on none of its topics is loaded; then calls `unload`; then others may take
         it."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
-            await unbroken(self._release(path, unload))
+            await run_to_end(self._release(path, unload))
 
     async def _release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
         self._owned.pop(path, None)
@@ -200,7 +200,7 @@ class Ownership:
         self.lost = True
         owned = list(self._owned)
         self._owned.clear()
-        await in_parts(self._store, [Delete(paths.broker(self.me.name)), *(Delete(path) for path in owned)])
+        await commit_in_parts(self._store, [Delete(paths.broker(self.me.name)), *(Delete(path) for path in owned)])
 
 
 def _path_of(topic: TopicName, number: int, bundles: int) -> str:

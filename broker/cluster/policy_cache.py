@@ -78,21 +78,21 @@ class PolicyCache:
         await self._background.close()
 
     # ------------------------------------------------------------------ asking
-    async def applied(self, topic: TopicName) -> Applied:
+    async def get_applied(self, topic: TopicName) -> Applied:
         await self._namespace(topic.namespace_name)
-        return self.current(topic)
+        return self.cached_applied(topic)
 
-    def current(self, topic: TopicName) -> Applied:
+    def cached_applied(self, topic: TopicName) -> Applied:
         """Returns the policies in force for a topic. Its namespace must have been read."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
         applied = known.applied if own is None else resolve(self.defaults, known.own, own)
         return applied if topic.persistent else of_non_persistent(applied)
 
-    async def applied_to_namespace(self, name: NamespaceName) -> Applied:
+    async def get_namespace_applied(self, name: NamespaceName) -> Applied:
         return (await self._namespace(name)).applied
 
-    async def own(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
+    async def read_own(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
         """Reads the policies that are set for the topic or the namespace itself, without inherited ones; without
         namespace: those of all brokers."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
@@ -107,18 +107,18 @@ class PolicyCache:
 
     async def _read(self, name: NamespaceName) -> _Namespace:
         """Reads the policies of a namespace and its topics from the metadata into the cache."""
-        own = await self.own(name, None)
+        own = await self.read_own(name, None)
         local = [paths.name(each) for each in await self._metadata.children(_path(name, None))]
         topics: dict[str, Policies] = {}
         for start in range(0, len(local), READ_AT_ONCE):
             some = local[start : start + READ_AT_ONCE]
-            found = await asyncio.gather(*[self.own(name, _topic(name, each)) for each in some])
+            found = await asyncio.gather(*[self.read_own(name, _topic(name, each)) for each in some])
             topics.update((each, policies) for each, policies in zip(some, found, strict=True) if policies != NONE)
         known = self._known[name] = _Namespace(own, topics, resolve(self.defaults, own))
         return known
 
     async def _read_defaults(self) -> None:
-        self.defaults = resolve(self._configured, await self.own(None, None))
+        self.defaults = resolve(self._configured, await self.read_own(None, None))
 
     # ------------------------------------------------------------------ changing
     async def change(
@@ -215,10 +215,10 @@ class PolicyCache:
     async def _read_again(self, name: NamespaceName, local: str | None) -> None:
         known = self._known[name]
         if local is None:
-            known.own = await self.own(name, None)
+            known.own = await self.read_own(name, None)
             known.applied = resolve(self.defaults, known.own)
         else:
-            own = await self.own(name, _topic(name, local))
+            own = await self.read_own(name, _topic(name, local))
             known.topics.pop(local, None)
             if own != NONE:
                 known.topics[local] = own
@@ -242,8 +242,10 @@ def _path(name: NamespaceName | None, topic: TopicName | None) -> str:
 #
 #     async for told in TopicWatcher(store, catalog).changes(namespace, after_revision): …
 #
-# First yields all topics (`Topics`), unless the caller names the last revision that it got; then each `Added` and
-# `Removed`, in the order of the changes, and `Topics` again if the history of the metadata is lost. So nothing is
+# First yields all topics (`TopicList`), unless the caller names the last revision that it got; then each `TopicAdded`
+# and
+# `TopicRemoved`, in the order of the changes, and `TopicList` again if the history of the metadata is lost. So nothing
+# is
 # missed, across reconnects and from one broker to the next. The same change may be reported twice, which is harmless:
 # one between the revision and the list, a record that changes, and all after the reported revision, which both watches
 # have reached.
@@ -257,28 +259,28 @@ WAITING_MAX = 1000
 """Most changes that wait for a slow receiver; then the watch of the metadata waits too."""
 
 
-class Topics(NamedTuple):
+class TopicList(NamedTuple):
     """The existing topics of a namespace, by full name."""
 
     names: list[str]
     revision: int
 
 
-class Added(NamedTuple):
+class TopicAdded(NamedTuple):
     """A topic was created, by full name."""
 
     name: str
     revision: int
 
 
-class Removed(NamedTuple):
+class TopicRemoved(NamedTuple):
     """A topic was deleted, by full name."""
 
     name: str
     revision: int
 
 
-Told = Topics | Added | Removed
+Told = TopicList | TopicAdded | TopicRemoved
 
 
 class TopicWatcher:
@@ -288,7 +290,7 @@ class TopicWatcher:
         self._store = store
         self._catalog = catalog
 
-    async def changes(
+    async def watch_namespace(
         self, namespace: NamespaceName, after_revision: int = 0, *, tell_missing: bool = True
     ) -> AsyncIterator[Told]:
         """Yields all topics, then each change; only changes if `after_revision` is given. Raises NamespaceNotFound
@@ -297,7 +299,7 @@ class TopicWatcher:
         revision = after_revision
         if not revision:
             revision = await self._store.revision()
-            yield Topics(await self._topics(namespace, tell_missing), revision)
+            yield TopicList(await self._topics(namespace, tell_missing), revision)
         prefixes = (
             paths.topics(namespace.tenant, namespace.namespace),
             paths.partitioned_topics(namespace.tenant, namespace.namespace),
@@ -313,7 +315,7 @@ class TopicWatcher:
                 prefix, event = found
                 if isinstance(event, Reset):
                     now = await self._store.revision()
-                    yield Topics(await self._topics(namespace, tell_missing), min(seen.values()))
+                    yield TopicList(await self._topics(namespace, tell_missing), min(seen.values()))
                     seen[prefix] = now
                     continue
                 seen[prefix] = event.revision
@@ -327,7 +329,7 @@ class TopicWatcher:
 
     async def _topics(self, namespace: NamespaceName, tell_missing: bool) -> list[str]:
         try:
-            return list(await self._catalog.topics(namespace, partitions=False))
+            return list(await self._catalog.list_topics(namespace, partitions=False))
         except NotFound:
             if tell_missing:
                 raise
@@ -342,10 +344,12 @@ class TopicWatcher:
         except Exception as error:
             await waiting.put(error)
 
-    async def _translate(self, namespace: NamespaceName, event: Changed, revision: int) -> Added | Removed | None:
+    async def _translate(
+        self, namespace: NamespaceName, event: Changed, revision: int
+    ) -> TopicAdded | TopicRemoved | None:
         topic = TopicName.parse(f"persistent://{namespace}/{paths.name(event.path.rsplit('/', 1)[1])}")
         if topic.is_partition:
             return None
         if event.version < 0 and await self._catalog.partitions(topic) is None:
-            return Removed(topic.full, revision)
-        return Added(topic.full, revision)
+            return TopicRemoved(topic.full, revision)
+        return TopicAdded(topic.full, revision)

@@ -30,7 +30,7 @@ _UNTOLD = ("doc", "aliases", "namespace")
 """Members that `canonical` leaves out; the namespace is part of the full names."""
 
 
-class Node:
+class AvroType:
     """A parsed Avro type. `kind`: a primitive, "record", "enum", "fixed", "array", "map" or "union"."""
 
     __slots__ = ("aliases", "branches", "default", "fields", "items", "kind", "logical", "name", "size", "symbols")
@@ -39,9 +39,9 @@ class Node:
         self.kind = kind
         self.name = name  # full
         self.aliases = aliases  # full
-        self.fields: list[Field] = []  # of a record, in their order
-        self.branches: list[Node] = []  # of a union
-        self.items: Node | None = None  # of an array or a map
+        self.fields: list[AvroField] = []  # of a record, in their order
+        self.branches: list[AvroType] = []  # of a union
+        self.items: AvroType | None = None  # of an array or a map
         self.symbols: tuple[str, ...] = ()
         self.default: str | None = None  # of an enum
         self.size = 0  # of a fixed
@@ -56,16 +56,16 @@ class Node:
         return f"{self.kind} {self.name}" if self.name else self.kind
 
 
-class Field:
+class AvroField:
     """A field of a record in a parsed schema."""
 
     __slots__ = ("aliases", "has_default", "name", "type")
 
-    def __init__(self, name: str, type_: Node, has_default: bool, aliases: tuple[str, ...]) -> None:
+    def __init__(self, name: str, type_: AvroType, has_default: bool, aliases: tuple[str, ...]) -> None:
         self.name, self.type, self.has_default, self.aliases = name, type_, has_default, aliases
 
 
-def load(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Parses the text of a definition as JSON. Raises InvalidSchema if it is too long or no JSON."""
     if len(text) > DEFINITION_BYTES_MAX:
         raise InvalidSchema(f"a schema of {len(text)} bytes; it has {DEFINITION_BYTES_MAX} at most")
@@ -75,17 +75,17 @@ def load(text: bytes) -> Any:
         raise InvalidSchema(f"the schema is no JSON: {error}") from None
 
 
-def parse(loaded: Any) -> Node:
+def parse(loaded: Any) -> AvroType:
     """Returns the types of a definition as a tree. Raises InvalidSchema, which says which part of it is no Avro."""
     return _Parser().type(loaded, "", "the schema", 0)
 
 
 class _Parser:
     def __init__(self) -> None:
-        self._named: dict[str, Node] = {}
+        self._named: dict[str, AvroType] = {}
         self._left = FIELDS_MAX
 
-    def type(self, of: Any, namespace: str, where: str, depth: int) -> Node:
+    def type(self, of: Any, namespace: str, where: str, depth: int) -> AvroType:
         if depth > DEPTH_MAX:
             raise InvalidSchema(f"{where}: the schema is deeper than {DEPTH_MAX} types")
         if isinstance(of, str):
@@ -100,7 +100,7 @@ class _Parser:
         if kind in NAMED:
             return self._new(of, "record" if kind == "error" else kind, namespace, where, depth)
         if kind in ("array", "map"):
-            node = Node(kind)
+            node = AvroType(kind)
             member = "items" if kind == "array" else "values"
             if member not in of:
                 raise InvalidSchema(f"{where}: {kind} has no {member!r}")
@@ -111,16 +111,16 @@ class _Parser:
         node = self._by_name(kind, namespace, where)
         return _logical(of, node)
 
-    def _by_name(self, name: str, namespace: str, where: str) -> Node:
+    def _by_name(self, name: str, namespace: str, where: str) -> AvroType:
         if name in PRIMITIVES:
-            return Node(name)
+            return AvroType(name)
         found = self._named.get(_full(name, namespace)) or self._named.get(name)
         if found is None:
             raise InvalidSchema(f"{where}: there is no type {name!r:.100} (types are named after their definition)")
         return found
 
-    def _union(self, of: list[Any], namespace: str, where: str, depth: int) -> Node:
-        node, kinds = Node("union"), set()
+    def _union(self, of: list[Any], namespace: str, where: str, depth: int) -> AvroType:
+        node, kinds = AvroType("union"), set()
         self._count(len(of), where)
         for number, each in enumerate(of):
             branch = self.type(each, namespace, f"{where}|{number}", depth + 1)
@@ -132,7 +132,7 @@ class _Parser:
             node.branches.append(branch)
         return node
 
-    def _new(self, of: dict[str, Any], kind: str, namespace: str, where: str, depth: int) -> Node:
+    def _new(self, of: dict[str, Any], kind: str, namespace: str, where: str, depth: int) -> AvroType:
         space = of.get("namespace", namespace)
         name = _name_in(of, where)
         if not isinstance(space, str) or (space and not _NAME.fullmatch(space)):
@@ -146,7 +146,7 @@ class _Parser:
             raise InvalidSchema(f"{where}: the type {full!r} is defined twice")
         inner = full.rpartition(".")[0]
         aliases = frozenset(_full(each, inner) for each in self._aliases(of, where))
-        node = self._named[full] = Node(kind, full, aliases)
+        node = self._named[full] = AvroType(kind, full, aliases)
         if kind == "record":
             self._fields(of, node, inner, where, depth)
         elif kind == "enum":
@@ -158,7 +158,7 @@ class _Parser:
             node.size = size
         return _logical(of, node)
 
-    def _fields(self, of: dict[str, Any], node: Node, namespace: str, where: str, depth: int) -> None:
+    def _fields(self, of: dict[str, Any], node: AvroType, namespace: str, where: str, depth: int) -> None:
         fields, names = of.get("fields"), set[str]()
         if not isinstance(fields, list):
             raise InvalidSchema(f"{where}: a record has a list of 'fields'")
@@ -171,9 +171,9 @@ class _Parser:
                 raise InvalidSchema(f"{where}: the field {name!r:.100} is there twice, or its name has a dot")
             names.add(name)
             type_ = self.type(each["type"], namespace, f"{where}.{name}", depth + 1)
-            node.fields.append(Field(name, type_, "default" in each, self._aliases(each, where)))
+            node.fields.append(AvroField(name, type_, "default" in each, self._aliases(each, where)))
 
-    def _symbols(self, of: dict[str, Any], node: Node, where: str) -> None:
+    def _symbols(self, of: dict[str, Any], node: AvroType, where: str) -> None:
         symbols, default = of.get("symbols"), of.get("default")
         if not isinstance(symbols, list) or not all(isinstance(each, str) for each in symbols):
             raise InvalidSchema(f"{where}: an enum has a list of 'symbols', which are names")
@@ -199,13 +199,13 @@ class _Parser:
             raise InvalidSchema(f"{where}: the schema has over {FIELDS_MAX} fields, branches, symbols and aliases")
 
 
-def _logical(of: dict[str, Any], node: Node) -> Node:
+def _logical(of: dict[str, Any], node: AvroType) -> AvroType:
     """Returns the node with its logical type, as far as it matters for compatibility: precision and scale of a
     decimal."""
     if of.get("logicalType") != "decimal":
         return node
     if node.kind == "bytes":
-        node = Node("bytes")
+        node = AvroType("bytes")
     node.logical = (of.get("precision"), of.get("scale", 0))
     return node
 

@@ -4,7 +4,7 @@
 definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the canonical form counts (schema_avro_core.py), of
 others the bytes, and of KEY_VALUE also the encoding (in Pulsar that does not count).
 
-`refusal` is the rule for a producer's schema, `unreadable_by` that for a consumer's. Guarding tests:
+`why_refused` is the rule for a producer's schema, `why_unreadable_by` that for a consumer's. Guarding tests:
 tests/broker/cluster/test_definition.py.
 """
 
@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from ...proto.errors import InvalidSchema
 from ...proto.schema import AVRO_LIKE, DEFINITION_BYTES_MAX, Compatibility, SchemaInfo, SchemaType, pair_of
 from . import schema_avro_core as avro
-from .schema_avro_core import Field, Node
+from .schema_avro_core import AvroField, AvroType
 
 # ------------------------------------------------------------------------------------------------- compatibility
 # Whether one schema can read data that was written with another one (pure).
@@ -46,7 +46,7 @@ _PROMOTED = {
 """The types of a writer that a reader's type can read besides its own."""
 
 
-def unreadable(reader: Node, writer: Node) -> str | None:
+def why_unreadable(reader: AvroType, writer: AvroType) -> str | None:
     """Returns why `reader` cannot read what was written with `writer`; None: it can. Raises InvalidSchema if the
     schemas have too many types."""
     try:
@@ -60,7 +60,7 @@ class _Comparison:
         self._known: dict[tuple[int, int], str | None] = {}
         self._compared = 0
 
-    def compare(self, reader: Node, writer: Node, where: str) -> str | None:
+    def compare(self, reader: AvroType, writer: AvroType, where: str) -> str | None:
         pair = (id(reader), id(writer))
         if pair in self._known:
             return self._known[pair]
@@ -79,7 +79,7 @@ class _Comparison:
         if self._compared > PAIRS_MAX:
             raise InvalidSchema(f"the schemas have over {PAIRS_MAX} pairs of types: use fewer branches in unions")
 
-    def _of(self, reader: Node, writer: Node, where: str) -> str | None:
+    def _of(self, reader: AvroType, writer: AvroType, where: str) -> str | None:
         if writer.kind == "union":
             return next((why for each in writer.branches if (why := self.compare(reader, each, where))), None)
         if reader.kind == "union":
@@ -114,7 +114,7 @@ class _Comparison:
                 return self.compare(reader.items, writer.items, f"{where}[]")
         return None
 
-    def _record(self, reader: Node, writer: Node, where: str) -> str | None:
+    def _record(self, reader: AvroType, writer: AvroType, where: str) -> str | None:
         self._count(len(reader.fields) + len(writer.fields))
         written = {each.name: each for each in writer.fields}
         is_of = _is_of(reader, writer)
@@ -129,11 +129,11 @@ class _Comparison:
         return None
 
 
-def _is_of(reader: Node, writer: Node) -> bool:
+def _is_of(reader: AvroType, writer: AvroType) -> bool:
     return bool(writer.name) and (reader.name == writer.name or writer.name in reader.aliases)
 
 
-def _source(field: Field, written: dict[str, Field]) -> Field | None:
+def _source(field: AvroField, written: dict[str, AvroField]) -> AvroField | None:
     return next((written[each] for each in (field.name, *field.aliases) if each in written), None)
 
 
@@ -166,7 +166,7 @@ class Definition(NamedTuple):
 
     info: SchemaInfo
     fingerprint: bytes  # SHA-256
-    node: avro.Node | None = None  # of AVRO, JSON, PROTOBUF; None: Jackson's form of JSON
+    node: avro.AvroType | None = None  # of AVRO, JSON, PROTOBUF; None: Jackson's form of JSON
     root: str = ""  # PROTOBUF_NATIVE: the full name of its message
     halves: tuple[Definition | None, ...] = ()  # KEY_VALUE: key and value; None: bytes
 
@@ -192,7 +192,7 @@ class Definition(NamedTuple):
 
     @classmethod
     def _avro(cls, info: SchemaInfo) -> Definition:
-        loaded = avro.load(info.data)
+        loaded = avro.parse_json(info.data)
         if info.type is SchemaType.JSON and isinstance(loaded, dict) and loaded.get("type") == "object":
             return cls(info, _hash(info, avro.sorted_json(loaded)))  # an old client's
         node = avro.parse(loaded)
@@ -259,7 +259,7 @@ def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -
 
 
 # ------------------------------------------------------------------ together
-def refusal(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
+def why_refused(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
     """Returns why `new` may not be added to a topic's schemas `live` (version, definition; the newest last); None: it
     may.
 
@@ -275,7 +275,7 @@ def refusal(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Defi
     return None
 
 
-def unreadable_by(mode: Compatibility, reader: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
+def why_unreadable_by(mode: Compatibility, reader: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
     """Returns why a consumer's schema `reader`, which need not be one of the topic's, cannot read the messages of a
     topic with the schemas `live`; None: it can."""
     if mode is Compatibility.ALWAYS_COMPATIBLE:
@@ -295,9 +295,9 @@ def _against(mode: Compatibility, new: Definition, old: Definition) -> str | Non
         return f"the message is {new.root}, and not {old.root}"
     if new.node is None or old.node is None:
         return None
-    if mode in _BACKWARD and (why := unreadable(new.node, old.node)):
+    if mode in _BACKWARD and (why := why_unreadable(new.node, old.node)):
         return f"the new schema cannot read what the old one wrote: {why}"
-    if mode in _FORWARD and (why := unreadable(old.node, new.node)):
+    if mode in _FORWARD and (why := why_unreadable(old.node, new.node)):
         return f"the old schema cannot read what the new one writes: {why}"
     return None
 

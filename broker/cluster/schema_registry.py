@@ -95,7 +95,7 @@ class SchemaRegistry:
             raise SchemaNotFound(f"topic {topic.base} has {what}", topic=topic.base)
         return (await self._versions(topic, entries[-1:]))[0]
 
-    async def all(self, topic: TopicName) -> list[SchemaVersion]:
+    async def list_versions(self, topic: TopicName) -> list[SchemaVersion]:
         """Returns the versions that are not deleted, in their order. Raises SchemaNotFound if there is none, NotAllowed
         if they are too large together."""
         record, _ = await self._list(topic)
@@ -112,7 +112,7 @@ class SchemaRegistry:
                 return each.version
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
-    async def find_refusal(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
+    async def why_refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
         """Returns why the schema could not be registered; None: it could. Raises InvalidSchema."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
@@ -122,7 +122,9 @@ class SchemaRegistry:
         return await self._refusal(topic, mode, asked, live)
 
     # ------------------------------------------------------------------ producers and consumers
-    async def of_producer(self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str) -> int | None:
+    async def register_producer_schema(
+        self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str
+    ) -> int | None:
         """Registers a producer's schema and returns its version; None: the producer has no schema. Raises
         IncompatibleSchema, InvalidSchema."""
         if info is not None and info.type not in _UNTYPED:
@@ -131,7 +133,7 @@ class SchemaRegistry:
             raise IncompatibleSchema(f"topic {topic.base} has a schema, and takes no producer without one", topic=topic)
         return None
 
-    async def of_consumer(
+    async def check_consumer_schema(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str, *, idle: bool
     ) -> None:
         """Checks a consumer's schema. `idle`: the topic has no messages and no producers; if it has no schema either,
@@ -148,10 +150,10 @@ class SchemaRegistry:
             )
         elif not any(each.fingerprint == asked.fingerprint for each in live):
             wanted = live if rules.compatibility.transitive else live[-1:]
-            from .schema_core import unreadable_by
+            from .schema_core import why_unreadable_by
 
             known = await self._known(topic, wanted)
-            why = await self._compared(known, asked, unreadable_by, rules.compatibility)
+            why = await self._compared(known, asked, why_unreadable_by, rules.compatibility)
             if why is not None:
                 raise IncompatibleSchema(f"topic {topic.base}: the consumer's schema: {why}", topic=topic)
 
@@ -222,7 +224,9 @@ class SchemaRegistry:
             return record.schemas[-1].version
         raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 
-    async def end_with(self, topic: TopicName, commit: Callable[[Sequence[Operation]], Awaitable[None]]) -> None:
+    async def delete_with_topic(
+        self, topic: TopicName, commit: Callable[[Sequence[Operation]], Awaitable[None]]
+    ) -> None:
         """Deletes a topic's schemas in the same `commit` that deletes the topic: else another schema could get a number
         that messages of the topic still name. Schemas of a non-persistent topic stay, as it ends whenever it is unused.
         Raises BadVersion if the topic itself changed, Busy if its schemas change all the time."""
@@ -246,7 +250,7 @@ class SchemaRegistry:
             return []
         return [Delete(_path(topic), revision), *[Delete(_path(topic, each.version)) for each in record.schemas]]
 
-    async def forget_namespace(self, name: NamespaceName) -> None:
+    async def delete_namespace_schemas(self, name: NamespaceName) -> None:
         """Deletes the remaining schemas of a deleted namespace: those whose topics never existed, or are
         non-persistent."""
         for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
@@ -309,10 +313,10 @@ class SchemaRegistry:
     async def _refusal(
         self, topic: TopicName, mode: Compatibility, asked: Definition, live: Sequence[SchemaEntry]
     ) -> str | None:
-        from .schema_core import refusal
+        from .schema_core import why_refused
 
         known = await self._known(topic, live if mode.transitive else live[-1:])
-        return await self._compared(known, asked, refusal, mode)
+        return await self._compared(known, asked, why_refused, mode)
 
     async def _known(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
         return await self._together(topic, entries, "use a mode that is not transitive, or delete them")

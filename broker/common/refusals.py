@@ -145,7 +145,7 @@ class AckRefusal(_Refusal):
 # epoch. 0: unknown.
 
 
-def is_another(there: int, meant: int) -> bool:
+def is_other_incarnation(there: int, meant: int) -> bool:
     """Returns True if the two incarnations are known to differ. `there`: the incarnation of the present topic; `meant`:
     the one that the caller means; 0 in either: unknown."""
     return bool(meant and there and meant != there)
@@ -154,7 +154,7 @@ def is_another(there: int, meant: int) -> bool:
 def check_incarnation(topic: TopicName, there: int, meant: int) -> None:
     """Raises TopicNotFound if the caller means a topic that was deleted, and another one has its name now. `there`: the
     incarnation of the present topic; `meant`: the caller's; 0: whichever topic is present."""
-    if is_another(there, meant):
+    if is_other_incarnation(there, meant):
         raise TopicNotFound(
             f"the topic {topic} that is meant was deleted and made anew since (at {there} ms, not {meant})", topic=topic
         )

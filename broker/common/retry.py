@@ -21,7 +21,8 @@ AGAIN_S = 10.0
 
 
 class LogThrottle:
-    """Limits how often a loop that retries logs the same kind of error. The loop calls `news` before each log line."""
+    """Limits how often a loop that retries logs the same kind of error. The loop calls `should_log` before each log
+    line."""
 
     __slots__ = ("_at", "_clock", "_reason")
 
@@ -30,7 +31,7 @@ class LogThrottle:
         self._reason: type[Exception] | None = None
         self._at = 0.0
 
-    def news(self, error: Exception) -> bool:
+    def should_log(self, error: Exception) -> bool:
         """Returns True if the error should be logged: its class differs from the last one, or AGAIN_S have passed. The
         error counts as logged then."""
         now = self._clock.monotonic()
@@ -46,7 +47,7 @@ class LogThrottle:
 T = TypeVar("T")
 
 
-async def until_done(
+async def retry_until_done(
     work: Callable[[], Awaitable[T]], clock: Clock, log: logging.Logger, what: str, *,
     ends: Callable[[MagnetarError], bool], pause_s: float,
 ) -> T:  # fmt: skip
@@ -59,7 +60,7 @@ async def until_done(
         except MagnetarError as error:
             if ends(error):
                 raise
-            if throttle.news(error):
+            if throttle.should_log(error):
                 log.warning("%s: %s", what, error)
         await asyncio.sleep(pause_s)
 
@@ -85,7 +86,7 @@ class SharedRuns(Generic[K, T]):
     def __init__(self) -> None:
         self._running: dict[K, asyncio.Task[T]] = {}
 
-    async def get(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Starts `work` for `key`, or joins the run in progress. Returns its result, or raises its error."""
         run = self._running.get(key)
         if run is None:

@@ -7,7 +7,8 @@ sleeps while it holds anything, and nothing that arrived is dropped. So a rate h
 whatever the size of an entry, and an entry larger than a second's worth is not stuck.
 
 A `Rate` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `Rate`s in a row
-(subscription, topic, broker) are asked together: `wait_s` and `portion` below. Guarding test: test_token_bucket.py.
+(subscription, topic, broker) are asked together: `wait_s` and `count_allowed` below. Guarding test:
+test_token_bucket.py.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def wait_s(rates: Iterable[Rate], now: float) -> float:
     return longest
 
 
-def portion(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
+def count_allowed(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
     """Returns how many of `entries` may be sent now: those that the tokens cover, and one that may overdraw them."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
@@ -163,7 +164,7 @@ SLICE_S = 0.002
 """
 
 
-class Turns:
+class TimeSlices:
     """Divides a long computation into slices; other tasks of the event loop run between two slices."""
 
     __slots__ = ("_clock", "end")

@@ -23,7 +23,7 @@ from ...proto.states import TxnId, TxnState
 from ...runtime.access import Principal, PrincipalKind
 
 
-def writer_of(principal: Principal) -> str | None:
+def writing_role(principal: Principal) -> str | None:
     """Returns the role in whose transactions the caller may write; None: in those of every role.
 
     None is returned for a local listener without security, for a broker, which publishes half messages of any role, and
@@ -82,8 +82,8 @@ class Coordinators(Protocol):
         or was before; COMMITTED, ABORTED or a settlement if the transaction has ended, and nothing may be added.
 
         `owner` is the role that writes in the transaction at that topic; InvalidRequest is raised if the transaction is
-        another role's. `owner` is None for a caller that may write in every transaction (`writer_of`), and for a topic
-        that was loaded with entries of the transaction.
+        another role's. `owner` is None for a caller that may write in every transaction (`writing_role`), and for a
+        topic that was loaded with entries of the transaction.
 
         Never raises TransactionForgotten: what ended long ago is ABORTED for a topic that does not know its outcome,
         because a commit is forgotten only after every participant has stored it. Any other error says nothing of the

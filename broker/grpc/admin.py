@@ -32,8 +32,8 @@ from ...runtime.network import CallContext
 from ..node.topic_manager import TopicManager
 from ..session import statistics
 from ..session.administration import Administration
-from ..session.backlogs import Backlogs, FilteredEntry
-from ..session.topics import Schemas
+from ..session.backlogs import FilteredEntry, TopicBacklogs
+from ..session.topics import SchemaQueries
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..topic.topic import Topic
 from . import translate
@@ -50,10 +50,10 @@ class ExamineService:
     _administration: Administration
 
     async def _topic(self, name: str) -> Topic:
-        return await self._administration.topic(TopicName.parse(name))
+        return await self._administration.load_topic(TopicName.parse(name))
 
-    async def _backlogs(self, topic: str) -> Backlogs:
-        return Backlogs(await self._topic(topic))
+    async def _backlogs(self, topic: str) -> TopicBacklogs:
+        return TopicBacklogs(await self._topic(topic))
 
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
         """Returns the ledgers that no record names and those that are missing; with `remove` deletes the former. Any
@@ -86,11 +86,11 @@ class ExamineService:
         self, request: wire.ExamineMessagesRequest, context: CallContext
     ) -> list[wire.Delivery]:
         backlogs = await self._backlogs(request.topic)
-        return [delivery(await backlogs.nth(request.number or 1, from_latest=request.from_latest))]
+        return [wire_delivery(await backlogs.read_nth(request.number or 1, from_latest=request.from_latest))]
 
     async def get_message(self, request: wire.GetMessageRequest, context: CallContext) -> list[wire.Delivery]:
-        shown = await (await self._backlogs(request.topic)).message(Position(request.ledger_id, request.entry_id))
-        return [delivery(shown)]
+        shown = await (await self._backlogs(request.topic)).read_message(Position(request.ledger_id, request.entry_id))
+        return [wire_delivery(shown)]
 
     async def analyze_backlog(
         self, request: wire.DeleteSubscriptionRequest, context: CallContext
@@ -98,20 +98,20 @@ class ExamineService:
         return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze(request.name))
 
     async def message_id_by_time(self, request: wire.MessageIdByTimeRequest, context: CallContext) -> MessageId:
-        return await (await self._backlogs(request.topic)).at_time(request.publish_time_ms)
+        return await (await self._backlogs(request.topic)).find_by_time(request.publish_time_ms)
 
     async def backlog_size(self, request: wire.BacklogSizeRequest, context: CallContext) -> int:
-        return (await self._backlogs(request.topic)).size_after(_position(request.position))
+        return (await self._backlogs(request.topic)).bytes_after(_position(request.position))
 
     async def last_message_id(self, request: wire.Name, context: CallContext) -> MessageId:
-        return await (await self._backlogs(request.name)).last_message_id()
+        return await (await self._backlogs(request.name)).find_last_message()
 
 
 def _position(given: wire.Position | wire.MessageId) -> Position:
     return Position(given.ledger_id, given.entry_id)
 
 
-def delivery(shown: FilteredEntry) -> wire.Delivery:
+def wire_delivery(shown: FilteredEntry) -> wire.Delivery:
     ledger_id, entry_id = shown.entry.position
     return wire.Delivery(
         ledger_id=ledger_id, entry_id=entry_id, entry=shown.entry.payload, acked_batch_indexes=shown.hidden
@@ -125,24 +125,24 @@ def delivery(shown: FilteredEntry) -> wire.Delivery:
 class SchemaService:
     """The rpcs of Admin about schemas."""
 
-    _schemas: Schemas
+    _schemas: SchemaQueries
 
     async def list_schemas(self, request: wire.Name, context: CallContext) -> wire.SchemasReply:
-        found = await self._schemas.all(TopicName.parse(request.name))
+        found = await self._schemas.list_versions(TopicName.parse(request.name))
         return wire.SchemasReply(schemas=map(translate.schema_reply, found))
 
     async def put_schema(self, request: wire.SchemaRequest, context: CallContext) -> wire.SchemaReply:
-        topic, info = TopicName.parse(request.topic), translate.schema(request.schema)
-        version = await self._schemas.put(topic, info, context.principal.name)
+        topic, info = TopicName.parse(request.topic), translate.schema_info(request.schema)
+        version = await self._schemas.register_schema(topic, info, context.principal.name)
         return wire.SchemaReply(version=version_bytes(version))
 
     async def find_schema(self, request: wire.SchemaRequest, context: CallContext) -> wire.SchemaReply:
-        topic, info = TopicName.parse(request.topic), translate.schema(request.schema)
+        topic, info = TopicName.parse(request.topic), translate.schema_info(request.schema)
         return wire.SchemaReply(version=version_bytes(await self._schemas.find(topic, info)))
 
     async def test_schema(self, request: wire.SchemaRequest, context: CallContext) -> SchemaTest:
-        topic, info = TopicName.parse(request.topic), translate.schema(request.schema)
-        found = await self._schemas.test(topic, info)
+        topic, info = TopicName.parse(request.topic), translate.schema_info(request.schema)
+        found = await self._schemas.judge_schema(topic, info)
         return SchemaTest(found.refused, found.compatibility)
 
     async def delete_schema(self, request: wire.DeleteRequest, context: CallContext) -> wire.SchemaReply:
@@ -167,18 +167,18 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._administration = Administration(broker)
-        self._schemas = Schemas(broker)
+        self._schemas = SchemaQueries(broker)
 
     # ------------------------------------------------------------------ tenants
     async def list_tenants(self, request: wire.Empty, context: CallContext) -> list[str]:
-        administers = partial(self._broker.access.administers, context.principal)
-        return [name for name in await self._broker.catalog.tenants() if await administers(name)]
+        administers = partial(self._broker.access.is_administrator, context.principal)
+        return [name for name in await self._broker.catalog.list_tenants() if await administers(name)]
 
     async def create_tenant(self, request: wire.TenantSpec, context: CallContext) -> None:
         await self._broker.catalog.create_tenant(request.name, _tenant(request))
 
     async def get_tenant(self, request: wire.Name, context: CallContext) -> values.TenantInfo:
-        record = await self._broker.catalog.tenant(request.name)
+        record = await self._broker.catalog.get_tenant(request.name)
         return values.TenantInfo(request.name, tuple(record.admin_roles), tuple(record.allowed_clusters))
 
     async def update_tenant(self, request: wire.TenantSpec, context: CallContext) -> None:
@@ -189,14 +189,14 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
     # ------------------------------------------------------------------ namespaces
     async def list_namespaces(self, request: wire.Name, context: CallContext) -> list[str]:
-        return await self._broker.catalog.namespaces(request.name)
+        return await self._broker.catalog.list_namespaces(request.name)
 
     async def create_namespace(self, request: wire.NamespaceSpec, context: CallContext) -> None:
         record = _namespace(request, self._broker.config.namespace_bundles)
         await self._broker.catalog.create_namespace(NamespaceName.parse(request.name), record)
 
     async def get_namespace(self, request: wire.Name, context: CallContext) -> values.NamespaceInfo:
-        record = await self._broker.catalog.namespace(NamespaceName.parse(request.name))
+        record = await self._broker.catalog.get_namespace(NamespaceName.parse(request.name))
         creation = record.auto_topic_creation, record.default_partitions, record.is_creation_set
         return values.NamespaceInfo(request.name, record.bundles, *creation)
 
@@ -213,7 +213,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
     # ------------------------------------------------------------------ policies
     async def get_policies(self, request: wire.PoliciesRequest, context: CallContext) -> str:
-        found = await self._administration.policies(request.namespace, request.topic, applied=request.applied)
+        found = await self._administration.get_policies(request.namespace, request.topic, applied=request.applied)
         return encode(found)
 
     async def change_policies(self, request: wire.ChangePoliciesRequest, context: CallContext) -> None:
@@ -231,11 +231,11 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
     # ------------------------------------------------------------------ permissions
     async def get_permissions(self, request: wire.PermissionsRequest, context: CallContext) -> values.Permissions:
-        found = await self._administration.permissions(request.namespace, request.topic)
+        found = await self._administration.get_permissions(request.namespace, request.topic)
         return values.Permissions(found.roles, found.subscriptions, found.prefix_mode)
 
     async def change_permissions(self, request: wire.ChangePermissionsRequest, context: CallContext) -> None:
-        change = translate.permission_change(request)
+        change = translate.parse_permission_change(request)
         await self._administration.change_permissions(request.namespace, request.topic, change)
 
     async def _check_letters(self, topic: str, context: CallContext) -> None:
@@ -250,18 +250,18 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         """Returns the stored topics and the non-persistent ones that brokers have in memory, as far as the caller may
         see them."""
         name = NamespaceName.parse(request.namespace)
-        shown = await self._broker.access.shown(context.principal, name)
+        shown = await self._broker.access.visibility_filter(context.principal, name)
         if request.in_memory_here:
-            return [*filter(shown, sorted(await self._administration.topics_in_memory(name)))]
+            return [*filter(shown, sorted(await self._administration.list_non_persistent(name)))]
         return [*filter(shown, await self._topics_of(name, context.principal, partitions=request.partitions))]
 
     async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
         """Returns the topics of a namespace. If it is missing, raises NotFound for its administrators and returns none
         for others, who must not learn whether it exists."""
         try:
-            return await self._administration.topics(name, partitions=partitions)
+            return await self._administration.list_topics(name, partitions=partitions)
         except NotFound:
-            if await self._broker.access.administers(principal, name.tenant):
+            if await self._broker.access.is_administrator(principal, name.tenant):
                 raise
             return []
 
@@ -280,7 +280,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
     async def topic_stats(self, request: wire.Name, context: CallContext) -> values.TopicStats:
         topic = await self._topic(request.name)
-        return await statistics.of_topic(topic, self._broker.endpoint, precise=request.precise_backlog)
+        return await statistics.topic_stats(topic, self._broker.endpoint, precise=request.precise_backlog)
 
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
@@ -288,11 +288,11 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         """Returns a page (about 1 MiB) of statistics of those topics that this broker owns and the caller may see;
         loads those that are not loaded. A topic that fails is left out: `topic_stats` says why."""
         name = NamespaceName.parse(request.namespace)
-        shown = await self._broker.access.shown(context.principal, name)
+        shown = await self._broker.access.visibility_filter(context.principal, name)
         found = wire.NamespaceStatsReply(
-            here=self._broker.endpoint, brokers=[each.endpoint for each in await self._broker.brokers()]
+            here=self._broker.endpoint, brokers=[each.endpoint for each in await self._broker.list_brokers()]
         )
-        names = [each for each in await self._administration.topics_here(name, request.after) if shown(each)]
+        names = [each for each in await self._administration.list_owned(name, request.after) if shown(each)]
         clock = self._broker.world.clock
         size, end_s = 0, clock.monotonic() + PAGE_S
         for start in range(0, len(names), STATS_AT_ONCE):
@@ -309,14 +309,14 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
     async def _stats_of(self, name: str) -> wire.TopicStatsReply | None:
         try:
             topic = self._broker.loaded.get(name) or await self._topic(name)
-            found = await statistics.of_topic(topic, self._broker.endpoint, ages=False)
+            found = await statistics.topic_stats(topic, self._broker.endpoint, ages=False)
         except MagnetarError as error:
             _LOG.debug("no statistics of %s among those of its namespace: %s", name, error)
             return None
         return cast(wire.TopicStatsReply, reply_of(wire.TopicStatsReply, found))
 
     async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> values.TopicInternalStats:
-        return statistics.internals(await self._topic(request.name), self._broker.cache.bytes)
+        return statistics.internal_stats(await self._topic(request.name), self._broker.cache.bytes)
 
     async def unload_topic(self, request: wire.Name, context: CallContext) -> None:
         await self._administration.unload_topic(TopicName.parse(request.name))
@@ -326,10 +326,10 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         await topic.trim()
 
     async def compact(self, request: wire.Name, context: CallContext) -> None:
-        await self._administration.compact(TopicName.parse(request.name))
+        await self._administration.start_compaction(TopicName.parse(request.name))
 
     async def compaction_status(self, request: wire.Name, context: CallContext) -> wire.CompactionStatusReply:
-        found = statistics.of_compaction(await self._topic(request.name))
+        found = statistics.compaction_stats(await self._topic(request.name))
         reply = cast(wire.CompactionStatusReply, reply_of(wire.CompactionStatusReply, found))
         if found.ledger_id < 0:
             reply.ClearField("horizon")
@@ -377,20 +377,20 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
     async def peek_messages(self, request: wire.PeekMessagesRequest, context: CallContext) -> list[wire.Delivery]:
         shown = await (await self._backlogs(request.topic)).peek(request.name, request.messages)
-        return [*map(delivery, shown)]
+        return [*map(wire_delivery, shown)]
 
     # ------------------------------------------------------------------ the cluster
     async def list_brokers(self, request: wire.Empty, context: CallContext) -> list[values.BrokerInfo]:
         broker = self._broker
         return [
             values.BrokerInfo(each.name, each.endpoint, len(broker.loaded) if each.name == broker.name else 0)
-            for each in await broker.brokers()
+            for each in await broker.list_brokers()
         ]
 
     async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[values.BookieInfo]:
         return [
             values.BookieInfo(each.bookie, each.endpoint, each.read_only, each.rack, each.free_bytes, each.total_bytes)
-            for each in await self._broker.bookies()
+            for each in await self._broker.list_bookies()
         ]
 
 

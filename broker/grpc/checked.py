@@ -14,10 +14,10 @@ from google.protobuf.message import Message
 
 from ...proto.errors import MagnetarError
 from ...proto.names import NamespaceName, TopicName
-from ...proto.operations import OPERATIONS, On, Operation, Permission, Rule
+from ...proto.operations import OPERATIONS, Operation, Permission, PermissionPlace, Rule
 from ...runtime.network import CallContext, rpc, rpcs_of
 from ...runtime.threads import Workers
-from ..access.authorizer import Authorizer, may_everything
+from ..access.authorizer import Authorizer, may_do_everything
 from ..access.table_core import RULES
 from ..node.topic_manager import TopicManager
 
@@ -29,12 +29,12 @@ from ..node.topic_manager import TopicManager
 Method = Callable[[Any, Any], Awaitable[Any]]
 
 
-def attribute_of(method: str) -> str:
+def handler_name(method: str) -> str:
     """Returns the name of the method that handles an rpc: `list_topics` for "ListTopics"."""
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in method).lstrip("_")
 
 
-class Later:
+class LazyService:
     """A proxy with the methods of the service `name` ("Admin"). The first call of one imports `module` and makes the
     service."""
 
@@ -44,7 +44,7 @@ class Later:
         self._make = make
         self._service: object = None
         for method in rpcs_of(name):
-            attribute = attribute_of(method)
+            attribute = handler_name(method)
             setattr(self, attribute, self._method(attribute))
 
     def _method(self, attribute: str) -> Method:
@@ -58,22 +58,22 @@ class Later:
         return call
 
 
-def admin(broker: TopicManager) -> Later:
+def lazy_admin(broker: TopicManager) -> LazyService:
     def make() -> object:
         from .admin import AdminService
 
         return AdminService(broker)
 
-    return Later("Admin", broker.world.workers, "admin", make)
+    return LazyService("Admin", broker.world.workers, "admin", make)
 
 
-def transactions(broker: TopicManager) -> Later:
+def lazy_transactions(broker: TopicManager) -> LazyService:
     def make() -> object:
         from .transactions import TransactionService
 
         return TransactionService(broker)
 
-    return Later("Transactions", broker.world.workers, "transactions", make)
+    return LazyService("Transactions", broker.world.workers, "transactions", make)
 
 
 # ------------------------------------------------------------------------------------------------------- checked
@@ -89,19 +89,20 @@ LOOKS = re.compile(
 """Matches rpcs that are not audited: those that change nothing and return no message, and the many of clients."""
 
 
-class Checked:
+class CheckedService:
     """Wraps `service`, which has the methods of the service `name` ("Admin"): authorizes and audits each call. Methods
-    of Admin return plain values there and messages here; `values` has those that return the plain values, by rpc."""
+    of Admin return plain values there and messages here; `value_handlers` has those that return the plain values, by
+    rpc."""
 
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
-        self.values: dict[str, Handler] = {}
+        self.value_handlers: dict[str, Handler] = {}
         for method in rpcs_of(name):
-            path, attribute, target = f"{name}.{method}", attribute_of(method), rpc(name, method)
+            path, attribute, target = f"{name}.{method}", handler_name(method), rpc(name, method)
             handler = getattr(service, attribute)
             if target.streaming:
                 assert any(each.partition(" ")[0] == path for each in RULES), f"{path} has no rule"
             else:
-                handler = self.values[method] = _checked(path, RULES[path], handler, access)
+                handler = self.value_handlers[method] = _checked(path, RULES[path], handler, access)
                 if name == "Admin":
                     handler = _encoded(OPERATIONS[method], target.reply, handler)
             setattr(self, attribute, handler)
@@ -120,7 +121,7 @@ def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Han
     act = not LOOKS.match(path)
 
     async def call(request: Any, context: CallContext) -> Any:
-        if not may_everything(context.principal):
+        if not may_do_everything(context.principal):
             await _authorize(path, rule, request, context, access)
         if not act:
             return await handler(request, context)
@@ -131,9 +132,9 @@ def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Han
             result = type(error).__name__ if isinstance(error, MagnetarError) else "unknown"
             raise
         finally:
-            access.audit.act(
+            access.audit.record_act(
                 context.principal, context.peer, path, _subject(request), result, fields=_fields(request),
-                is_administration=may_everything(context.principal)
+                is_administration=may_do_everything(context.principal)
                 or _needed(path, rule, request) in _OF_ADMINISTRATORS,
             )  # fmt: skip
 
@@ -152,7 +153,7 @@ def _needed(path: str, rule: Rule, request: Any) -> Permission:
 async def authorize(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
     """Authorizes a request for the rpc `path` ("Admin.DeleteTopic") as a call of it would. Raises Unauthorized, or
     InvalidName if the request names a topic or a namespace wrongly."""
-    if not may_everything(context.principal):
+    if not may_do_everything(context.principal):
         await _authorize(path, RULES[path], request, context, access)
 
 
@@ -161,17 +162,17 @@ async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, 
     wrongly."""
     permission, principal = _needed(path, rule, request), context.principal
     subscription = getattr(request, rule.subscription) if rule.subscription else ""
-    if rule.on is On.PLACE:
+    if rule.on is PermissionPlace.PLACE:
         topic, namespace = request.topic, request.namespace
     else:
-        topic = getattr(request, rule.field) if rule.on is On.TOPIC else ""
-        namespace = getattr(request, rule.field) if rule.on is On.NAMESPACE else ""
-    if rule.on is On.PLACE and not topic and not namespace:
+        topic = getattr(request, rule.field) if rule.on is PermissionPlace.TOPIC else ""
+        namespace = getattr(request, rule.field) if rule.on is PermissionPlace.NAMESPACE else ""
+    if rule.on is PermissionPlace.PLACE and not topic and not namespace:
         permission = Permission.OPERATE
     await access.require(
-        principal, permission, topic=TopicName.parse(topic) if topic or rule.on is On.TOPIC else None,
-        namespace=NamespaceName.parse(namespace) if namespace or rule.on is On.NAMESPACE else None,
-        tenant=getattr(request, rule.field) if rule.on is On.TENANT else "", subscription=subscription,
+        principal, permission, topic=TopicName.parse(topic) if topic or rule.on is PermissionPlace.TOPIC else None,
+        namespace=NamespaceName.parse(namespace) if namespace or rule.on is PermissionPlace.NAMESPACE else None,
+        tenant=getattr(request, rule.field) if rule.on is PermissionPlace.TENANT else "", subscription=subscription,
         peer=context.peer,
     )  # fmt: skip
 

@@ -31,10 +31,10 @@ from ...proto.names import TopicName
 from ...proto.schema import version_of
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
-from ...runtime.tasks import Tasks, followed_by, unbroken
-from ..common.token_bucket import Turns
+from ...runtime.tasks import Tasks, run_then, run_to_end
+from ..common.token_bucket import TimeSlices
 from ..node.topic_manager import TopicManager
-from ..session.topics import Owner, Schemas, Topics
+from ..session.topics import SchemaQueries, TopicOwner, TopicQueries
 from . import handlers as watch
 from . import read, translate
 from .handlers import ConsumerHandler, Handler, ProducerHandler
@@ -56,18 +56,18 @@ AHEAD_TURNS = 6
 Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 
-async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
+async def serve_connect(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Serves the stream until either side ends it. If the client ends its side, requests in progress are answered
     first."""
     connection = GrpcConnection(broker, stream, context)
-    await followed_by(_serve(connection, stream, broker.world.clock), lambda: unbroken(connection.close()))
+    await run_then(_serve(connection, stream, broker.world.clock), lambda: run_to_end(connection.close()))
 
 
 async def _serve(connection: GrpcConnection, stream: Connects, clock: Clock) -> None:
     handlers, now = connection.handlers, clock.monotonic
     try:
         while True:
-            frames, turns = await stream.receive(), Turns(clock)
+            frames, turns = await stream.receive(), TimeSlices(clock)
             half = len(frames) // 2 if len(frames) >= AHEAD_FROM else 0
             for number, frame in enumerate(frames, 1):
                 handler = handlers.get(frame.id)
@@ -80,7 +80,7 @@ async def _serve(connection: GrpcConnection, stream: Connects, clock: Clock) -> 
                         await turns.next()
                 elif now() > turns.end:
                     await turns.next()
-            await connection.room()
+            await connection.wait_room()
     except EndOfStream:
         pass
     await connection.finish()
@@ -122,7 +122,7 @@ class GrpcConnection:
             return
         kind = ProducerHandler if frame.WhichOneof("kind") == "open_producer" else ConsumerHandler
         handler = self.handlers[number] = kind(self, number)
-        handler.open(frame)
+        handler.start_opening(frame)
 
     def _stray(self, frame: wire.ClientFrame) -> None:
         """Answers a frame whose id was never opened, or is closed; consecutive ones only once."""
@@ -138,13 +138,13 @@ class GrpcConnection:
     def _closed(self, number: int, error: MagnetarError) -> None:
         self.send(wire.ServerFrame(id=number, closed=to_wire(error)))
 
-    def deferred(self, size: int) -> None:
+    def count_deferred(self, size: int) -> None:
         self._deferred_bytes += size
         if self._room is not None and self._deferred_bytes <= DEFERRED_BYTES:
             self._room.set_result(None)
             self._room = None
 
-    async def room(self) -> None:
+    async def wait_room(self) -> None:
         """Waits until the stream may be read again. Raises ConnectionLost."""
         if self.stream.queued_bytes > OUT_BYTES:
             await self.stream.wait_sent(self.stream.left_bytes + OUT_BYTES // 2)
@@ -193,10 +193,10 @@ class GrpcConnection:
             if handler.sent:
                 await self.stream.wait_sent(handler.sent[len(handler.sent) // 2][0])
             else:
-                await self.broker.memory.answers.room()
+                await self.broker.memory.answers.wait_room()
 
     # ------------------------------------------------------------------ tasks
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start_request(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.spawn(work, "client-request")
 
     def add_outstanding(self, answers: int) -> None:
@@ -228,7 +228,7 @@ class GrpcConnection:
         handlers = list(self.handlers.values())
         self.handlers.clear()
         for handler in handlers:
-            handler.over = True
+            handler.has_ended = True
         leaving = [handler.leave() for handler in handlers]
         left = await asyncio.gather(self._tasks.close(), *leaving, return_exceptions=True)
         for failure in left:
@@ -248,8 +248,8 @@ class BrokerService:
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
-        self._topics = Topics(broker)
-        self._schemas = Schemas(broker)
+        self._topics = TopicQueries(broker)
+        self._schemas = SchemaQueries(broker)
 
     async def lookup(self, request: wire.LookupRequest, context: CallContext) -> wire.LookupReply:
         return _owner(await self._topics.lookup(TopicName.parse(request.topic), request.listener))
@@ -260,18 +260,18 @@ class BrokerService:
         return wire.PartitionsReply(partitions=found.count, owner=owner)
 
     async def connect(self, stream: Connects, context: CallContext) -> None:
-        await serve(self._broker, stream, context)
+        await serve_connect(self._broker, stream, context)
 
     async def read(self, stream: read.Reads, context: CallContext) -> None:
-        await read.serve(self._broker, stream, context)
+        await read.serve_read(self._broker, stream, context)
 
     async def watch_topics(self, stream: watch.Watches, context: CallContext) -> None:
-        await watch.serve(self._topics, stream, context)
+        await watch.serve_watch(self._topics, stream, context)
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:
         name = TopicName.parse(request.topic)
         range_ = request.aborted_first, request.aborted_end
-        found = await self._topics.offsets(
+        found = await self._topics.get_offsets(
             name, request.publish_times_ms, request.subscription, range_, request.incarnation
         )
         return wire.OffsetsReply(
@@ -283,7 +283,7 @@ class BrokerService:
         self, request: wire.AdvanceSubscriptionRequest, context: CallContext
     ) -> wire.Empty:
         name = TopicName.parse(request.topic)
-        await self._topics.advance(name, request.subscription, request.index, request.incarnation)
+        await self._topics.advance_subscription(name, request.subscription, request.index, request.incarnation)
         return wire.Empty()
 
 
@@ -295,5 +295,5 @@ class BrokerService:
         return translate.schema_reply(found)
 
 
-def _owner(owner: Owner) -> wire.LookupReply:
+def _owner(owner: TopicOwner) -> wire.LookupReply:
     return wire.LookupReply(owner=owner.endpoint, here=owner.here)

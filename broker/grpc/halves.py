@@ -37,9 +37,9 @@ class HalfService:
     async def prepare_half(self, request: wire.HalfRequest, context: CallContext) -> wire.HalfReply:
         half, messages = half_of(request.half), await self._messages(request, context)
         coordinators = self._broker.transactions
-        if half.coordinator != coordinator_of(request.group, await coordinators.count()):
+        if half.coordinator != coordinator_of(request.group, await coordinators.ensure_count()):
             raise InvalidRequest(f"half {half} is not of the coordinator of group {request.group[:100]!r}")
-        state = await (await coordinators.here(half.coordinator)).prepare_half(
+        state = await (await coordinators.load_here(half.coordinator)).prepare_half(
             half, context.principal.name, request.group, request.check_key, messages, request.check_after_ms / 1000
         )
         return wire.HalfReply(state=state.name)
@@ -64,9 +64,10 @@ class HalfService:
                 raise InvalidRequest(f"a message of the half is no entry: {error}") from error
             if header.batched or header.metadata.num_chunks_from_msg > 1:
                 raise InvalidRequest("a message of a half is neither in a batch nor in chunks")
-            if header.unfolded > (limit := self._broker.config.max_message_bytes):
-                raise MessageTooLarge(f"a message of a half declares {header.unfolded} uncompressed bytes, the limit is"
-                                      f" {limit}", size=header.unfolded, limit=limit)  # fmt: skip
+            if header.uncompressed_size > (limit := self._broker.config.max_message_bytes):
+                raise MessageTooLarge(f"a message of a half declares {header.uncompressed_size} uncompressed bytes, "
+                    f"the limit is"
+                                      f" {limit}", size=header.uncompressed_size, limit=limit)  # fmt: skip
             messages.append(HalfMessage(topic.full, each.entry))
         return messages
 
@@ -76,7 +77,7 @@ class HalfService:
             verb = HalfVerb(request.verb)
         except ValueError:
             raise InvalidRequest(f"{request.verb} is no way to end a half") from None
-        state = await (await self._broker.transactions.here(half.coordinator)).end_half(
+        state = await (await self._broker.transactions.load_here(half.coordinator)).end_half(
             half, verb, context.principal.name, request.check, request.why
         )
         return wire.HalfReply(state=state.name)
@@ -97,7 +98,7 @@ class HalfService:
 
     async def _ask(self, stream: Watching, group: str, context: CallContext) -> None:
         coordinators = self._broker.transactions
-        coordinator = await coordinators.here(coordinator_of(group, await coordinators.count()))
+        coordinator = await coordinators.load_here(coordinator_of(group, await coordinators.ensure_count()))
         async with aclosing(coordinator.watch_halves(context.principal.name, group)) as asked:
             async for each in asked:
                 await stream.send(_check(coordinator.number, each))
@@ -127,9 +128,9 @@ class HalfAdminService:
     async def list_halves(self, request: wire.ListHalvesRequest, context: CallContext) -> wire.ListHalvesReply:
         half = half_of(request.half) if request.HasField("half") else None
         number = request.coordinator if half is None else half.coordinator
-        if not await self._broker.transactions.has_begun(number):
+        if not await self._broker.transactions.has_been_loaded(number):
             return wire.ListHalvesReply()  # and it is not loaded for the question
-        coordinator = await self._broker.transactions.here(number)
+        coordinator = await self._broker.transactions.load_here(number)
         found = coordinator.half_statistics()
         rows = coordinator.half_rows(half, request.group, min(request.limit or LIST_DEFAULT, LIST_MAX))
         return wire.ListHalvesReply(
@@ -142,7 +143,7 @@ class HalfAdminService:
             verb = HalfChange(request.verb)
         except ValueError:
             raise InvalidRequest(f"{request.verb} is no change of a half") from None
-        await (await self._broker.transactions.here(half.coordinator)).change_half(half, verb)
+        await (await self._broker.transactions.load_here(half.coordinator)).change_half(half, verb)
 
 
 def _row(number: int, row: HalfRow) -> wire.HalfInfo:

@@ -27,12 +27,11 @@ from ...proto.errors import BackPressure, ConnectionLost, InternalError, Invalid
 from ...proto.names import NamespaceName, Position
 from ...runtime.grpc.messages import LongItem
 from ...runtime.network import CallContext, EndOfStream, Stream
-from ..cluster.policy_cache import Added, Told
-from ..cluster.policy_cache import Topics as TopicsNow
-from ..common.token_bucket import Turns
+from ..cluster.policy_cache import Told, TopicAdded, TopicList
+from ..common.token_bucket import TimeSlices
 from ..session.consumer import ConsumerSession
 from ..session.producer import ProducerSession
-from ..session.topics import Topics
+from ..session.topics import TopicQueries
 from ..subscription.core.dispatch import Delivery
 from ..topic.producer import UNNUMBERED
 from . import translate
@@ -56,12 +55,12 @@ Work = Callable[[], Awaitable[wire.ServerFrame | None]]
 class Handler:
     """The handler of one producer or consumer. `number` is its id on the stream."""
 
-    __slots__ = ("_connection", "_deferred", "_requests", "_work", "number", "opened", "over")
+    __slots__ = ("_connection", "_deferred", "_requests", "_work", "has_ended", "number", "opened")
 
     def __init__(self, connection: GrpcConnection, number: int) -> None:
         self.number = number
         self.opened = False
-        self.over = False
+        self.has_ended = False
         self._connection = connection
         self._requests = 0
         self._work: asyncio.Task[None] | None = None
@@ -71,7 +70,7 @@ class Handler:
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
         raise NotImplementedError
 
-    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         raise NotImplementedError
 
     async def _close(self) -> None:
@@ -83,8 +82,8 @@ class Handler:
         raise NotImplementedError
 
     # ------------------------------------------------------------------ opening
-    def open(self, frame: wire.ClientFrame) -> None:
-        self._work = self._connection.start(self._opening(frame))
+    def start_opening(self, frame: wire.ClientFrame) -> None:
+        self._work = self._connection.start_request(self._opening(frame))
 
     async def _opening(self, frame: wire.ClientFrame) -> None:
         try:
@@ -92,14 +91,14 @@ class Handler:
         except Exception as error:
             self.close_with(_typed(error))
             return
-        if self.over:  # it was closed meanwhile: `leave` waits for this task, and ends the session
+        if self.has_ended:  # it was closed meanwhile: `leave` waits for this task, and ends the session
             return
         self.opened = True
         self._connection.send(opened)
         self._go_on()
 
     # ------------------------------------------------------------------ frames
-    def on_frame(self, frame: wire.ClientFrame, turns: Turns) -> None:
+    def on_frame(self, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         kind = frame.WhichOneof("kind")
         if kind in ("open_producer", "subscribe"):
             self.close_with(InvalidRequest(f"id {self.number} is used twice"))
@@ -116,7 +115,7 @@ class Handler:
         else:
             self._defer(frame)
 
-    def _handle_frame(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+    def _handle_frame(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         try:
             if kind == "close":
                 self._end_handler(self._closing(frame.close))
@@ -131,17 +130,17 @@ class Handler:
         if self._deferred is None:
             self._deferred = deque()
         self._deferred.append(frame)
-        self._connection.deferred(frame.ByteSize())
+        self._connection.count_deferred(frame.ByteSize())
 
     def _go_on(self) -> None:
         """Called when the handler's task is done: handles the frames that were deferred."""
-        self._work, turns = None, Turns(self._connection.broker.world.clock)
-        while self._deferred and self._work is None and not self.over:
+        self._work, turns = None, TimeSlices(self._connection.broker.world.clock)
+        while self._deferred and self._work is None and not self.has_ended:
             frame = self._deferred.popleft()
-            self._connection.deferred(-frame.ByteSize())
+            self._connection.count_deferred(-frame.ByteSize())
             self._handle_frame(frame.WhichOneof("kind"), frame, turns)
-            if turns.is_over and self._work is None and not self.over:
-                self._work = self._connection.start(self._later())
+            if turns.is_over and self._work is None and not self.has_ended:
+                self._work = self._connection.start_request(self._later())
         if not self._deferred:
             self._deferred = None
 
@@ -150,13 +149,15 @@ class Handler:
         self._go_on()
 
     # ------------------------------------------------------------------ work in steps
-    def _go_through(self, steps: Iterator[None], turns: Turns, then: Callable[[MagnetarError | None], None]) -> None:
+    def _go_through(
+        self, steps: Iterator[None], turns: TimeSlices, then: Callable[[MagnetarError | None], None]
+    ) -> None:
         """Runs the steps at once until the slice of the loop is over, the rest in a task; then calls `then` with the
         error or None."""
         try:
             for _ in steps:
                 if turns.is_over:
-                    self._work = self._connection.start(self._rest(steps, then))
+                    self._work = self._connection.start_request(self._rest(steps, then))
                     return
         except MagnetarError as error:
             then(error)
@@ -165,7 +166,7 @@ class Handler:
 
     async def _rest(self, steps: Iterator[None], then: Callable[[MagnetarError | None], None]) -> None:
         await asyncio.sleep(0)
-        turns, failure = Turns(self._connection.broker.world.clock), None
+        turns, failure = TimeSlices(self._connection.broker.world.clock), None
         try:
             for _ in steps:
                 if turns.is_over:
@@ -181,7 +182,7 @@ class Handler:
             self._send_done(request_id, self._too_many())
         else:
             self._requests += 1
-            self._connection.start(self._answer(request_id, work))
+            self._connection.start_request(self._answer(request_id, work))
 
     def _too_many(self) -> MagnetarError:
         return BackPressure(f"{REQUESTS_MAX} requests of this consumer are under way: wait for some answers")
@@ -199,7 +200,7 @@ class Handler:
         finally:
             self._requests -= 1
 
-    def _owes(self, request_id: int) -> Callable[[MagnetarError | None], None]:
+    def _begin_answer(self, request_id: int) -> Callable[[MagnetarError | None], None]:
         """Counts a request without a task as in progress; returns the function that must be called once with its error
         or None, and answers it."""
         self._requests += 1
@@ -220,14 +221,14 @@ class Handler:
     # ------------------------------------------------------------------ the end
     def close_with(self, error: MagnetarError) -> None:
         """Closes the producer or consumer for a reason of the broker: the client gets the error."""
-        if not self.over:
+        if not self.has_ended:
             self._connection.send(wire.ServerFrame(id=self.number, closed=to_wire(error)))
             self._end_handler(self.leave())
 
     def _end_handler(self, leaving: Coroutine[Any, Any, None]) -> None:
-        self.over = True
+        self.has_ended = True
         if self._deferred is not None:
-            self._connection.deferred(-sum(frame.ByteSize() for frame in self._deferred))
+            self._connection.count_deferred(-sum(frame.ByteSize() for frame in self._deferred))
             self._deferred = None
         self._connection.on_handler_ended(self, leaving)
 
@@ -246,7 +247,7 @@ class Handler:
     async def leave(self) -> None:
         """Ends the handler at once, because the stream ended or the broker closed it: cancels the opening and ends the
         session. Idempotent."""
-        self.over = True
+        self.has_ended = True
         work = self._work
         if work is not None and work is not asyncio.current_task() and not work.done():
             work.cancel()
@@ -268,9 +269,9 @@ class ProducerHandler(Handler):
         self._hears_waits = frame.open_producer.hears_waits
         options = translate.producer_options(frame.open_producer, self._connection.broker.config)
         self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
-        return translate.producer_opened(self.number, self._session)
+        return translate.producer_opened_frame(self.number, self._session)
 
-    def on_frame(self, frame: wire.ClientFrame, turns: Turns) -> None:
+    def on_frame(self, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         if self._work is not None or self._session is None or frame.WhichOneof("kind") != "publish":
             super().on_frame(frame, turns)
             return
@@ -279,7 +280,7 @@ class ProducerHandler(Handler):
         except Exception as error:
             self.close_with(_typed(error))
 
-    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         if kind != "publish":
             raise InvalidRequest(f"a producer does not take {kind or 'a frame of unknown kind'}")
         assert self._session is not None, "it is open"
@@ -299,14 +300,14 @@ class ProducerHandler(Handler):
             await self._close()
 
     # ------------------------------------------------------------------ the port
-    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+    def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
         receipt = wire.Receipt(sequence_id=sequence_id, ledger_id=position[0], entry_id=position[1], index=index)
         try:
             self._connection.stream.send_nowait(wire.ServerFrame(id=self.number, receipt=receipt))
         except ConnectionLost:
             return  # the reader of the stream gets it too, and ends
 
-    def duplicate(self, sequence_id: int) -> None:
+    def on_duplicate(self, sequence_id: int) -> None:
         receipt = wire.Receipt(sequence_id=sequence_id, ledger_id=-1, entry_id=-1, index=-1, duplicate=True)
         self._connection.send(wire.ServerFrame(id=self.number, receipt=receipt))
 
@@ -321,7 +322,7 @@ class ProducerHandler(Handler):
         if self._hears_waits:
             self._connection.send(wire.ServerFrame(id=self.number, waits=to_wire(error)))
 
-    def credit(self, size: int) -> None:
+    def grant_credit(self, size: int) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, credit=size))
 
     def on_closed(self, error: MagnetarError) -> None:
@@ -343,9 +344,9 @@ class ConsumerHandler(Handler):
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
         options = translate.subscribe_options(frame.subscribe)
         self._session = await ConsumerSession.open(self._connection.broker, options, self, self._connection.caller)
-        return translate.subscribed(self.number, self._session)
+        return translate.subscribed_frame(self.number, self._session)
 
-    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         session = self._session
         assert session is not None, "it is open"
         if kind == "ack" and frame.ack.HasField("txn"):
@@ -369,10 +370,10 @@ class ConsumerHandler(Handler):
     def _ack_in(self, session: ConsumerSession, ack: wire.Ack) -> None:
         """Acknowledges in a transaction; without a task if only the disk has to be waited for, as nearly always."""
         number = ack.request_id
-        if self._requests < REQUESTS_MAX and translate.pend_now(session, ack):
-            session.when_durable(self._owes(number))
+        if self._requests < REQUESTS_MAX and translate.ack_in_nowait(session, ack):
+            session.when_durable(self._begin_answer(number))
         else:
-            self._request(number, lambda: translate.ack_in(session, ack))
+            self._request(number, lambda: translate.ack_in_transaction(session, ack))
 
     def _acked(self, session: ConsumerSession, request_id: int) -> Callable[[MagnetarError | None], None]:
         def then(error: MagnetarError | None) -> None:
@@ -381,7 +382,7 @@ class ConsumerHandler(Handler):
             if error is not None:
                 self._send_done(request_id, error)
             elif self._requests < REQUESTS_MAX:
-                session.when_durable(self._owes(request_id))
+                session.when_durable(self._begin_answer(request_id))
             else:
                 self._send_done(request_id, self._too_many())
 
@@ -399,7 +400,7 @@ class ConsumerHandler(Handler):
         return then
 
     async def _last(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
-        return translate.last_message_id(self.number, request_id, await session.last_message())
+        return translate.last_message_frame(self.number, request_id, await session.find_last_message())
 
     async def _close(self) -> None:
         if self._session is not None:
@@ -416,7 +417,7 @@ class ConsumerHandler(Handler):
     def on_end_of_topic(self) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, end_of_topic=wire.Empty()))
 
-    def active(self, active: bool) -> None:
+    def on_active_changed(self, active: bool) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, active=active))
 
     def on_closed(self, error: MagnetarError) -> None:
@@ -443,7 +444,7 @@ def _typed(error: Exception) -> MagnetarError:
 Watches = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
 
 
-async def serve(topics: Topics, stream: Watches, caller: CallContext) -> None:
+async def serve_watch(topics: TopicQueries, stream: Watches, caller: CallContext) -> None:
     asked = (await stream.receive())[0]
     if not asked.namespace:
         raise InvalidRequest("the first item of a WatchTopics stream names a namespace")
@@ -458,9 +459,11 @@ async def serve(topics: Topics, stream: Watches, caller: CallContext) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _send_changes(topics: Topics, stream: Watches, asked: wire.WatchTopicsRequest, caller: CallContext) -> None:
+async def _send_changes(
+    topics: TopicQueries, stream: Watches, asked: wire.WatchTopicsRequest, caller: CallContext
+) -> None:
     name = NamespaceName.parse(asked.namespace)
-    async for told in topics.watch(name, asked.after_revision, caller.principal):
+    async for told in topics.watch_topics(name, asked.after_revision, caller.principal):
         await stream.send(_reply(told))
 
 
@@ -473,8 +476,8 @@ async def _gone(stream: Watches) -> None:
 
 
 def _reply(told: Told) -> wire.WatchTopicsReply:
-    if isinstance(told, TopicsNow):
+    if isinstance(told, TopicList):
         return wire.WatchTopicsReply(topics=wire.Names(names=told.names), revision=told.revision)
-    if isinstance(told, Added):
+    if isinstance(told, TopicAdded):
         return wire.WatchTopicsReply(added=told.name, revision=told.revision)
     return wire.WatchTopicsReply(removed=told.name, revision=told.revision)

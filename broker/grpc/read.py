@@ -8,21 +8,21 @@ from contextlib import aclosing
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, to_wire
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from ..node.topic_manager import TopicManager
-from ..session.backlogs import Range, RangeReader
+from ..session.backlogs import IndexRange, RangeReader
 from .translate import read_item
 
 Reads = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
 
 
-async def serve(broker: TopicManager, stream: Reads, caller: CallContext) -> None:
+async def serve_read(broker: TopicManager, stream: Reads, caller: CallContext) -> None:
     while True:
         try:
             items = await stream.receive()
         except EndOfStream:
             return
-        turns = Turns(broker.world.clock)
+        turns = TimeSlices(broker.world.clock)
         for request in items:
             await _answer(broker, stream, request, caller, turns)
             if turns.is_over:
@@ -30,12 +30,12 @@ async def serve(broker: TopicManager, stream: Reads, caller: CallContext) -> Non
 
 
 async def _answer(
-    broker: TopicManager, stream: Reads, request: wire.ReadRequest, caller: CallContext, turns: Turns
+    broker: TopicManager, stream: Reads, request: wire.ReadRequest, caller: CallContext, turns: TimeSlices
 ) -> None:
-    wanted = Range(request.topic, request.first_index, request.end_index, request.bytes_max, request.incarnation)
+    wanted = IndexRange(request.topic, request.first_index, request.end_index, request.bytes_max, request.incarnation)
     reader, error = RangeReader(broker, wanted, caller), None
     try:
-        async with aclosing(reader.entries(turns)) as entries:
+        async with aclosing(reader.read_entries(turns)) as entries:
             async for entry in entries:
                 await stream.send(read_item(request.request_id, entry))
     except MagnetarError as failure:

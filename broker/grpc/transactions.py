@@ -14,15 +14,15 @@ from ...proto.names import Position, TopicName
 from ...proto.states import TxnId, TxnState
 from ...proto.statistics import TransactionHere
 from ...runtime.network import CallContext
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from ..common.transactions import Settlement, state_of
 from ..node.topic_manager import TopicManager
 from ..session import statistics
-from ..session.topics import reached_by
-from ..transaction.intents_core import Row, Verb
+from ..session.topics import listener_endpoint
+from ..transaction.intents_core import EndVerb, TransactionRow
 from ..transaction.peers import settlement_to_wire
-from ..transaction.records_core import Participant, Tag
-from ..transaction.together import Question, Together
+from ..transaction.records_core import Participant, SinkTag
+from ..transaction.together import Question, QuestionSet
 from .halves import HalfAdminService, HalfService
 
 if TYPE_CHECKING:
@@ -39,18 +39,18 @@ class TransactionService(HalfService):
         self._broker = broker
 
     async def _here(self, txn: TxnId) -> RunningCoordinator:
-        return await self._broker.transactions.here(txn.coordinator)
+        return await self._broker.transactions.load_here(txn.coordinator)
 
     async def find(self, request: wire.FindCoordinator, context: CallContext) -> wire.CoordinatorReply:
         coordinators = self._broker.transactions
-        owner = await coordinators.find(request.coordinator)
+        owner = await coordinators.find_owner(request.coordinator)
         return wire.CoordinatorReply(
-            owner=reached_by(owner, request.listener), here=owner.name == self._broker.name,
-            coordinators=await coordinators.count(),
+            owner=listener_endpoint(owner, request.listener), here=owner.name == self._broker.name,
+            coordinators=await coordinators.ensure_count(),
         )  # fmt: skip
 
     async def begin(self, request: wire.BeginRequest, context: CallContext) -> wire.BeginReply:
-        coordinator = await self._broker.transactions.here(request.coordinator)
+        coordinator = await self._broker.transactions.load_here(request.coordinator)
         tag = _tag(request.sink) if request.HasField("sink") else None
         begun = await coordinator.begin(
             context.principal.name, request.count, request.timeout_ms / 1000, name=request.name, holder=request.holder,
@@ -66,9 +66,9 @@ class TransactionService(HalfService):
 
         _bounded(request.items)
         running = await self._running({item.txn.most for item in request.items})
-        together, owner, turns = Together(), context.principal.name, Turns(self._broker.world.clock)
+        together, owner, turns = QuestionSet(), context.principal.name, TimeSlices(self._broker.world.clock)
         for item in request.items:
-            _ask_end(running[item.txn.most], together.one(), item, owner)
+            _ask_end(running[item.txn.most], together.add_question(), item, owner)
             if turns.is_over:
                 await turns.next()
         results, reply = await together.wait_answers(ANSWER_S), wire.EndReply()
@@ -81,7 +81,7 @@ class TransactionService(HalfService):
     async def _running(self, numbers: Iterable[int]) -> dict[int, RunningCoordinator | MagnetarError]:
         """Returns for each number the coordinator that runs at this broker, loading it if necessary, or the error why
         it does not."""
-        here = self._broker.transactions.here_now
+        here = self._broker.transactions.find_loaded
         found: dict[int, RunningCoordinator | MagnetarError] = {}
         missing = []
         for number in numbers:
@@ -95,7 +95,7 @@ class TransactionService(HalfService):
 
     async def _loaded(self, number: int) -> RunningCoordinator | MagnetarError:
         try:
-            return await self._broker.transactions.here(TxnId.checked(number, 0).coordinator)
+            return await self._broker.transactions.load_here(TxnId.checked(number, 0).coordinator)
         except MagnetarError as error:
             return error
 
@@ -107,7 +107,7 @@ class TransactionService(HalfService):
 
     async def _status(self, asked: wire.TransactionId, owner: str) -> TxnState:
         txn = txn_of(asked)
-        return await (await self._here(txn)).status(txn, owner)
+        return await (await self._here(txn)).get_status(txn, owner)
 
     async def commit_batch(self, request: wire.CommitBatchRequest, context: CallContext) -> wire.CommitBatchReply:
         _bounded(request.items)
@@ -115,15 +115,15 @@ class TransactionService(HalfService):
         numbers = {txn.coordinator for txn in txns} or {request.coordinator}
         if len(numbers) != 1:
             raise InvalidRequest("a batch is of one coordinator")
-        coordinator = await self._broker.transactions.here(numbers.pop())
+        coordinator = await self._broker.transactions.load_here(numbers.pop())
         tag = _tag(request.sink) if request.sink.sink_id else None
         return wire.CommitBatchReply(
             already=await coordinator.commit_batch(context.principal.name, txns, tag, adopt=request.sink.adopt)
         )
 
     async def sink_status(self, request: wire.SinkRequest, context: CallContext) -> wire.SinkReply:
-        running = await self._broker.transactions.here(request.coordinator)
-        found = running.core.sink(request.sink_id, context.principal.name)
+        running = await self._broker.transactions.load_here(request.coordinator)
+        found = running.core.find_sink_batch(request.sink_id, context.principal.name)
         if found is None:
             return wire.SinkReply(batch=-1)
         return wire.SinkReply(known=True, query_id=found.query_id, batch=found.batch)
@@ -187,32 +187,32 @@ class TransactionAdminService(HalfAdminService):
     ) -> wire.ListTransactionsReply:
         txn = txn_of(request.txn) if request.HasField("txn") else None
         number = request.coordinator if txn is None else txn.coordinator
-        if not await self._broker.transactions.has_begun(number):
+        if not await self._broker.transactions.has_been_loaded(number):
             return wire.ListTransactionsReply(ledger_id=-1)  # and it is not loaded for the question
-        coordinator = await self._broker.transactions.here(number)
-        found, ledger = coordinator.statistics(), coordinator.log.place
-        rows = coordinator.rows(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
+        coordinator = await self._broker.transactions.load_here(number)
+        found, ledger = coordinator.statistics(), coordinator.log.ledger_usage
+        rows = coordinator.transaction_rows(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
         return wire.ListTransactionsReply(
             items=[_row(number, row) for row in rows], open=found["open"], prepared=found["prepared"],
             unsettled=found["unsettled"], epoch=coordinator.epoch, committed=found["committed"],
-            aborted=found["aborted"], next_least=coordinator.core.next_id, done_below=coordinator.core.done_below,
+            aborted=found["aborted"], next_least=coordinator.core.next_id, done_below=coordinator.core.settled_below,
             loading_ms=coordinator.loading_ms, loaded_ms=coordinator.loaded_ms, ledger_id=ledger[0],
             ledger_entries=ledger[1], ledger_bytes=ledger[2],
         )  # fmt: skip
 
     async def abort_transaction(self, request: wire.TransactionId, context: CallContext) -> wire.TransactionReply:
         txn = txn_of(request)
-        state = await (await self._broker.transactions.here(txn.coordinator)).abort_by_admin(txn)
+        state = await (await self._broker.transactions.load_here(txn.coordinator)).abort_by_admin(txn)
         return wire.TransactionReply(txn=request, state=_state(state))
 
     async def detach_transaction(self, request: wire.DetachTransactionRequest, context: CallContext) -> None:
         txn = txn_of(request.txn)
-        coordinator = await self._broker.transactions.here(txn.coordinator)
-        await coordinator.detach(txn, TopicName.parse(request.topic).full)
+        coordinator = await self._broker.transactions.load_here(txn.coordinator)
+        await coordinator.remove_participant(txn, TopicName.parse(request.topic).full)
 
     async def topic_transaction(self, request: wire.TopicTransactionRequest, context: CallContext) -> TransactionHere:
         topic = await self._broker.topic(TopicName.parse(request.topic))
-        return statistics.of_transaction(topic, txn_of(request.txn))
+        return statistics.transaction_stats(topic, txn_of(request.txn))
 
 
 def txn_of(asked: wire.TransactionId) -> TxnId:
@@ -225,7 +225,7 @@ def _ask_end(running: RunningCoordinator | MagnetarError, question: Question, it
         question.answer(running)
         return
     try:
-        running.ask_end(
+        running.start_end(
             question, txn_of(item.txn), _verb(item.verb), owner, _participants(item),
             prepared_s=item.prepared_ms / 1000, visible=item.visible,
         )  # fmt: skip
@@ -249,9 +249,9 @@ async def _answered(txn: wire.TransactionId, work: Callable[[], Awaitable[TxnSta
         return wire.TransactionReply(txn=txn, error=to_wire(error))
 
 
-def _verb(number: int) -> Verb:
+def _verb(number: int) -> EndVerb:
     try:
-        return Verb(number)
+        return EndVerb(number)
     except ValueError:
         raise InvalidRequest(f"{number} is no way to end a transaction") from None
 
@@ -281,13 +281,13 @@ def _position(participant: wire.Participant) -> Position:
     return Position(participant.last.ledger_id, participant.last.entry_id)
 
 
-def _tag(sink: wire.SinkTag) -> Tag:
+def _tag(sink: wire.SinkTag) -> SinkTag:
     if not sink.sink_id:
         raise InvalidRequest("a sink has an id")
-    return Tag(sink.sink_id, sink.query_id, sink.batch, sink.run)
+    return SinkTag(sink.sink_id, sink.query_id, sink.batch, sink.run)
 
 
-def _row(number: int, row: Row) -> wire.TransactionInfo:
+def _row(number: int, row: TransactionRow) -> wire.TransactionInfo:
     tag = row.tag
     return wire.TransactionInfo(
         txn=wire.TransactionId(most=number, least=row.txn), state=_state(row.state),

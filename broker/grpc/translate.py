@@ -39,7 +39,7 @@ from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal
 from ..log.cache import StoredEntry
 from ..session.consumer import ACK_ENTRIES, ConsumerSession, SubscribeOptions
-from ..session.producer import ProducerOptions, ProducerSession, room_of
+from ..session.producer import ProducerOptions, ProducerSession, metadata_bytes_max
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, bits_of
 from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import PolicyOptions
@@ -48,7 +48,7 @@ from ..subscription.core.subscription_types import type_of
 
 
 # ------------------------------------------------------------------ schemas
-def schema(given: wire.SchemaInfo) -> SchemaInfo:
+def schema_info(given: wire.SchemaInfo) -> SchemaInfo:
     return SchemaInfo(
         type=enum_of(SchemaType, given.type, "schema type"), data=given.data, name=given.name,
         properties=dict(given.properties),
@@ -68,11 +68,12 @@ def producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> Producer
     return ProducerOptions(
         asked.topic, asked.producer_name, enum_of(AccessMode, asked.access_mode, "access mode"),
         dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
-        schema(asked.schema) if asked.HasField("schema") else None, room_of(config) if asked.copies else 0,
+        schema_info(asked.schema) if asked.HasField("schema") else None,
+        metadata_bytes_max(config) if asked.copies else 0,
     )  # fmt: skip
 
 
-def producer_opened(id_: int, session: ProducerSession) -> wire.ServerFrame:
+def producer_opened_frame(id_: int, session: ProducerSession) -> wire.ServerFrame:
     return wire.ServerFrame(
         id=id_,
         producer_opened=wire.ProducerOpened(
@@ -91,7 +92,7 @@ def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
         MessageId.from_wire(asked.start) if asked.HasField("start") else None, asked.start_inclusive,
         dict(asked.properties), asked.priority_level, dict(asked.subscription_properties), asked.read_compacted,
         asked.existing_only, asked.instance, _policy_options(asked), asked.many_topics,
-        schema(asked.schema) if asked.HasField("schema") else None,
+        schema_info(asked.schema) if asked.HasField("schema") else None,
         enum_of(Isolation, asked.isolation, "isolation"),
         enum_of(RedeliveryOrder, asked.redelivery_order, "redelivery order") is RedeliveryOrder.KEY,
         asked.incarnation,
@@ -107,7 +108,7 @@ def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
     )  # fmt: skip
 
 
-def subscribed(id_: int, session: ConsumerSession) -> wire.ServerFrame:
+def subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFrame:
     answer = wire.Subscribed(
         consumer_name=session.name, compacted_end_index=session.compacted_end_index,
         incarnation=session.topic.incarnation,
@@ -119,25 +120,27 @@ def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
     """Acknowledges, in steps. Raises InvalidRequest, NotAllowed: the entries before the error count."""
     yield from _check_ack(ack)
     if ack.kind == wire.Ack.CUMULATIVE:
-        for entry in acked(ack.entries):
+        for entry in acked_entries(ack.entries):
             yield from session.ack_cumulative(entry)
             yield
     else:
-        yield from session.ack(acked(ack.entries), sets(ack.ledgers))
+        yield from session.ack(acked_entries(ack.entries), entry_sets(ack.ledgers))
 
 
-async def ack_in(session: ConsumerSession, ack: wire.Ack) -> None:
-    """Acknowledges in a transaction, like the session's `ack_in`."""
+async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
+    """Acknowledges in a transaction, like the session's `ack_in_transaction`."""
     txn = TxnId.checked(ack.txn.most, ack.txn.least)
     for _ in _check_ack(ack):
         await asyncio.sleep(0)
     cumulative = ack.kind == wire.Ack.CUMULATIVE
-    await session.ack_in(txn, acked(ack.entries), tuple(sets(ack.ledgers)), cumulative=cumulative)
+    await session.ack_in_transaction(
+        txn, acked_entries(ack.entries), tuple(entry_sets(ack.ledgers)), cumulative=cumulative
+    )
 
 
-def pend_now(session: ConsumerSession, ack: wire.Ack) -> bool:
-    """Tries to acknowledge by the session's `pend_now`; returns whether that was done. False also for a cumulative
-    acknowledgement, one of many entries or an invalid one: then use `ack_in`."""
+def ack_in_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
+    """Tries to acknowledge by the session's `ack_in_nowait`; returns whether that was done. False also for a cumulative
+    acknowledgement, one of many entries or an invalid one: then use `ack_in_transaction`."""
     if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
         return False
     try:
@@ -146,7 +149,7 @@ def pend_now(session: ConsumerSession, ack: wire.Ack) -> bool:
             pass
     except InvalidRequest:
         return False
-    return session.pend_now(txn, acked(ack.entries), sets(ack.ledgers))
+    return session.ack_in_nowait(txn, acked_entries(ack.entries), entry_sets(ack.ledgers))
 
 
 def _check_ack(ack: wire.Ack) -> Iterator[None]:
@@ -166,7 +169,7 @@ def _check_ack(ack: wire.Ack) -> Iterator[None]:
         )
 
 
-def acked(entries: Iterable[wire.AckedEntry]) -> Iterator[AckedEntry]:
+def acked_entries(entries: Iterable[wire.AckedEntry]) -> Iterator[AckedEntry]:
     for each in entries:
         bits = 0
         if each.batch_indexes or each.batch_bits:
@@ -176,14 +179,14 @@ def acked(entries: Iterable[wire.AckedEntry]) -> Iterator[AckedEntry]:
         yield AckedEntry(Position(each.ledger_id, each.entry_id), bits)
 
 
-def sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
+def entry_sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
     for each in given:
         yield EntrySet(each.ledger_id, each.entries)
 
 
 def redeliver_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
     positions = (Position(each.ledger_id, each.entry_id) for each in asked.entries)
-    return session.redeliver(positions, list(sets(asked.ledgers)), counted=not asked.uncounted)
+    return session.redeliver(positions, list(entry_sets(asked.ledgers)), counted=not asked.uncounted)
 
 
 async def seek(session: ConsumerSession, asked: wire.Seek) -> None:
@@ -195,7 +198,7 @@ async def seek(session: ConsumerSession, asked: wire.Seek) -> None:
         await session.seek_index(asked.index)
 
 
-def last_message_id(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
+def last_message_frame(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
     answer = wire.LastMessageId(
         request_id=request_id, index=found.index,
         id=wire.MessageId(
@@ -209,7 +212,7 @@ def last_message_id(id_: int, request_id: int, found: LastMessage) -> wire.Serve
     return wire.ServerFrame(id=id_, last=answer)
 
 
-def permission_change(request: wire.ChangePermissionsRequest) -> Callable[[GrantsRecord, str], GrantsRecord]:
+def parse_permission_change(request: wire.ChangePermissionsRequest) -> Callable[[GrantsRecord, str], GrantsRecord]:
     """Returns the function that makes the change in a record of grants; its arguments are the record and the full name
     of the topic ("": the namespace). Raises InvalidRequest."""
     kind, given = request.WhichOneof("change"), request

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ...ledger import LedgerWriter
-from ...ledger.reader_core import Tail
+from ...ledger.reader_core import VerifiedTail
 from ...metadata.records import TopicLedger
 from ...proto.checksum import JOINED_BYTES_MIN
 from ...proto.entry import CHECKED_FROM
@@ -64,7 +64,7 @@ class Publish(Queued):
         self.count = count
         self.numbers = numbers
         if checksum is not None and self.client_bytes >= JOINED_BYTES_MIN:  # a shorter one is read again
-            self.tail = Tail(checksum, self.client_bytes - CHECKED_FROM)  # what it covers, once it was compared
+            self.tail = VerifiedTail(checksum, self.client_bytes - CHECKED_FROM)  # what it covers, once it was compared
         self.deliver_at_ms = deliver_at_ms
         self.timestamp_ms = 0
         self.arrived_s = 0.0  # on the monotonic clock
@@ -183,7 +183,7 @@ class Appender:
             self.confirm(confirmed)
             self._on_confirmed()
 
-    def append_failed(self, writer: LedgerWriter) -> None:
+    def on_append_failed(self, writer: LedgerWriter) -> None:
         """Called when the ledger's writer has failed."""
         if writer is self.writer:
             self._on_stopped()
@@ -233,5 +233,6 @@ class Appender:
         """Returns True if that ledger is on fewer bookies, or has fewer copies, than the policy asked for."""
         writer = self.writer
         return writer is not None and (
-            writer.record.ensemble_size < self._managed_ledger.wanted.ensemble_size or writer.short_of_bookies
+            writer.record.ensemble_size < self._managed_ledger.wanted_replication.ensemble_size
+            or writer.is_short_of_bookies
         )

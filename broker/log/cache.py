@@ -18,7 +18,7 @@ from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...proto.routing import sticky_slot
 from ...runtime.files import Buffer
-from .unfolding import is_long
+from .unfolding import is_costly
 
 ENTRY_BYTES = 512
 """Memory of an entry besides its bytes: the object, position, numbers, frames, its place in the cache. Measured: 490
@@ -60,7 +60,7 @@ class StoredEntry:
         )  # fmt: skip
 
     @property
-    def is_continued(self) -> bool:
+    def has_more_chunks(self) -> bool:
         """Returns True if this is a chunk of a message, and not its last one. Parses the entry's head where it has a
         `chunk_of`."""
         if not self.chunk_of:
@@ -77,7 +77,7 @@ class StoredEntry:
 
     def find_slots(self) -> bool:
         """Computes the slots and stores them in the entry. Returns False if that would take long (unfolding.py): the
-        caller then has them computed in a thread, and sets them by `has_slots`."""
+        caller then has them computed in a thread, and sets them by `set_slots`."""
         if self._slots is None:
             self._slots = _slots_of(self.frames[-1])
         return self._slots is not None
@@ -86,16 +86,16 @@ class StoredEntry:
     def slots_known(self) -> bool:
         return self._slots is not None
 
-    def has_slots(self, slots: tuple[int, ...]) -> None:
+    def set_slots(self, slots: tuple[int, ...]) -> None:
         """Sets the slots, which were computed in a thread."""
         self._slots = slots
 
     @property
-    def weight(self) -> int:
+    def memory_bytes(self) -> int:
         """Returns the bytes of memory that the entry takes, with its objects."""
         return self.size + ENTRY_BYTES
 
-    def stand_alone(self) -> None:
+    def copy_views(self) -> None:
         """Copies frames that are views, because the entry may be kept for long: a view would keep in memory all that
         was read with it."""
         if any(isinstance(frame, memoryview) for frame in self.frames):
@@ -116,7 +116,7 @@ def _slots_of(entry: Buffer) -> tuple[int, ...] | None:
         head = parse_stored(entry)
         if not head.metadata.HasField("num_messages_in_batch") or head.metadata.encryption_keys:
             return _slots_of_one(head.metadata)
-        if is_long(head.metadata):
+        if is_costly(head.metadata):
             return None
         return tuple(dict.fromkeys(map(sticky_slot, keys_of(head.metadata, head.payload_offset, entry))))
     except MagnetarError:
@@ -229,7 +229,7 @@ class TailCache:
         if entries:
             gone = set(map(id, entries.values()))
             self._order = deque(entry for entry in self._order if id(entry) not in gone)
-            self.bytes -= sum(entry.weight for entry in entries.values())
+            self.bytes -= sum(entry.memory_bytes for entry in entries.values())
 
     def statistics(self) -> dict[str, int]:
         return {"bytes": self.bytes, "bytes_max": self.bytes_max, "entries": len(self._order)}

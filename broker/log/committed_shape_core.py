@@ -1,7 +1,7 @@
 """The positions of a log for readers of committed entries: it ends at the last stable position, without gaps.
 
     shape = CommittedShape(log.shape)        as the log itself, at no cost
-    shape.set_decided(decided)               from here on it ends where `decided` says, and leaves out what is aborted
+    shape.set_decided(decided)               from here on it ends where `outcomes` says, and leaves out what is aborted
 
 The *last stable position* is the last entry before which, and at which, each entry is plain, committed or aborted. What
 is aborted is skipped by every question: `after`, `before`, `at_or_after`, `last`, counts. So a cursor's mark moves over
@@ -53,7 +53,7 @@ def run_start(entries: BitMap, last: int) -> int:
 # ------------------------------------------------------------------------------------------ committed_shape_core
 
 
-class Decided(Protocol):
+class TxnOutcomes(Protocol):
     """What is decided of a topic's transactions: which entries are aborted, and up to where all transactions have
     ended."""
 
@@ -80,16 +80,16 @@ class CommittedShape(LogShape):
 
     def __init__(self, log: LogShape) -> None:
         super().__init__()
-        self._decided: Decided | None = None
+        self._decided: TxnOutcomes | None = None
         log.add_follower(self)
 
-    def set_decided(self, decided: Decided) -> None:
+    def set_outcomes(self, decided: TxnOutcomes) -> None:
         """Sets the source of outcomes: from here on the shape ends at the last stable position, and leaves out aborted
         entries."""
         self._decided = decided
 
     @property
-    def decided(self) -> Decided:
+    def outcomes(self) -> TxnOutcomes:
         assert self._decided is not None, "it shows what is committed"
         return self._decided
 
@@ -186,9 +186,9 @@ class CommittedShape(LogShape):
             return 0
         return super().messages_from(index) - super().messages_from(end) - decided.aborted_messages(index, end)
 
-    def ahead(self, index: int, messages: int) -> int:
+    def index_ahead(self, index: int, messages: int) -> int:
         if self._decided is None:
-            return super().ahead(index, messages)
+            return super().index_ahead(index, messages)
         low, high, total = index, self.end_index, self.messages_from(index)
         if messages >= total:
             return high
@@ -203,7 +203,7 @@ class CommittedShape(LogShape):
     def aborted_messages(self, first: int, end: int) -> int:
         return 0 if self._decided is None or first >= end else self._decided.aborted_messages(first, end)
 
-    def shown_in(self, ledger_id: int, first: int) -> int:
+    def count_shown(self, ledger_id: int, first: int) -> int:
         span = self.span(ledger_id)
         if span is None:
             return 0

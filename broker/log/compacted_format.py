@@ -42,7 +42,7 @@ class DamagedCompaction(ValueError):
     """Raised if bytes of a compacted ledger are damaged."""
 
 
-class Row(msgspec.Struct):
+class SurvivorRow(msgspec.Struct):
     """A row of the table: the entries of one ledger of the topic that survived."""
 
     ledger_id: int
@@ -88,7 +88,7 @@ def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
     return Position(*_POSITION.unpack_from(body)), body[_POSITION.size :]
 
 
-def encode_table(rows: list[Row]) -> list[bytes]:
+def encode_table(rows: list[SurvivorRow]) -> list[bytes]:
     """Returns the entries that end a compacted ledger: the pieces of its table."""
     parts: list[bytes] = []
     for row in rows:
@@ -113,9 +113,9 @@ def decode_piece(data: Buffer) -> tuple[int, int, bytes]:
     return number, pieces, body[_PIECE.size :]
 
 
-def decode_rows(body: bytes) -> list[Row]:
+def decode_rows(body: bytes) -> list[SurvivorRow]:
     """Returns the rows of a table from the concatenated pieces. Raises DamagedCompaction."""
-    rows: list[Row] = []
+    rows: list[SurvivorRow] = []
     offset = 0
     while offset < len(body):
         if len(body) - offset < _ROW.size:
@@ -129,5 +129,5 @@ def decode_rows(body: bytes) -> list[Row]:
         except (ValueError, IndexError, MemoryError) as error:
             raise DamagedCompaction(f"a bitmap of the table cannot be read: {error}") from error
         offset += size
-        rows.append(Row(ledger_id, entries, first_index, end_index, first, survivors))
+        rows.append(SurvivorRow(ledger_id, entries, first_index, end_index, first, survivors))
     return rows

@@ -2,7 +2,7 @@
 
 It takes the place of the log for a subscription (`shape`, `reader`). Positions are those of the topic, so order,
 cursors, acknowledgements and seeks work unchanged. What compaction removed counts as acknowledged by a subscription
-that reads this way (`left_out`): it is skipped like any hole, and never shown.
+that reads this way (`removed_entries`): it is skipped like any hole, and never shown.
 
 When a topic is compacted again, the subscriptions whose position is before the new horizon start over after their mark
 (broker/topic/topic.py): then no consumer holds anything of the ledger that is replaced.
@@ -23,10 +23,10 @@ from ...proto.states import TopicState
 from ...runtime.network import World
 from .cache import StoredEntry
 from .committed_shape_core import CommittedShape
-from .compacted_format import DamagedCompaction, Row, decode_piece, decode_rows, decode_survivor
-from .compaction_core import last_shown
+from .compacted_format import DamagedCompaction, SurvivorRow, decode_piece, decode_rows, decode_survivor
+from .compaction_core import last_batch_index
 from .log import ReadableLog, SegmentReader
-from .log_shape_core import LogShape, Span, first_reached
+from .log_shape_core import LogShape, Span, bisect_entries
 from .reader import IndexedPosition
 from .snapshot_ledger import StateLedgers
 
@@ -42,7 +42,7 @@ class CompactedLog:
     """A compacted ledger, opened by `open`. `read` returns survivors as entries of the topic, at their original
     positions."""
 
-    def __init__(self, record: Compacted, reader: LedgerReader, rows: list[Row]) -> None:
+    def __init__(self, record: Compacted, reader: LedgerReader, rows: list[SurvivorRow]) -> None:
         self.record = record
         self.rows = rows
         self._reader = reader
@@ -79,7 +79,7 @@ class CompactedLog:
         before = row.survivors.rank(position[1] - 1) if row.ledger_id == position[0] and position[1] > 0 else 0
         return row.first + before
 
-    def row(self, ledger_id: int) -> Row | None:
+    def row(self, ledger_id: int) -> SurvivorRow | None:
         """Returns the table's row for that ledger of the topic; None if nothing of it survives."""
         at = bisect_left(self._ids, ledger_id)
         return self.rows[at] if at < len(self.rows) and self._ids[at] == ledger_id else None
@@ -97,7 +97,7 @@ class CompactedLog:
 
     async def first_since(self, time_ms: int) -> StoredEntry | None:
         """Returns the first survivor that arrived at or after `time_ms`; None if there is none."""
-        return (await first_reached(self.entries - 1, self.entry, lambda entry: entry.timestamp_ms >= time_ms)).entry
+        return (await bisect_entries(self.entries - 1, self.entry, lambda entry: entry.timestamp_ms >= time_ms)).entry
 
     async def last_survivor(self) -> tuple[StoredEntry, int] | None:
         """Returns the last survivor, and the batch index of its last message that is shown (-1: it is no batch); None
@@ -105,7 +105,7 @@ class CompactedLog:
         if not self.entries:
             return None
         entry = await self.entry(self.entries - 1)
-        return entry, last_shown(entry.payload)
+        return entry, last_batch_index(entry.payload)
 
 
 class CompactedShape(CommittedShape):
@@ -115,10 +115,10 @@ class CompactedShape(CommittedShape):
 
     def __init__(self, log: LogShape) -> None:
         self._ghosts: set[int] = set()
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, SurvivorRow] = {}
         super().__init__(log)
 
-    def cover(self, rows: list[Row]) -> None:
+    def cover(self, rows: list[SurvivorRow]) -> None:
         """Sets the rows of the compacted ledger: survivors can be read also in ledgers that the log has no more."""
         self._rows = {row.ledger_id: row for row in rows}
         for row in rows:
@@ -135,12 +135,12 @@ class CompactedShape(CommittedShape):
             self._spans[ledger_id] = _ghost(row)
             self._ghosts.add(ledger_id)
 
-    def trimmed(self, ledger_id: int) -> bool:
+    def is_trimmed(self, ledger_id: int) -> bool:
         """Returns True if the log itself has the ledger no more."""
         return ledger_id in self._ghosts
 
 
-def _ghost(row: Row) -> Span:
+def _ghost(row: SurvivorRow) -> Span:
     """Returns a span for a ledger that was trimmed, and of which something survives."""
     return Span(row.ledger_id, row.first_index, row.entries - 1, row.end_index)
 
@@ -165,8 +165,8 @@ class CompactedReader:
         compacted = self.compacted
         return compacted if compacted is not None and position <= compacted.horizon else None
 
-    def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        return [] if self._covers(position) else self._log.cached(position, entries_max, bytes_max)
+    def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+        return [] if self._covers(position) else self._log.read_cached(position, entries_max, bytes_max)
 
     def get(self, position: Position) -> StoredEntry | None:
         return None if self._covers(position) else self._log.get(position)
@@ -183,14 +183,18 @@ class CompactedReader:
         following = self._shape.after(compacted.horizon)
         return await self._log.read(following, bytes_max) if self._shape.readable(following) else []
 
-    async def entry(self, position: Position) -> StoredEntry:
-        return (await self.read(position, 1))[0] if self._covers(position) else await self._log.entry(position)
+    async def read_entry(self, position: Position) -> StoredEntry:
+        return (await self.read(position, 1))[0] if self._covers(position) else await self._log.read_entry(position)
 
     async def locate(self, index: int) -> IndexedPosition:
         compacted, place = self.compacted, await self._log.locate(index)
         if compacted is not None:
             for row in compacted.rows:
-                if index < row.end_index and row.ledger_id < place.position[0] and self._shape.trimmed(row.ledger_id):
+                if (
+                    index < row.end_index
+                    and row.ledger_id < place.position[0]
+                    and self._shape.is_trimmed(row.ledger_id)
+                ):
                     return IndexedPosition(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
         return place
 
@@ -203,8 +207,8 @@ class CompactedReader:
     async def index_after(self, mark: Position) -> int:
         return await self._log.index_after(mark)
 
-    def index_now(self, mark: Position) -> int | None:
-        return self._log.index_now(mark)
+    def cached_index_after(self, mark: Position) -> int | None:
+        return self._log.cached_index_after(mark)
 
     async def last_shown(self) -> tuple[Position, int, int] | None:
         compacted = self.compacted
@@ -233,12 +237,12 @@ class CompactedView:
     def state(self) -> TopicState:
         return self._log.state
 
-    def show_committed(self, log: ReadableLog) -> None:
+    def hide_uncommitted(self, log: ReadableLog) -> None:
         """Reads committed entries only after the horizon from here on: `log` is their view (log.py)."""
         self._log = log
         self.reader.read_on_in(log.reader)
         assert isinstance(log.shape, CommittedShape), "it is the view of what is committed"
-        self.shape.set_decided(log.shape.decided)
+        self.shape.set_outcomes(log.shape.outcomes)
 
     @property
     def compacted(self) -> CompactedLog | None:
@@ -249,7 +253,7 @@ class CompactedView:
         self.shape.cover(compacted.rows)
         self.reader.compacted = compacted
 
-    def left_out(self) -> Iterator[tuple[int, BitMap]]:
+    def removed_entries(self) -> Iterator[tuple[int, BitMap]]:
         """Yields the entries that compaction removed, by ledger."""
         compacted = self.compacted
         if compacted is None:

@@ -47,14 +47,14 @@ from ...runtime.network import World
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
 from .cache import StoredEntry
-from .compacted_format import Row, encode_survivor, encode_table
+from .compacted_format import SurvivorRow, encode_survivor, encode_table
 from .compacted_view import CompactedLog, CompactedView
-from .compaction_core import KEY_BYTES, KeySurvey, cut, parse_entry
+from .compaction_core import KEY_BYTES, KeySurvey, compact_entry, parse_entry
 from .log import Log, ReadableLog
-from .log_shape_core import LogShape, Safe
+from .log_shape_core import LogShape, TrimLimit
 from .managed_ledger import TopicFenced
 from .snapshot_ledger import StateLedgers
-from .unfolding import aside
+from .unfolding import run_off_loop
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,7 +109,7 @@ class Compaction:
         if self._view is None:
             self._view = CompactedView(self.log)
             if self.shown is not self.log:
-                self._view.show_committed(self.shown)
+                self._view.hide_uncommitted(self.shown)
         return self._view
 
     @property
@@ -138,13 +138,13 @@ class Compaction:
     def running(self) -> bool:
         return self._task is not None
 
-    def show_committed(self, log: ReadableLog) -> None:
+    def hide_uncommitted(self, log: ReadableLog) -> None:
         """Compacts only committed entries from here on: `log` is their view, and is also read after the horizon."""
         view = self.view
         self.shown = log
-        view.show_committed(log)
+        view.hide_uncommitted(log)
 
-    def trim_limit(self, applied: Applied) -> Safe | None:
+    def trim_limit(self, applied: Applied) -> TrimLimit | None:
         """Returns what compaction no longer needs of the log, as a durable cursor does; None if it keeps nothing."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
@@ -152,7 +152,7 @@ class Compaction:
             mark = self.log.shape.start
         else:
             return None
-        return Safe(mark, why=LedgerStays.NOT_COMPACTED)
+        return TrimLimit(mark, why=LedgerStays.NOT_COMPACTED)
 
     def own_ledgers(self) -> list[int]:
         return [self.record.ledger_id] if self.record is not None else []
@@ -233,7 +233,7 @@ class Compaction:
         finally:
             self._task = None
 
-    def published(self, compacted: CompactedLog) -> None:
+    def on_published(self, compacted: CompactedLog) -> None:
         """Called when the record names another compacted ledger: reads from that one from here on."""
         self.view.switch_to(compacted)
         self._changed()
@@ -255,7 +255,7 @@ class CompactionRun:
         )  # fmt: skip
         self._writer: LedgerWriter | None = None
         self._written: list[asyncio.Future[int]] = []
-        self._rows: list[Row] = []
+        self._rows: list[SurvivorRow] = []
         self._compacted: Compacted | None = None
         self._entries = self._messages = self._size = 0
         self._breath = 0
@@ -317,7 +317,7 @@ class CompactionRun:
         assert writer is not None, "a ledger was created"
         async for entries in self._read():
             for entry in entries:
-                kept = await self._aside(entry, cut, entry.payload, entry.first_index, entry.count, survivors)
+                kept = await self._aside(entry, compact_entry, entry.payload, entry.first_index, entry.count, survivors)
                 if kept is not None:
                     self._add_survivor(entry, len(kept))
                     self._append(encode_survivor(entry.position, kept))
@@ -344,7 +344,7 @@ class CompactionRun:
         old = [self._old.record.ledger_id] if self._old is not None else []
         opening = await CompactedLog.open(self._of.ledgers, self._compacted)  # what cannot be read is not published
         await log.commit_fields(compacted=self._compacted, pending_deletion=tuple(old))
-        self._of.published(opening)
+        self._of.on_published(opening)
 
     async def delete(self) -> None:
         if self._old is not None:
@@ -366,7 +366,7 @@ class CompactionRun:
             yield entries
         shape, reader = self._shown.shape, self._shown.reader
         position = shape.after(old.horizon) if old is not None else shape.at_or_after(shape.start)
-        while (position := shape.there(position)) <= self._horizon and shape.readable(position):
+        while (position := shape.next_existing(position)) <= self._horizon and shape.readable(position):
             entries = await self._tried(partial(reader.read, position, bytes_max))
             yield [entry for entry in entries if entry.position <= self._horizon]
             position = shape.after(entries[-1].position)
@@ -383,7 +383,7 @@ class CompactionRun:
         raise AssertionError("the last try returns or raises")
 
     def _aside(self, entry: StoredEntry, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        return aside(entry.frames[-1], self._of.world, work, *args, **kwargs)
+        return run_off_loop(entry.frames[-1], self._of.world, work, *args, **kwargs)
 
     async def _breathe(self, messages: int) -> None:
         """Counts messages as read, and lets other tasks run after each BREATH_MESSAGES."""
@@ -410,16 +410,18 @@ class CompactionRun:
         self._entries += 1
         self._size += size
 
-    def _row(self, ledger_id: int, entry: StoredEntry) -> Row:
+    def _row(self, ledger_id: int, entry: StoredEntry) -> SurvivorRow:
         span = self._log.shape.span(ledger_id)
         if span is not None:
             last = self._horizon[1] if ledger_id == self._horizon[0] else span.last_entry
             end_index = self._end_index if ledger_id == self._horizon[0] else span.end_index
-            return Row(ledger_id, last + 1, span.first_index, end_index, self._entries, BitMap())
+            return SurvivorRow(ledger_id, last + 1, span.first_index, end_index, self._entries, BitMap())
         before = self._old.row(ledger_id) if self._old is not None else None
         if before is not None:
-            return Row(ledger_id, before.entries, before.first_index, before.end_index, self._entries, BitMap())
-        return Row(ledger_id, entry.position[1] + 1, entry.first_index, entry.index + 1, self._entries, BitMap())
+            return SurvivorRow(ledger_id, before.entries, before.first_index, before.end_index, self._entries, BitMap())
+        return SurvivorRow(
+            ledger_id, entry.position[1] + 1, entry.first_index, entry.index + 1, self._entries, BitMap()
+        )
 
 
 STEPS = (

@@ -164,7 +164,7 @@ class KeySurvey:
         self.rounds += 1
 
 
-def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> bytes | None:
+def compact_entry(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> bytes | None:
     """Returns what compaction keeps of a stored entry: all of its bytes, or a batch in which removed messages are
     empty; None if no message of it survives."""
     kept = survivors.range_cardinality(first_index, first_index + count)
@@ -188,7 +188,7 @@ def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> byt
     return broker_part + encode_entry(header.metadata, payload)
 
 
-def last_shown(entry: Buffer) -> int:
+def last_batch_index(entry: Buffer) -> int:
     """Returns the batch index of the last message of an entry that no compaction removed; -1 if the entry is no batch,
     or cannot be parsed."""
     found = parse_entry(entry)

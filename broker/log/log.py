@@ -24,7 +24,7 @@ from ...runtime.network import World
 from ..common.config import Replication
 from .appender import Publish
 from .cache import StoredEntry
-from .committed_shape_core import CommittedShape, Decided
+from .committed_shape_core import CommittedShape, TxnOutcomes
 from .log_shape_core import LogShape
 from .reader import IndexedPosition
 
@@ -32,7 +32,7 @@ from .reader import IndexedPosition
 class SegmentReader(Protocol):
     """Reads entries of a log, wherever its segments are: caches, bookies, a compacted ledger, memory."""
 
-    def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+    def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         """Returns confirmed entries of one ledger from `position` on that are in memory; there may be none."""
 
     def get(self, position: Position) -> StoredEntry | None:
@@ -42,7 +42,7 @@ class SegmentReader(Protocol):
         """Returns entries of one ledger from `position` on, up to `last_entry`. Raises InvalidRequest if no entry is at
         `position` (any more)."""
 
-    async def entry(self, position: Position) -> StoredEntry: ...
+    async def read_entry(self, position: Position) -> StoredEntry: ...
 
     async def locate(self, index: int) -> IndexedPosition:
         """Returns the position of the entry that contains message `index`, or of the first entry after it; at or past
@@ -52,7 +52,7 @@ class SegmentReader(Protocol):
         """Returns the position of the first entry that arrived at or after `time_ms`; the position after the last entry
         if there is none."""
 
-    def index_now(self, mark: Position) -> int | None:
+    def cached_index_after(self, mark: Position) -> int | None:
         """Returns what `index_after` returns, or None if an entry would have to be read for it."""
 
     async def index_after(self, mark: Position) -> int:
@@ -80,7 +80,7 @@ class ReadableLog(Protocol):
     def is_compacted(self) -> bool:
         """Returns True if messages that a compaction removed are left out, as far as the topic is compacted."""
 
-    def left_out(self) -> Iterable[tuple[int, BitMap]]:
+    def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
         """Returns the entries that a compaction removed, by ledger. No consumer gets them, so they count as
         acknowledged."""
 
@@ -93,7 +93,7 @@ class Log(ReadableLog, Protocol):
         """Returns the topic's record as it was committed last; an empty one where nothing is stored."""
 
     @property
-    def queued_index(self) -> int:
+    def next_index(self) -> int:
         """Returns the index that the next message gets."""
 
     @property
@@ -112,7 +112,7 @@ class Log(ReadableLog, Protocol):
         """Returns the replication of the ledger that is written, or was written last; None if there is none."""
 
     @property
-    def wanted(self) -> Replication:
+    def wanted_replication(self) -> Replication:
         """Returns the replication that the policy asked for when that ledger was made."""
 
     @property
@@ -145,7 +145,7 @@ class Log(ReadableLog, Protocol):
     async def terminate(self) -> Position:
         """Terminates the log, which takes nothing more from then on; returns its last entry. Idempotent."""
 
-    def lose(self, error: MagnetarError) -> None:
+    def abandon(self, error: MagnetarError) -> None:
         """Gives the topic up at once and stops all work; the publishes in flight fail with an unknown outcome."""
 
     async def close(self) -> None:
@@ -176,8 +176,8 @@ class CommittedReader:
         readable = self._shape.readable
         return [entry for entry in entries if readable(entry.position)]
 
-    def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        return self._shown(self._log.cached(position, entries_max, bytes_max))
+    def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+        return self._shown(self._log.read_cached(position, entries_max, bytes_max))
 
     def get(self, position: Position) -> StoredEntry | None:
         return self._log.get(position) if self._shape.readable(position) else None
@@ -191,9 +191,9 @@ class CommittedReader:
             last_entry = min(last_entry, stable[1])
         return self._shown(await self._log.read(position, bytes_max, last_entry))
 
-    async def entry(self, position: Position) -> StoredEntry:
+    async def read_entry(self, position: Position) -> StoredEntry:
         self._check(position)
-        return await self._log.entry(position)
+        return await self._log.read_entry(position)
 
     def _check(self, position: Position) -> None:
         if not self._shape.readable(position):
@@ -206,24 +206,24 @@ class CommittedReader:
         return await self._next_shown(await self._log.locate_time(time_ms))
 
     async def _next_shown(self, place: IndexedPosition) -> IndexedPosition:
-        position = self._shape.there(place.position)
+        position = self._shape.next_existing(place.position)
         if not self._shape.readable(position):
             return IndexedPosition(self._shape.after(self._shape.stable), self._shape.end_index)
         if position == place.position:
             return place
-        return IndexedPosition(position, (await self._log.entry(position)).first_index)
+        return IndexedPosition(position, (await self._log.read_entry(position)).first_index)
 
     async def index_after(self, mark: Position) -> int:
         return await self._log.index_after(mark)
 
-    def index_now(self, mark: Position) -> int | None:
-        return self._log.index_now(mark)
+    def cached_index_after(self, mark: Position) -> int | None:
+        return self._log.cached_index_after(mark)
 
     async def last_shown(self) -> tuple[Position, int, int] | None:
-        last = self._shape.last_there
+        last = self._shape.last_existing
         if last.entry_id < 0:
             return None
-        entry = await self._log.entry(last)
+        entry = await self._log.read_entry(last)
         return last, entry.count - 1 if entry.count > 1 else -1, entry.index
 
 
@@ -232,10 +232,10 @@ class CommittedView:
 
     is_compacted = False
 
-    def __init__(self, log: ReadableLog, decided: Decided) -> None:
+    def __init__(self, log: ReadableLog, decided: TxnOutcomes) -> None:
         self.topic = log.topic
         self.shape = CommittedShape(log.shape)
-        self.shape.set_decided(decided)
+        self.shape.set_outcomes(decided)
         self.reader = CommittedReader(self.shape, log.reader)
         self._log = log
 
@@ -247,6 +247,6 @@ class CommittedView:
     def state(self) -> TopicState:
         return self._log.state
 
-    def left_out(self) -> Iterable[tuple[int, BitMap]]:
+    def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
         """Returns nothing: the shape leaves out aborted entries, and nothing is acknowledged for them."""
         return ()

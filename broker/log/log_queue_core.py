@@ -84,7 +84,7 @@ class LogQueue(Generic[Q]):
             found.append(sent.popleft())
         return found
 
-    def stopped(self) -> None:
+    def on_ledger_stopped(self) -> None:
         """Called when the ledger takes no more entries: it failed, or it is full. Entries that were sent stay in the
         queue until the ledger's end is known."""
         self.ledger_id = -1

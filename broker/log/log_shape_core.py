@@ -79,45 +79,45 @@ class LogShape:
         for follower in self._followers:
             follower.remove(ledger_id)
 
-    def pass_over(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
+    def set_lost_runs(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
         """Sets the lost entries that an operator passed over, by ledger: no consumer waits for them. No message gets an
         index below `least_index` any more."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
-            follower.pass_over(holes, least_index)
+            follower.set_lost_runs(holes, least_index)
 
-    def hole(self, position: Position) -> Position | None:
+    def lost_run_end(self, position: Position) -> Position | None:
         """Returns the last entry of the passed-over lost entries that `position` is among; None if it is not among any.
         """
-        found = self.hole_of(position)
+        found = self.lost_run(position)
         return None if found is None else Position(position[0], found[1])
 
-    def hole_of(self, position: Position) -> tuple[int, int] | None:
+    def lost_run(self, position: Position) -> tuple[int, int] | None:
         """Returns the first and the last entry id of the passed-over lost entries that `position` is among; None if it
         is not among any."""
         found = self._holes.get(position[0]) if self._holes else None
         return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
 
-    def there(self, position: Position) -> Position:
+    def next_existing(self, position: Position) -> Position:
         """Returns the first position at or after `position`, like `at_or_after`, that is not among passed-over lost
         entries."""
         position = self.at_or_after(position)
-        while (last := self.hole(position)) is not None:
+        while (last := self.lost_run_end(position)) is not None:
             position = self.after(last)
         return position
 
     @property
-    def last_there(self) -> Position:
+    def last_existing(self) -> Position:
         """Returns the last position, like `last`, that is not among passed-over lost entries."""
         position = self.last
-        while (run := self.hole_of(position)) is not None:
+        while (run := self.lost_run(position)) is not None:
             position = self.before(Position(position[0], run[0]))
         return position
 
     def add_follower(self, follower: LogShape) -> None:
         """Adds a shape that gets every span of this shape, those of now and later ones."""
         self._followers.append(follower)
-        follower.pass_over(self._holes, self._least_index)
+        follower.set_lost_runs(self._holes, self._least_index)
         for span in self.spans:
             follower.add(span)
 
@@ -159,7 +159,7 @@ class LogShape:
             count += span.end_index - max(span.first_index, index)
         return count
 
-    def ahead(self, index: int, messages: int) -> int:
+    def index_ahead(self, index: int, messages: int) -> int:
         """Returns the index that is so many kept messages after `index`; the end index if there are fewer."""
         for ledger_id in self._ids:
             span = self._spans[ledger_id]
@@ -241,7 +241,7 @@ class LogShape:
         """Returns the entries of the ledger that are never shown; None if there are none."""
         return None
 
-    def shown_in(self, ledger_id: int, first: int) -> int:
+    def count_shown(self, ledger_id: int, first: int) -> int:
         """Returns how many entries of the ledger are shown, from entry id `first` on."""
         span = self._spans.get(ledger_id)
         return max(0, span.last_entry - first + 1) if span is not None else 0
@@ -308,7 +308,7 @@ class LookupResult(NamedTuple):
     lost: Run | None = None  # directly before it, or at the end of the ledger
 
 
-async def first_reached(
+async def bisect_entries(
     last: int, entry_of: EntryOf, reached: Callable[[StoredEntry], bool],
     passed_over: Callable[[int], Run | None] = lambda entry_id: None,
 ) -> LookupResult:  # fmt: skip
@@ -382,7 +382,7 @@ def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
 # (up to its horizon): `Topic` collects them. A cursor needs a ledger no more when it has *safely* acknowledged all of
 # it: its mark is at or after the end (not the position in memory alone: after a crash the cursor falls back; nor the
 # persisted one alone: after a seek it is ahead), or each entry is acknowledged out of order and that is stored
-# (`Safe.done`). The open ledger is never deleted. All conditions up to the bytes on the disk:
+# (`TrimLimit.done`). The open ledger is never deleted. All conditions up to the bytes on the disk:
 # docs/design/data-deletion.md.
 #
 # So one message that is not acknowledged, or that is delayed for a month, keeps its own ledger and none of those after
@@ -398,7 +398,7 @@ def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
 # deleted at once.
 
 
-class Safe(NamedTuple):
+class TrimLimit(NamedTuple):
     """What a holder no longer needs of the log, neither now nor after a crash: everything up to `mark`, and the ledgers
     `done`."""
 
@@ -406,7 +406,7 @@ class Safe(NamedTuple):
     done: frozenset[int] = frozenset()  # ledgers after the mark
     why: LedgerStays = LedgerStays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
 
-    def is_past(self, span: Span) -> bool:
+    def has_released(self, span: Span) -> bool:
         """Returns True if the holder no longer needs the ledger of this span."""
         return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.done
 
@@ -428,8 +428,8 @@ class Retention(msgspec.Struct, frozen=True):
 NOTHING = Retention()
 
 
-def verdicts(
-    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
+def judge_ledgers(
+    shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, LedgerStays | None]]:
     """Returns (ledger id, why it stays), oldest first; None instead of the reason: the ledger is to be deleted.
     `unread`: the retention of messages in a topic without durable subscriptions."""
@@ -447,15 +447,15 @@ def verdicts(
     return result
 
 
-def trimmable(
-    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
+def find_trimmable(
+    shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[int]:
-    """Returns the ids of the ledgers that are to be deleted; see `verdicts`."""
-    return [ledger for ledger, stays in verdicts(shape, holders, retention, now_ms, unread) if stays is None]
+    """Returns the ids of the ledgers that are to be deleted; see `judge_ledgers`."""
+    return [ledger for ledger, stays in judge_ledgers(shape, holders, retention, now_ms, unread) if stays is None]
 
 
-def would_go(
-    last: Span, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
+def may_trim_last(
+    last: Span, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> bool:
     """Returns True if the last ledger, which must be closed, would be deleted once another one follows it."""
     return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
@@ -481,15 +481,15 @@ def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> Le
     return LedgerStays.RETAINED_BY_TIME if by_time and retention.minutes else LedgerStays.RETAINED_BY_SIZE
 
 
-def _passed(span: Span, holders: Sequence[Safe]) -> bool:
+def _passed(span: Span, holders: Sequence[TrimLimit]) -> bool:
     return _holder(span, holders) is None
 
 
-def _holder(span: Span, holders: Sequence[Safe]) -> Safe | None:
+def _holder(span: Span, holders: Sequence[TrimLimit]) -> TrimLimit | None:
     """Returns the first holder that still needs the ledger; None if none does."""
     if span.last_entry < 0:
         return None
-    return next((holder for holder in holders if not holder.is_past(span)), None)
+    return next((holder for holder in holders if not holder.has_released(span)), None)
 
 
 # -------------------------------------------------------------------------------------------------- quorums_core
@@ -507,7 +507,7 @@ def _holder(span: Span, holders: Sequence[Safe]) -> Safe | None:
 # Guarding test: tests/broker/log/test_quorums.py.
 
 
-def allowed(*, degraded_writes: bool) -> Shrink:
+def allowed_shrink(*, degraded_writes: bool) -> Shrink:
     """Returns how a new ledger may shrink while bookies are missing: to fewer bookies in any case, to fewer copies if
     `degraded_writes` is set."""
     return Shrink.COPIES if degraded_writes else Shrink.BOOKIES

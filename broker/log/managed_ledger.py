@@ -76,7 +76,7 @@ def path_of(topic: TopicName) -> str:
     return paths.topic(topic.tenant, topic.namespace, topic.stored_local)
 
 
-def still_claimed(topic: TopicName, claim: str) -> Change:
+def claim_check(topic: TopicName, claim: str) -> Change:
     """Returns a change that changes nothing, but lets its commit succeed only while the topic has this claim: its
     transform raises TopicFenced otherwise."""
     path = path_of(topic)
@@ -179,8 +179,8 @@ class ManagedLedger:
     """The ledgers of a topic. A take-over calls `read`, `recover` and `claim`, in this order; each new ledger is made
     by `draft`, `add` and `install`.
 
-    Before the next ledger is made, `end_of` ends the one that is written; `closed_row` returns its row for the list,
-    and `close_tail` closes it in the shape."""
+    Before the next ledger is made, `end_ledger` ends the one that is written; `closed_row` returns its row for the
+    list, and `close_tail` closes it in the shape."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
@@ -191,7 +191,7 @@ class ManagedLedger:
         self.recovered_ledgers = 0
         self.on_waits: Callable[[MagnetarError], None] = lambda error: None
         self.waits_for = ""  # why the last try to make a ledger failed; empty: it did not
-        self.wanted = NOT_ASKED
+        self.wanted_replication = NOT_ASKED
         """Replication of the policy, when the ledger that is written was made."""
         self._topic = topic
         self._world = world
@@ -250,7 +250,7 @@ class ManagedLedger:
         holes: dict[int, list[tuple[int, int]]] = {}
         for lost in self.listed.record.lost:
             holes.setdefault(lost.ledger_id, []).append((lost.first_entry, lost.last_entry))
-        self.shape.pass_over(holes, max((lost.end_index for lost in self.listed.record.lost), default=0))
+        self.shape.set_lost_runs(holes, max((lost.end_index for lost in self.listed.record.lost), default=0))
         self.shape.check()
         await self.delete(gone)
 
@@ -266,7 +266,9 @@ class ManagedLedger:
                 raise TopicFenced(f"topic {self._topic} has another owner, or just had", topic=self._topic) from error
             raise DataLost(text + _HOW, topic=self._topic, ledger=known.ledger_id) from error
         except (Unavailable, NotEnoughBookies) as error:
-            if not await self._ledgers.find_lost(await self._ledgers.record(known.ledger_id)).is_beyond_recovery():
+            if not await self._ledgers.loss_survey(
+                await self._ledgers.read_record(known.ledger_id)
+            ).is_beyond_recovery():
                 raise
             text = f"ledger {known.ledger_id}, the last of topic {self._topic}, was on bookies that were forgotten"
             raise DataLost(text + _HOW, topic=self._topic, ledger=known.ledger_id) from error
@@ -283,13 +285,13 @@ class ManagedLedger:
         and another broker may have a later block. Raises NotEnoughBookies if no ledger can be made now."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
         above = max([above, *(lost.ledger_id for lost in self.listed.record.lost)])  # a mark may still be there
-        wanted = self.wanted = await self._replication()
-        return await self._ledgers.draft(
+        wanted = self.wanted_replication = await self._replication()
+        return await self._ledgers.draft_record(
             ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum, ack_quorum=wanted.ack_quorum,
             properties={"topic": self._topic.full}, shrink=self._shrink, above=above,
         )  # fmt: skip
 
-    async def add_anyhow(
+    async def add_with_retries(
         self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
     ) -> tuple[LedgerWriter, list[int]]:
         """Adds a ledger like `add`, from the given draft or from one of its own. Retries until it succeeds, or the
@@ -314,7 +316,7 @@ class ManagedLedger:
                 if now_s - told_s >= TELL_EVERY_S:
                     self.on_waits(error)
                     told_s = now_s
-                if throttle.news(error):
+                if throttle.should_log(error):
                     _LOG.warning("%s: no new ledger yet: %s", self._topic, error)
             await asyncio.sleep(REROUTE_RETRY_S)
 
@@ -328,19 +330,19 @@ class ManagedLedger:
         `install` deletes them."""
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
-        await self.listed.change([*_without_empty(closed), new], together=(self._ledgers.creation(draft),))
-        return self._ledgers.writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
+        await self.listed.change([*_without_empty(closed), new], together=(self._ledgers.creation_change(draft),))
+        return self._ledgers.make_writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
         """Applies the list that was committed: adds the new ledger to the shape, and removes and deletes the ledgers in
         `empty`."""
         self._discard_ledgers(empty)
         self.shape.add(Span(writer.ledger_id, end_index, open=True))
-        self.reader.writing(writer)
+        self.reader.add_writer(writer)
         await self.delete(empty)
 
     # ------------------------------------------------------------------ the end of a ledger
-    async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
+    async def end_ledger(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
         """Closes the ledger, or recovers it if another process fenced it or the outcome is unknown; returns its last
         entry and its size in bytes. Retries while bookies do not answer. Raises TopicFenced if the topic is no longer
         this broker's."""
@@ -351,7 +353,7 @@ class ManagedLedger:
             except (LedgerFenced, OutcomeUnknown) as error:
                 if not owned():
                     raise TopicFenced(f"topic {self._topic} is not this broker's any more") from error
-                if throttle.news(error):
+                if throttle.should_log(error):
                     _LOG.warning("%s: ledger %d did not end: %s; recovering it", self._topic, writer.ledger_id, error)
             try:
                 reader = await self._ledgers.recover(writer.ledger_id)
@@ -361,7 +363,7 @@ class ManagedLedger:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                if throttle.news(error):
+                if throttle.should_log(error):
                     _LOG.warning("%s: ledger %d is not recovered yet: %s", self._topic, writer.ledger_id, error)
             await asyncio.sleep(REROUTE_RETRY_S)
 

@@ -23,7 +23,7 @@ from ...proto.errors import DataLost, InvalidRequest, MagnetarError
 from ...proto.names import Position
 from ..common.retry import SharedRuns
 from .cache import StoredEntry, TailCache
-from .log_shape_core import LOST_LOOKED_AT, LogShape, LookupResult, Span, data_lost, first_reached
+from .log_shape_core import LOST_LOOKED_AT, LogShape, LookupResult, Span, bisect_entries, data_lost
 
 
 class IndexedPosition(NamedTuple):
@@ -45,9 +45,9 @@ class TopicLogReader:
         self._reads: SharedRuns[tuple[Position, int, int], list[StoredEntry]] | None = None  # most logs never read
         self.storage_reads = 0
 
-    def writing(self, writer: LedgerWriter) -> None:
+    def add_writer(self, writer: LedgerWriter) -> None:
         """Adds the ledger that this process writes: its confirmed entries can be read at once."""
-        self._readers[writer.ledger_id] = self._ledgers.reader_of(writer)
+        self._readers[writer.ledger_id] = self._ledgers.reader_beside(writer)
 
     def discard(self, ledger_id: int) -> None:
         """Drops the reader of a ledger that was closed (its record has changed) or deleted."""
@@ -58,7 +58,7 @@ class TopicLogReader:
         found = self._cache.get(position)
         return self._recent.get(position) if found is None and self._recent is not None else found
 
-    def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+    def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         """Returns confirmed entries of one ledger from `position` on that are in memory; there may be none."""
         span = self._shape.span(position[0])
         if span is None:
@@ -77,7 +77,7 @@ class TopicLogReader:
         key = (position, bytes_max, min(span.last_entry, last_entry))
         if self._reads is None:
             self._reads = SharedRuns()
-        return await self._reads.get(key, lambda: self._read(*key))
+        return await self._reads.run(key, lambda: self._read(*key))
 
     async def _read(self, position: Position, bytes_max: int, last_entry: int) -> list[StoredEntry]:
         try:
@@ -94,7 +94,7 @@ class TopicLogReader:
         end = last if span is None else min(span.last_entry, last + LOST_LOOKED_AT)
         while last < end:
             following = Position(ledger_id, last + 1)
-            if self.get(following) is not None or self._shape.hole_of(following) is not None:
+            if self.get(following) is not None or self._shape.lost_run(following) is not None:
                 break
             try:
                 await self._read_stored(following, 1, following.entry_id)
@@ -118,7 +118,7 @@ class TopicLogReader:
             self._recent.put_all(ledger_id, entries)
         return entries
 
-    async def entry(self, position: Position) -> StoredEntry:
+    async def read_entry(self, position: Position) -> StoredEntry:
         """Returns one entry, from memory or from bookies. Raises DataLost, with the range, if it is lost;
         InvalidRequest if there is no such entry (any more)."""
         cached = self.get(position)
@@ -170,17 +170,17 @@ class TopicLogReader:
     async def index_after(self, mark: Position) -> int:
         """Returns the index of the first message after the entry `mark`. Raises DataLost if that message's entry is
         lost, and so is `mark`."""
-        known = self.index_now(mark)
+        known = self.cached_index_after(mark)
         if known is not None:
             return known
         try:
-            return (await self.entry(self._following(mark))).first_index
+            return (await self.read_entry(self._following(mark))).first_index
         except DataLost:
             if not self._shape.has(mark):
                 raise
-        return (await self.entry(mark)).index + 1
+        return (await self.read_entry(mark)).index + 1
 
-    def index_now(self, mark: Position) -> int | None:
+    def cached_index_after(self, mark: Position) -> int | None:
         """Returns what `index_after` returns, or None if an entry would have to be read for it."""
         position = self._following(mark)
         span = self._shape.span(position[0])
@@ -194,13 +194,13 @@ class TopicLogReader:
         return None if entry is None else entry.first_index
 
     def _following(self, mark: Position) -> Position:
-        return self._shape.there(Position(mark[0], mark[1] + 1))
+        return self._shape.next_existing(Position(mark[0], mark[1] + 1))
 
     async def last_shown(self) -> tuple[Position, int, int] | None:
-        last = self._shape.last_there
+        last = self._shape.last_existing
         if last.entry_id < 0:
             return None
-        entry = await self.entry(last)
+        entry = await self.read_entry(last)
         return last, entry.count - 1 if entry.count > 1 else -1, entry.index
 
     def _end_position(self) -> IndexedPosition:
@@ -208,12 +208,12 @@ class TopicLogReader:
 
     async def _after(self, span: Span) -> IndexedPosition:
         """Returns the position of the first entry after the span."""
-        position = self._shape.there(Position(span.ledger_id, span.last_entry + 1))
-        return _indexed(await self.entry(position)) if self._shape.readable(position) else self._end_position()
+        position = self._shape.next_existing(Position(span.ledger_id, span.last_entry + 1))
+        return _indexed(await self.read_entry(position)) if self._shape.readable(position) else self._end_position()
 
     def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
-        """Returns True if an entry of the ledger exists before this one; `entry` None: if the ledger has any."""
-        first = self._shape.there(Position(span.ledger_id, 0))
+        """Returns True if an entry of the ledger exists before this one; `read_entry` None: if the ledger has any."""
+        first = self._shape.next_existing(Position(span.ledger_id, 0))
         return self._shape.has(first) and first < (Position(span.ledger_id + 1, 0) if entry is None else entry.position)
 
     async def _since(self, span: Span, time_ms: int) -> LookupResult:
@@ -226,7 +226,7 @@ class TopicLogReader:
 
     async def _one(self, span: Span, entry_id: int) -> StoredEntry | None:
         """Returns one entry; None if it is lost, whether it was passed over or not."""
-        if self._shape.hole_of(Position(span.ledger_id, entry_id)) is not None:
+        if self._shape.lost_run(Position(span.ledger_id, entry_id)) is not None:
             return None
         try:
             return await self._stored(Position(span.ledger_id, entry_id))
@@ -234,15 +234,15 @@ class TopicLogReader:
             return None
 
     async def _stored(self, position: Position) -> StoredEntry:
-        """Returns one entry, like `entry`; if it is lost, the entries after it are not searched for the range."""
+        """Returns one entry, like `read_entry`; if it is lost, the entries after it are not searched for the range."""
         cached = self.get(position)
         return cached if cached is not None else (await self._read_stored(position, 1, position[1]))[0]
 
     async def _first(self, span: Span, reached: Callable[[StoredEntry], bool]) -> LookupResult:
         """Finds the first entry of the ledger for which `reached` is true; it must be true for all entries after it."""
-        return await first_reached(
+        return await bisect_entries(
             span.last_entry, lambda id_: self._stored(Position(span.ledger_id, id_)), reached,
-            lambda id_: self._shape.hole_of(Position(span.ledger_id, id_)),
+            lambda id_: self._shape.lost_run(Position(span.ledger_id, id_)),
         )  # fmt: skip
 
 
@@ -270,8 +270,8 @@ CHUNK_BYTES_MIN = 64 << 10
 class Holder(Protocol):
     """A holder of entries that were read, which can drop them."""
 
-    def give_back(self) -> None:
-        """Drops all entries that can be read again, and reports that to `ReadMemory.holds`."""
+    def release_memory(self) -> None:
+        """Drops all entries that can be read again, and reports that to `ReadMemory.set_held`."""
         ...
 
 
@@ -290,7 +290,7 @@ class ReadMemory:
     def used(self) -> int:
         return self.held + self.under_way
 
-    def chunk(self, wanted: int) -> int:
+    def read_size(self, wanted: int) -> int:
         """Returns how many bytes to read at once: `wanted`, or a half, a quarter, … of it, so that two and a half such
         reads for each subscription fit within the limit. Equal sizes let subscriptions at the same position share a
         read."""
@@ -300,7 +300,7 @@ class ReadMemory:
         return wanted
 
     @asynccontextmanager
-    async def reading(self, size: int) -> AsyncIterator[None]:
+    async def reserve(self, size: int) -> AsyncIterator[None]:
         """Reserves memory for a read of `size` bytes; first waits while the reads in progress take all of it."""
         while self.under_way and self.under_way + size > self.limit:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -340,10 +340,10 @@ class ReadMemory:
         while self._holders and self.held + self.under_way > self.limit:
             holder = next(iter(self._holders))
             self.given_back += 1
-            holder.give_back()
+            holder.release_memory()
             assert holder not in self._holders, "it has given all back"
 
-    def holds(self, holder: Holder, size: int) -> None:
+    def set_held(self, holder: Holder, size: int) -> None:
         """Records that `holder` has `size` bytes in memory now; 0: none."""
         self.held += size - self._holders.get(holder, 0)
         if size:

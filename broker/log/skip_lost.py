@@ -50,7 +50,7 @@ LOST_MAX = 1000
 """Ranges in a topic's record, about 100 KB; those of ledgers that are gone are dropped first, the oldest first."""
 
 
-class _Looked(NamedTuple):
+class _InspectedLedger(NamedTuple):
     """A ledger of the list after its inspection: its new row, and the lost entries found in it."""
 
     row: TopicLedger
@@ -77,7 +77,7 @@ class SkipLost:
         if self._only >= 0 and all(each.ledger_id != self._only for each in before.ledgers):
             raise InvalidRequest(f"topic {self._topic} has no ledger {self._only}", topic=self._topic)
         looked = [
-            await self._inspect(each) if self._only in (-1, each.ledger_id) else _Looked(each, [])
+            await self._inspect(each) if self._only in (-1, each.ledger_id) else _InspectedLedger(each, [])
             for each in before.ledgers
         ]
         found = [hole for each in looked for hole in each.holes]
@@ -95,7 +95,7 @@ class SkipLost:
             rows, claim=self._world.rng.randbytes(16).hex(), lost=_bounded([*before.lost, *found], rows)
         )
         for each in found:
-            _LOG.error("%s: passed over on purpose, for all: %s", self._topic, told(each))
+            _LOG.error("%s: passed over on purpose, for all: %s", self._topic, describe_range(each))
         kept = {each.ledger_id for each in rows}
         await self._delete([each.row.ledger_id for each in looked if each.gone and each.row.ledger_id not in kept])
         return found
@@ -107,20 +107,20 @@ class SkipLost:
             _LOG.warning("%s: ledgers %s are not deleted, no list names them: %s", self._topic, ledgers, error)
 
     # ------------------------------------------------------------------ one ledger
-    async def _inspect(self, row: TopicLedger) -> _Looked:
+    async def _inspect(self, row: TopicLedger) -> _InspectedLedger:
         if row.entries == 0:
-            return _Looked(row, [])
+            return _InspectedLedger(row, [])
         try:
             record, cut = await self._closed(row)
         except LedgerNotFound:
             return await self._without_record(row)
-        lost = self._ledgers.find_lost(record, force=self._force)
-        found = await lost.survey()
+        lost = self._ledgers.loss_survey(record, force=self._force)
+        found = await lost.find_lost_entries()
         if found.unknown:
             self._doubts += sum(last - first + 1 for first, last in found.unknown)
             self._silent.update(found.silent)
         forced = bool(lost.forced)
-        reader = self._ledgers.reader(record)
+        reader = self._ledgers.make_reader(record)
         before = set(self._list.record.lost)
         known = {(each.first_entry, each.last_entry) for each in before if each.ledger_id == row.ledger_id}
         runs = [run for run in found.lost if run not in known]
@@ -141,18 +141,18 @@ class SkipLost:
         whole = found.lost == [(0, last)] or last < 0
         if whole and (runs or tail):
             hole = tail[0] if tail else self._range(row, (0, last), row.first_index, row.end_index, forced)
-            return _Looked(_emptied(row, hole.end_index), [hole], gone=True)
+            return _InspectedLedger(_emptied(row, hole.end_index), [hole], gone=True)
         holes = [
             self._range(row, run, await self._index_of(reader, row, run[0], -1),
                         await self._index_of(reader, row, run[1], 1), forced)
             for run in runs
         ]  # fmt: skip
-        return _Looked(row, [*holes, *tail])
+        return _InspectedLedger(row, [*holes, *tail])
 
     async def _closed(self, row: TopicLedger) -> tuple[LedgerRecord, bool]:
         """Returns the ledger's record, closed, and whether it had to be ended without entries that no bookie has.
         Raises LedgerNotFound if its record is missing."""
-        record = await self._ledgers.record(row.ledger_id)
+        record = await self._ledgers.read_record(row.ledger_id)
         if record.state == CLOSED:
             return record, False
         try:
@@ -161,23 +161,23 @@ class SkipLost:
             raise
         except (Unavailable, NotEnoughBookies) as error:
             _LOG.warning("%s: ledger %d cannot be recovered: %s", self._topic, row.ledger_id, error)
-        lost = self._ledgers.find_lost(await self._ledgers.record(row.ledger_id), force=self._force)
+        lost = self._ledgers.loss_survey(await self._ledgers.read_record(row.ledger_id), force=self._force)
         try:
             return await lost.close_ledger(), True
         except Unavailable as error:
             raise NotAllowed(error.message, topic=self._topic, ledger=row.ledger_id) from error
 
-    async def _without_record(self, row: TopicLedger) -> _Looked:
-        forced = row.ledger_id not in await deletions.among(self._list.store, [row.ledger_id])
+    async def _without_record(self, row: TopicLedger) -> _InspectedLedger:
+        forced = row.ledger_id not in await deletions.find_deleted(self._list.store, [row.ledger_id])
         if forced and not self._force:
             self._doubts += max(1, row.entries)
             self._silent.add(f"the bookies of ledger {row.ledger_id}, whose record is missing,")
-            return _Looked(row, [])
+            return _InspectedLedger(row, [])
         if row.entries < 0:
             hole = self._range(row, (0, -1), row.first_index, row.first_index + LOST_INDEXES, forced)
         else:
             hole = self._range(row, (0, row.entries - 1), row.first_index, row.end_index, forced)
-        return _Looked(_emptied(row, hole.end_index), [hole], gone=True)
+        return _InspectedLedger(_emptied(row, hole.end_index), [hole], gone=True)
 
     def _range(self, row: TopicLedger, run: Run, first_index: int, end_index: int, forced: bool) -> LostRange:
         return LostRange(
@@ -229,7 +229,7 @@ def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[Lo
     return kept
 
 
-def told(lost: LostRange) -> str:
+def describe_range(lost: LostRange) -> str:
     """Returns a description of the range for people."""
     if lost.last_entry < 0:
         return f"ledger {lost.ledger_id} from entry {lost.first_entry} on, from index {lost.first_index} on"

@@ -34,7 +34,7 @@ from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
 from ...proto.names import TopicName
 from ..common.config import BrokerConfig, Policy
-from .log_shape_core import allowed
+from .log_shape_core import allowed_shrink
 from .managed_ledger import TopicFenced
 
 _LOG = logging.getLogger("magnetar.broker.log")
@@ -55,7 +55,7 @@ class Piece(Protocol):
         """Returns its number among the pieces of its record, from 0."""
 
     @property
-    def ends(self) -> bool:
+    def is_last(self) -> bool:
         """Returns True if it is the last piece of a snapshot."""
 
 
@@ -72,7 +72,7 @@ class StateLedgers:
         self, ledgers: LedgerClient, config: BrokerConfig, replication: Policy, topic: TopicName, **properties: str
     ) -> None:
         self._ledgers = ledgers
-        self._shrink = allowed(degraded_writes=config.degraded_writes)
+        self._shrink = allowed_shrink(degraded_writes=config.degraded_writes)
         self._replication = replication
         self._properties = tuple(properties.items())
         self._topic = topic
@@ -167,7 +167,7 @@ class SnapshotLedger(Generic[P]):
         """Returns the pieces of the snapshot that ends at entry `last`; empty if none ends there, or it is torn."""
         end = await self.piece(reader, last)
         self.sequence = max(self.sequence, end.sequence)
-        if not end.ends or last < end.piece:
+        if not end.is_last or last < end.piece:
             return []
         pieces = [*[await self.piece(reader, last - back) for back in range(end.piece, 0, -1)], end]
         return pieces if all(each.sequence == end.sequence for each in pieces) else []

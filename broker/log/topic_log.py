@@ -53,13 +53,13 @@ from ...proto.names import Position, TopicName
 from ...proto.states import TopicState
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.network import World
-from ...runtime.tasks import Tasks, unbroken
+from ...runtime.tasks import Tasks, run_to_end
 from ..common.config import BrokerConfig, Policy, Replication
 from ..common.refusals import PublishRefusal
 from .appender import Appender, Publish
 from .cache import TailCache
 from .log_queue_core import LogQueue
-from .log_shape_core import allowed
+from .log_shape_core import allowed_shrink
 from .managed_ledger import Claims, ManagedLedger, TopicFenced, no_claims
 
 _LOG = logging.getLogger("magnetar.broker.log")
@@ -84,7 +84,7 @@ class TopicLog:
         self.state = TopicState.OPENING
         self._managed_ledger = ManagedLedger(
             world, metadata, ledgers, cache, topic, replication=replication,
-            shrink=allowed(degraded_writes=config.degraded_writes), claims=claims,
+            shrink=allowed_shrink(degraded_writes=config.degraded_writes), claims=claims,
         )  # fmt: skip
         self._managed_ledger.on_waits = on_waits
         self.shape, self.reader, self._list = (
@@ -107,7 +107,7 @@ class TopicLog:
             on_stopped=self._start_switch, publish_seconds=publish_seconds or Histogram(SECONDS),
         )  # fmt: skip
 
-    def left_out(self) -> Iterable[tuple[int, BitMap]]:
+    def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
         """Returns nothing: compaction removes no entry of the log itself."""
         return ()
 
@@ -178,7 +178,7 @@ class TopicLog:
     def _start_switch(self, draft: LedgerRecord | None = None) -> None:
         if self.state is TopicState.SERVING:
             self.state = TopicState.SWITCHING
-            self._appender.queue.stopped()
+            self._appender.queue.on_ledger_stopped()
             self._switching = self._tasks.spawn(self._switch(draft), "topic-log-switch")
 
     async def roll(self) -> None:
@@ -186,7 +186,7 @@ class TopicLog:
 
         Bookies for the new one are chosen first: raises NotEnoughBookies, and nothing has changed, while there are
         none. Does nothing if the ledger is empty."""
-        await unbroken(self._roll())
+        await run_to_end(self._roll())
 
     async def _roll(self) -> None:
         async with self._changing:
@@ -207,12 +207,14 @@ class TopicLog:
                 await self._next_ledger(last_entry, draft)
         except TimeoutError:
             why = f": {self._managed_ledger.waits_for}" if self._managed_ledger.waits_for else ""
-            self.lose(Unavailable(f"topic {self.topic}: no new ledger within {self._config.reroute_timeout_s} s{why}"))
+            self.abandon(
+                Unavailable(f"topic {self.topic}: no new ledger within {self._config.reroute_timeout_s} s{why}")
+            )
         except MagnetarError as error:
-            self.lose(error)
+            self.abandon(error)
         except Exception as error:  # a fault of ours must not leave the topic between two ledgers for ever
             _LOG.exception("%s: the switch to the next ledger failed", self.topic)
-            self.lose(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
+            self.abandon(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
 
     async def _end_ledger(self) -> int:
         """Closes the ledger that is written, or learns how another process closed it; returns its true last entry, or
@@ -221,7 +223,7 @@ class TopicLog:
         if writer is None:
             return -1
         span = self.shape.tail
-        last_entry, length = await self._managed_ledger.end_of(writer, self._owned)
+        last_entry, length = await self._managed_ledger.end_ledger(writer, self._owned)
         if last_entry < span.last_entry:
             raise DataLost(f"ledger {writer.ledger_id} was closed at {last_entry}, before {span.last_entry}")
         span.size = max(span.size, length)
@@ -233,7 +235,7 @@ class TopicLog:
         stored, ended = self._appender.end_ledger(last_entry)
         end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
-            writer, empty = await self._managed_ledger.add_anyhow(
+            writer, empty = await self._managed_ledger.add_with_retries(
                 draft, end_index=end_index, created_ms=self._now_ms(), ended=ended
             )
         except BaseException:
@@ -253,7 +255,7 @@ class TopicLog:
     def _unknown(self) -> MagnetarError:
         return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
 
-    def lose(self, error: MagnetarError) -> None:
+    def abandon(self, error: MagnetarError) -> None:
         """Gives the topic up at once and stops all work; the publishes in flight fail with an unknown outcome."""
         if self.state in (TopicState.LOST, TopicState.CLOSED):
             return
@@ -285,9 +287,9 @@ class TopicLog:
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return []
             try:
-                await unbroken(self._managed_ledger.remove(gone))
+                await run_to_end(self._managed_ledger.remove(gone))
             except TopicFenced as error:
-                self.lose(error)
+                self.abandon(error)
                 return []
             return gone
 
@@ -301,22 +303,22 @@ class TopicLog:
                 raise self._refusal()
             try:
                 noting = self._managed_ledger.commit_fields(together, **fields)
-                await (noting if within else unbroken(noting))
+                await (noting if within else run_to_end(noting))
             except TopicFenced as error:
-                self.lose(error)
+                self.abandon(error)
                 raise
 
     async def terminate(self) -> Position:
         """Terminates the topic after the publishes in flight; returns its last entry. Idempotent."""
         if self.state is not TopicState.TERMINATED:
-            await unbroken(self._finish(TopicState.TERMINATED))
+            await run_to_end(self._finish(TopicState.TERMINATED))
         return self.shape.last
 
     async def close(self) -> None:
         """Stops in order: the publishes in flight are confirmed, the ledger is closed, and the list says where it ends.
         Idempotent."""
         if self.state in (TopicState.SERVING, TopicState.SWITCHING, TopicState.CLOSING):
-            await unbroken(self._finish(TopicState.CLOSED))
+            await run_to_end(self._finish(TopicState.CLOSED))
         await self._tasks.drain()
         if self.state is not TopicState.LOST:
             self.state = TopicState.CLOSED
@@ -341,17 +343,17 @@ class TopicLog:
                     self.state = final
         except TimeoutError:
             error = Unavailable(f"topic {self.topic} did not end within {self._config.close_timeout_s} s")
-            self.lose(error)
+            self.abandon(error)
             raise error from None
         except MagnetarError as error:
-            self.lose(error)
+            self.abandon(error)
             raise
         if self.state not in (TopicState.TERMINATED, final):
             raise self._refusal()
         self._on_confirmed()
 
     async def _end_list(self, *, terminated: bool) -> None:
-        self._appender.queue.stopped()
+        self._appender.queue.on_ledger_stopped()
         last_entry = await self._end_ledger()
         stored, ended = self._appender.end_ledger(last_entry)
         self._appender.confirm(stored)
@@ -368,9 +370,9 @@ class TopicLog:
         return self._appender.replication
 
     @property
-    def wanted(self) -> Replication:
+    def wanted_replication(self) -> Replication:
         """Returns the replication that the policy asked for when that ledger was made."""
-        return self._managed_ledger.wanted
+        return self._managed_ledger.wanted_replication
 
     @property
     def degraded(self) -> bool:
@@ -379,7 +381,7 @@ class TopicLog:
         return self.state in (TopicState.SERVING, TopicState.SWITCHING) and self._appender.degraded
 
     @property
-    def queued_index(self) -> int:
+    def next_index(self) -> int:
         """Returns the index that the next message gets."""
         return self._appender.queue.end_index
 

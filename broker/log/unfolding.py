@@ -3,9 +3,9 @@
 Key_Shared has to know the key of each message of a batch. Of most entries that is less than a millisecond, in the event
 loop (`StoredEntry.find_slots`). An entry may be 64 KB on the wire and 64 MiB decompressed, or contain half a million
 messages: it is decompressed in a thread, into memory that the entry's declared size bounds (proto/compression.py), and
-its messages are parsed in slices (`Turns`). One entry at a time in a process, so they never take more than 64 MiB
+its messages are parsed in slices (`TimeSlices`). One entry at a time in a process, so they never take more than 64 MiB
 together. Nothing of a subscription overtakes its entry meanwhile (read_ahead.py). Compaction and dead letters parse
-such an entry in a thread (`aside`).
+such an entry in a thread (`run_off_loop`).
 
 Guarding test: tests/broker/log/test_unfolding.py.
 """
@@ -25,7 +25,7 @@ from ...proto.errors import CorruptEntry
 from ...proto.routing import sticky_slot
 from ...runtime.files import Buffer
 from ...runtime.network import World
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 
 LONG_BYTES = 1 << 20
 """Most bytes that are decompressed in the event loop: less than a millisecond."""
@@ -39,7 +39,7 @@ R = TypeVar("R")
 _ONE_AT_A_TIME: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
-def is_long(metadata: MessageMetadata) -> bool:
+def is_costly(metadata: MessageMetadata) -> bool:
     """Returns True if it takes long to parse an entry with this metadata: many messages, many uncompressed bytes, or
     many properties."""
     return (
@@ -49,7 +49,7 @@ def is_long(metadata: MessageMetadata) -> bool:
     )
 
 
-async def slots_of(entry: Buffer, world: World) -> tuple[int, ...]:
+async def compute_slots(entry: Buffer, world: World) -> tuple[int, ...]:
     """Returns the Key_Shared slots of the keys of a stored batch, that of the first message first; none if the batch is
     damaged. Decompresses it in a thread."""
     async with _turn():
@@ -65,11 +65,11 @@ async def slots_of(entry: Buffer, world: World) -> tuple[int, ...]:
             return ()  # its consumer reports the damage
 
 
-async def aside(entry: Buffer, world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def run_off_loop(entry: Buffer, world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Returns the result of `work`, which parses the stored entry. If parsing takes long, `work` runs in a thread, one
     such call at a time; else it is called directly."""
     try:
-        long = is_long(parse_stored(entry).metadata)
+        long = is_costly(parse_stored(entry).metadata)
     except CorruptEntry:
         long = False
     if not long:
@@ -95,7 +95,7 @@ async def _run(world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kw
 
 async def _looked_at(world: World, payload: bytes | mmap, messages: int) -> tuple[int, ...]:
     slots: dict[int, None] = {}
-    offset, turns = 0, Turns(world.clock)
+    offset, turns = 0, TimeSlices(world.clock)
     while messages > 0:
         found: dict[bytes, None] = {}
         some = min(messages, _MESSAGES_AT_ONCE)

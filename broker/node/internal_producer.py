@@ -32,10 +32,10 @@ from ...proto.names import Position, TopicName
 from ...proto.states import TxnId
 from ...runtime.clock import Clock
 from ...runtime.network import Channel, Endpoint, World, rpc
-from ...runtime.tasks import together
+from ...runtime.tasks import run_together
 from ..common.transactions import Settlement
 from ..log.managed_ledger import path_of
-from ..transaction.peers import Peers
+from ..transaction.peers import BrokerPeers
 
 if TYPE_CHECKING:
     from ..transaction.records_core import HalfMessage, Participant
@@ -72,7 +72,7 @@ class InternalProducer:
             except TimeoutError as error:
                 raise TimedOut(f"{topic}: not published within {TIMEOUT_S} s") from error
 
-    async def copy(
+    async def publish_copies(
         self, source: tuple[TopicName, int], topic: TopicName, producer_name: str, client_parts: Sequence[bytes],
         spread: int,
     ) -> list[Position | None]:  # fmt: skip
@@ -87,9 +87,9 @@ class InternalProducer:
                 )
             except (IncompatibleSchema, SchemaNotFound, TopicNotFound) as error:
                 _LOG.warning("%s: copies of messages of %s name no schema: %s", topic, source[0], error)
-            from .one_producer import of_schema  # it was loaded by the first try
+            from .one_producer import with_schema_version  # it was loaded by the first try
 
-            client_parts = [of_schema(part, b"") for part in client_parts]
+            client_parts = [with_schema_version(part, b"") for part in client_parts]
         return await self.publish(topic, producer_name, client_parts, spread)
 
     async def _schema(self, topic: TopicName, incarnation: int, version: bytes) -> wire.SchemaInfo | None:
@@ -107,7 +107,7 @@ class InternalProducer:
         self, topic: TopicName, name: str, client_parts: Sequence[bytes], spread: int, schema: wire.SchemaInfo | None
     ) -> list[Position | None]:
         await self._world.workers.load(f"{__package__}.one_producer")
-        from .one_producer import send
+        from .one_producer import publish_entries
 
         me = self._world.network.connect(Endpoint.parse(self._endpoint()))
         owner: Channel | None = None
@@ -122,7 +122,7 @@ class InternalProducer:
             opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name, copies=True)
             if schema is not None:
                 opening.schema.CopyFrom(schema)
-            return await send(self._world, owner or me, opening, client_parts)
+            return await publish_entries(self._world, owner or me, opening, client_parts)
         finally:
             await me.close()
             if owner is not None:
@@ -157,7 +157,7 @@ class HalfPublisher:
         async def publish(topic: str, entries: Sequence[bytes]) -> None:
             found[topic] = await self._publish(txn, topic, entries)
 
-        await together([publish(topic, entries) for topic, entries in by_topic.items()], "publish of a half")
+        await run_together([publish(topic, entries) for topic, entries in by_topic.items()], "publish of a half")
         return list(found.values())
 
     async def _publish(self, txn: TxnId, topic: str, entries: Sequence[bytes]) -> Participant:
@@ -201,7 +201,7 @@ OWNERS_MAX = 10_000
 
 
 @runtime_checkable
-class Settles(Protocol):
+class SettlingTopic(Protocol):
     """A loaded topic that settles transactions."""
 
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
@@ -209,13 +209,13 @@ class Settles(Protocol):
         TimedOut after `timeout_s`. Idempotent."""
 
 
-class Participants:
+class TopicSettler:
     """Settles transactions at topics. `load` returns a topic, loaded at this broker, or raises NotOwner. `owner`
     returns the endpoint of the broker that serves it; "": this one."""
 
     def __init__(
         self, metadata: MetadataStore, load: Callable[[TopicName], Awaitable[object]],
-        owner: Callable[[TopicName], Awaitable[str]], peers: Callable[[], Peers],
+        owner: Callable[[TopicName], Awaitable[str]], peers: Callable[[], BrokerPeers],
     ) -> None:  # fmt: skip
         self._metadata = metadata
         self._load = load
@@ -252,6 +252,6 @@ class Participants:
         """Settles transactions at a topic that this broker owns; returns for each None or its error. Raises NotOwner,
         NotAllowed if the topic takes no transactions."""
         loaded = await self._load(topic)
-        if not isinstance(loaded, Settles):
+        if not isinstance(loaded, SettlingTopic):
             raise NotAllowed(f"topic {topic} takes no transactions")
         return await loaded.settle(settlements, SETTLE_S)

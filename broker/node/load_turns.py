@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ...runtime.budget import CallerMemory
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from ..log.cache import TailCache
 from ..topic.topic import Topic
 
@@ -54,18 +54,18 @@ class LoadTurns:
         """How long a turn that begins now lasts at most, in seconds."""
         return min(max(TURN_S, 2 * self._usual_s), TURN_S_MAX)
 
-    def hurry(self, name: str) -> None:
+    def prioritize(self, name: str) -> None:
         waiting = self._others.pop(name, None)
         if waiting is not None:
             self._first[name] = waiting
         elif name not in self._first:
             self._hurried.add(name)
 
-    def discard(self, name: str) -> None:
-        """Withdraws `hurry` for a topic that is loaded, or is not loaded after all."""
+    def end_priority(self, name: str) -> None:
+        """Withdraws `prioritize` for a topic that is loaded, or is not loaded after all."""
         self._hurried.discard(name)
 
-    def turn(self, name: str) -> _Turn:
+    def load_turn(self, name: str) -> _Turn:
         return _Turn(self, name)
 
     async def wait_turn(self, name: str) -> float:
@@ -77,21 +77,21 @@ class LoadTurns:
             await self._wait(name)
         return self._clock.monotonic()
 
-    def succeeded(self, began: float) -> None:
+    def record_load(self, began: float) -> None:
         took = self._clock.monotonic() - began
         self._usual_s = max(took, self._usual_s + (took - self._usual_s) / USUAL_PART)
 
     def end_turn(self) -> None:
         self._left += 1
         if self._first or self._others:
-            self._give_turns()
+            self._start_turns()
 
     async def _wait(self, name: str) -> None:
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line = self._first if name in self._hurried else self._others
         self._hurried.discard(name)
         line[name] = waiting
-        self._give_turns()
+        self._start_turns()
         try:
             await waiting
         except asyncio.CancelledError:
@@ -99,10 +99,10 @@ class LoadTurns:
                 self._left += 1
             self._first.pop(name, None)
             self._others.pop(name, None)
-            self._give_turns()
+            self._start_turns()
             raise
 
-    def _give_turns(self) -> None:
+    def _start_turns(self) -> None:
         while self._left and (self._first or self._others):
             line = self._first or self._others
             name = next(iter(line))
@@ -130,7 +130,7 @@ class _Turn:
 
     async def __aexit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if failed is None:
-            self._turns.succeeded(self._began)
+            self._turns.record_load(self._began)
         self._timer.cancel()
         self._end_turn()
 
@@ -174,7 +174,7 @@ STEP_BYTES = 16 << 20
 two."""
 
 
-class Room(NamedTuple):
+class CacheSizes(NamedTuple):
     """The sizes in bytes that the caches may have."""
 
     tail: int
@@ -182,15 +182,15 @@ class Room(NamedTuple):
     lacking: int  # bytes that the state needs in addition to its share and all of the caches
 
 
-def room_for_caches(state_bytes: int, config: BrokerConfig) -> Room:
+def cache_sizes(state_bytes: int, config: BrokerConfig) -> CacheSizes:
     over = max(0, state_bytes - config.state_memory_bytes)
     recent = max(0, config.catch_up_cache_bytes - over)
     over -= config.catch_up_cache_bytes - recent
     tail = max(0, config.cache_bytes - over)
-    return Room(tail, recent, over - (config.cache_bytes - tail))
+    return CacheSizes(tail, recent, over - (config.cache_bytes - tail))
 
 
-def holes_max(sizes: Sequence[int], limit: int, own_max: int) -> int:
+def hole_bytes_max(sizes: Sequence[int], limit: int, own_max: int) -> int:
     """Returns the most memory for the holes of one subscription: `own_max`, or less if `sizes`, the present ones of all
     subscriptions, are more than `limit` together: then so much that they keep the limit when the larger are cut to
     it."""
@@ -221,7 +221,7 @@ class StateMemory:
         total = self._memory.connections * CONNECTION_BYTES
         holes: list[int] = []
         subscriptions = [each for topic in topics for each in topic.subscriptions.values()]
-        turns = Turns(self._clock)
+        turns = TimeSlices(self._clock)
         for topic in topics:
             total += TOPIC_BYTES + CLIENT_BYTES * len(topic.producers)
             for subscription in list(topic.subscriptions.values()):
@@ -233,16 +233,16 @@ class StateMemory:
             if turns.is_over:
                 await turns.next()
         self.bytes = total + sum(holes)
-        most = holes_max(holes, self._config.state_memory_bytes, self._config.cursor_memory_bytes)
+        most = hole_bytes_max(holes, self._config.state_memory_bytes, self._config.cursor_memory_bytes)
         for subscription in subscriptions:
             before, subscription.dispatcher.memory_bytes_max = subscription.dispatcher.memory_bytes_max, most
             if most > before and subscription.consumers:
                 subscription.pump.wake()
             if turns.is_over:
                 await turns.next()
-        self._resize(room_for_caches(self.bytes, self._config))
+        self._resize(cache_sizes(self.bytes, self._config))
 
-    def _resize(self, room: Room) -> None:
+    def _resize(self, room: CacheSizes) -> None:
         tail, recent = self._cache, self._cache.recent
         tail.resize(max(room.tail, min(tail.bytes_max, tail.bytes) - STEP_BYTES))
         if recent is not None:

@@ -34,11 +34,12 @@ _ID = 1
 """The id of the only producer on its stream."""
 
 
-async def send(
+async def publish_entries(
     world: World, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
 ) -> list[Position | None]:
-    """Publishes the entries over `channel`; returns where each is stored (None: not known). If `opening` has a schema,
-    each entry gets the version that it has in the topic. Makes one attempt: the caller must retry after an error."""
+    """Publishes the entries over `channel`; returns where each is stored (None: not known). If `count_opening` has a
+    schema, each entry gets the version that it has in the topic. Makes one attempt: the caller must retry after an
+    error."""
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(
@@ -59,7 +60,7 @@ async def send(
                     added = True
                     version = frame.producer_opened.schema_version
                     for part in client_parts:
-                        named = of_schema(part, version) if opening.HasField("schema") else part
+                        named = with_schema_version(part, version) if opening.HasField("schema") else part
                         core.add_entry(named, parse_header(part).sequence_id, lambda _, place: outcomes.append(place))
                 for effect in _facts(core, frame, world.clock):
                     _do(effect, stream)
@@ -78,11 +79,11 @@ def _facts(core: ProducerCore, frame: wire.ServerFrame, clock: Clock) -> list[Pr
                 opened.topic_epoch, now, wall_ms,
             )  # fmt: skip
         case "receipt":
-            return core.receipt(
+            return core.on_receipt(
                 frame.receipt.sequence_id, frame.receipt.ledger_id, frame.receipt.entry_id, now
             )
         case "credit":
-            return core.credit(frame.credit)
+            return core.on_credit(frame.credit)
         case "failed":
             raise from_wire(frame.failed.error)
         case "closed":
@@ -105,7 +106,7 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
             raise ConnectionLost("the producer lost its connection")
 
 
-def of_schema(client_part_: bytes, version: bytes) -> bytes:
+def with_schema_version(client_part_: bytes, version: bytes) -> bytes:
     """Returns the message with `version` as its schema version; empty: with none."""
     header = parse_header(client_part_)
     if header.metadata.schema_version == version:

@@ -11,7 +11,7 @@ from ...ledger.pending_core import Striping
 from ...proto.errors import MagnetarError, NotEnoughBookies
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
-from ..log.log_shape_core import allowed
+from ..log.log_shape_core import allowed_shrink
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -29,7 +29,7 @@ class Readiness:
         self._ledgers = ledgers
         self._placed = -PLACE_S, ""  # when it was checked, and why no ledger can be created
 
-    async def why_not(self) -> str:
+    async def why_not_ready(self) -> str:
         """Returns why the broker is not ready; "": it is ready. Checks the bookies at most once per PLACE_S, because
         unauthenticated callers may ask this."""
         ledgers, now_s = self._ledgers(), self._clock.monotonic()
@@ -45,7 +45,7 @@ class Readiness:
         shape = Striping(config.ensemble_size, config.write_quorum, config.ack_quorum)
         try:
             async with asyncio.timeout(PLACE_S):
-                await ledgers.check_place(shape, shrink=allowed(degraded_writes=config.degraded_writes))
+                await ledgers.check_bookies(shape, shrink=allowed_shrink(degraded_writes=config.degraded_writes))
         except NotEnoughBookies as error:
             return f"no new ledger can be made: {error.message}; ledgers that are open go on while their bookies answer"
         except (MagnetarError, TimeoutError) as error:

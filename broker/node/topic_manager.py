@@ -35,29 +35,29 @@ from ...runtime.budget import CallerMemory
 from ...runtime.memory_shares import machine_bytes
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.network import World
-from ...runtime.tasks import Tasks, together, unbroken
+from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import Authorizer, Grants
 from ..cluster.bundles_core import bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
-from ..cluster.orphans import Orphan, Orphans, delete, find
-from ..cluster.ownership import Ownership, bookies, brokers
+from ..cluster.orphans import Orphan, Orphans, delete_orphans, find_orphans
+from ..cluster.ownership import Ownership, list_bookies, list_brokers
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
 from ..common.config import BrokerConfig
 from ..common.refusals import check_incarnation
 from ..common.retry import PATIENCE_S, LogThrottle, SharedRuns
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from ..log.cache import TailCache
 from ..log.managed_ledger import ManagedLedgerRecord, TopicFenced
 from ..log.reader import ReadMemory
 from ..log.skip_lost import SkipLost
-from ..topic.maintenance import look_after
+from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistent
 from ..topic.statistics import BrokerRates
 from ..topic.storage import DurableStorage, Storage
 from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
-from .internal_producer import HalfPublisher, InternalProducer, Participants
+from .internal_producer import HalfPublisher, InternalProducer, TopicSettler
 from .load_turns import LoadTurns, StateMemory
 from .readiness import Readiness
 
@@ -113,7 +113,7 @@ class _OwnershipSession:
             memory_bytes_max=config.append_memory_bytes,
         )  # fmt: skip
         self.ledgers = LedgerClient(world, metadata, quorums)
-        self.participants = Participants(metadata, topic, endpoint, lambda: self.transactions.peers)
+        self.participants = TopicSettler(metadata, topic, endpoint, lambda: self.transactions.peers)
         self.transactions = TransactionCoordinators(
             world, config, metadata, self.ledgers, self.ownership, self.participants, halves.publish,
             self.is_settled,
@@ -135,7 +135,7 @@ class _OwnershipSession:
         await self.ledgers.close()
 
     async def _topics_max(self, namespace: NamespaceName) -> int:
-        applied = await self.policies.applied_to_namespace(namespace)
+        applied = await self.policies.get_namespace_applied(namespace)
         return applied.max_topics
 
 
@@ -153,7 +153,7 @@ class TopicManager:
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
         self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
         self.endpoint = ""  # where clients reach this broker
-        self.outgoing = InternalProducer(world, lambda: self.endpoint)
+        self.internal_producer = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
@@ -183,7 +183,7 @@ class TopicManager:
             name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http, group=self.config.share_group
         )  # fmt: skip
         changed = (self._policies_changed, self.access.on_grants_changed, self._existing, self._elsewhere)
-        halves = HalfPublisher(self.outgoing, self.world.clock)
+        halves = HalfPublisher(self.internal_producer, self.world.clock)
         session = _OwnershipSession(self.world, self.config, metadata, me, *changed, halves, self._durable)
         try:
             await session.catalog.ensure_default()
@@ -197,7 +197,7 @@ class TopicManager:
 
     def _durable(self, metadata: MetadataStore, ledgers: LedgerClient) -> Storage:
         return DurableStorage(
-            self.world, metadata, ledgers, self.cache, self.config, self.outgoing.copy, self.reads,
+            self.world, metadata, ledgers, self.cache, self.config, self.internal_producer.publish_copies, self.reads,
             self.publish_seconds,
         )  # fmt: skip
 
@@ -207,12 +207,12 @@ class TopicManager:
         return self._session
 
     @property
-    def append_bytes(self) -> int:
+    def unanswered_bytes(self) -> int:
         """Bytes of entries in flight to bookies."""
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
     @property
-    def entered(self) -> bool:
+    def has_session(self) -> bool:
         return self._session is not None
 
     def suspend(self) -> None:
@@ -228,23 +228,25 @@ class TopicManager:
         session.metadata.renew(metadata)
         await session.ownership.register()
         await session.ownership.reclaim()
-        await session.transactions.validate()
+        await session.transactions.drop_taken_over()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
-            await together([self._validate(session, topic) for topic in topics[start : start + AT_ONCE]], "topic-check")
+            await run_together(
+                [self._validate(session, topic) for topic in topics[start : start + AT_ONCE]], "topic-check"
+            )
         session.settled = True
 
     async def _validate(self, session: _OwnershipSession, topic: Topic) -> None:
         if not topic.owned() or not await topic.log.is_ours():
-            topic.log.lose(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
+            topic.log.abandon(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
     async def drop_all(self, error: MagnetarError) -> None:
         """Ends the ownership session and all topics at once: another broker may own them already."""
         session = self._leave()
         session.metadata.stop_reconnecting()
         for topic in list(self.loaded.values()):
-            topic.lose(error)
-        await session.transactions.drop(error)
+            topic.abandon(error)
+        await session.transactions.drop_all(error)
         await self._ending.drain()
         await session.close()
 
@@ -259,7 +261,7 @@ class TopicManager:
         await session.transactions.close()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
-            await together([self._close_topic(topic) for topic in topics[start : start + AT_ONCE]], "topic-end")
+            await run_together([self._close_topic(topic) for topic in topics[start : start + AT_ONCE]], "topic-end")
         self.loaded.clear()
         await self._ending.drain()
         try:
@@ -295,7 +297,7 @@ class TopicManager:
         return self._open().transactions
 
     @property
-    def participants(self) -> Participants:
+    def participants(self) -> TopicSettler:
         return self._open().participants
 
     async def _existing(self, name: TopicName) -> Topic:
@@ -308,7 +310,7 @@ class TopicManager:
         owner = await self.lookup(name)
         return "" if owner.name == self.name else owner.endpoint
 
-    def topic_feed(self) -> TopicWatcher:
+    def topic_watcher(self) -> TopicWatcher:
         session = self._open()
         return TopicWatcher(session.metadata, session.catalog)
 
@@ -320,25 +322,25 @@ class TopicManager:
             return session.ownership.me
         if not session.settled:
             raise Unavailable(_UNSETTLED)
-        return await session.ownership.find_owner(name, await session.catalog.known_namespace(name.namespace_name))
+        return await session.ownership.find_owner(name, await session.catalog.cached_namespace(name.namespace_name))
 
     @property
-    def me(self) -> BrokerRecord | None:
+    def own_record(self) -> BrokerRecord | None:
         """The record with this broker's addresses; None if it is not registered now."""
         return self._session.ownership.me if self._session is not None else None
 
-    async def brokers(self) -> list[BrokerRecord]:
-        return await brokers(self._open().metadata)
+    async def list_brokers(self) -> list[BrokerRecord]:
+        return await list_brokers(self._open().metadata)
 
-    async def bookies(self) -> list[BookieRecord]:
-        return await bookies(self._open().metadata)
+    async def list_bookies(self) -> list[BookieRecord]:
+        return await list_bookies(self._open().metadata)
 
     @property
     def coordinators(self) -> Sequence[RunningCoordinator]:
         """The transaction coordinators that run at this broker now."""
         return self._session.transactions.loaded if self._session is not None else ()
 
-    def connections(self) -> dict[str, dict[str, int]]:
+    def bookie_statistics(self) -> dict[str, dict[str, int]]:
         """Returns statistics of the connections to bookies, by bookie; empty outside of an ownership session."""
         return self._session.ledgers.statistics() if self._session is not None else {}
 
@@ -358,42 +360,42 @@ class TopicManager:
             return found
         session = self._open()
         if publishes:
-            self._turns.hurry(name.full)
+            self._turns.prioritize(name.full)
         try:
-            return await self._loading.get(name.full, lambda: self._load(session, name, create))
+            return await self._loading.run(name.full, lambda: self._load(session, name, create))
         finally:
             if publishes:
-                self._turns.discard(name.full)
+                self._turns.end_priority(name.full)
 
     async def _load(self, session: _OwnershipSession, name: TopicName, create: bool) -> Topic:
         if not session.settled:
             raise Unavailable(_UNSETTLED)  # or it would fence the broker that took the topic over
         if name.full in self._skipping:
             raise Unavailable(f"lost entries of topic {name} are being passed over; try again", topic=name)
-        namespace = await session.catalog.known_namespace(name.namespace_name)
+        namespace = await session.catalog.cached_namespace(name.namespace_name)
         ownership, path = session.ownership, session.ownership.path_of(name, namespace)
-        if not ownership.owns_path(path):
+        if not ownership.is_owned(path):
             owner = await ownership.find_owner(name, namespace)
             if owner.name != self.name:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
         topic = Topic(
-            self.world, session.ledgers, self.config, name, await session.policies.applied(name),
+            self.world, session.ledgers, self.config, name, await session.policies.get_applied(name),
             session.storage if name.persistent else NonPersistent(self.world, self.config), rates=self._rates,
-            owned=ownership.question(path), settled=session.is_settled, on_lost=self._lost,
+            owned=ownership.owner_check(path), settled=session.is_settled, on_lost=self._lost,
             coordinators=session.transactions,
         )  # fmt: skip
         try:
-            async with self._turns.turn(name.full):
-                await topic.open(partial(session.catalog.ensure_stored, name) if create else None)
+            async with self._turns.load_turn(name.full):
+                await topic.open(partial(session.catalog.ensure_topic, name) if create else None)
         except MagnetarError as error:
-            if self._throttle.news(error):
+            if self._throttle.should_log(error):
                 _LOG.warning("topic %s does not open: %s", name, error)
             raise
         if self._session is not session or not topic.owned():
             await topic.close()
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
-        applied = session.policies.current(name)
+        applied = session.policies.cached_applied(name)
         if applied is not topic.applied:  # they have changed while it was opened, perhaps
             topic.apply(applied)
         return topic
@@ -416,7 +418,7 @@ class TopicManager:
         caller is cancelled, the close still runs to its end."""
         topic = self.loaded.pop(name.full, None)
         if topic is not None:
-            await unbroken(topic.close())
+            await run_to_end(topic.close())
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
         """Unloads the topics of one bundle of a namespace, or of all, at this broker and releases the bundles: the next
@@ -425,12 +427,12 @@ class TopicManager:
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
-        ownership, record = session.ownership, await session.catalog.namespace(name)
+        ownership, record = session.ownership, await session.catalog.get_namespace(name)
         known = [bundle_name(number, record.bundles) for number in range(record.bundles)]
         if bundle and bundle not in known:
             raise InvalidRequest(f"namespace {name} has no bundle {bundle!r}; it has {', '.join(known)}")
         topics = bundles = 0
-        for path in ownership.owned_in(name):
+        for path in ownership.owned_bundles(name):
             if not path.endswith(bundle):
                 continue
             going: list[Topic] = []
@@ -438,7 +440,9 @@ class TopicManager:
             async def unload(path: str = path, going: list[Topic] = going) -> None:
                 going += [topic for topic in self.loaded.values() if ownership.path_of(topic.name, record) == path]
                 for start in range(0, len(going), AT_ONCE):
-                    await together([self._unload(topic) for topic in going[start : start + AT_ONCE]], "topic-unload")
+                    await run_together(
+                        [self._unload(topic) for topic in going[start : start + AT_ONCE]], "topic-unload"
+                    )
 
             await ownership.release(path, unload)
             topics, bundles = topics + len(going), bundles + 1
@@ -455,7 +459,7 @@ class TopicManager:
         changes again and again.
         """
         session = self._open()
-        return await unbroken(self._skip_lost(session, name, only, force=force))
+        return await run_to_end(self._skip_lost(session, name, only, force=force))
 
     async def _skip_lost(
         self, session: _OwnershipSession, name: TopicName, only: int, *, force: bool
@@ -495,22 +499,22 @@ class TopicManager:
         session = self._open()
         topic = await self.topic(name, create=False)
         check_incarnation(name, topic.incarnation, incarnation)
-        await unbroken(self._delete(session, topic, force=force, abort=force if abort is None else abort))
+        await run_to_end(self._delete(session, topic, force=force, abort=force if abort is None else abort))
 
     async def _delete(self, session: _OwnershipSession, topic: Topic, *, force: bool, abort: bool) -> None:
         name = topic.name
         try:
             ledger_ids = await topic.delete(force=force, abort=abort)
             if name.persistent:
-                still = await session.catalog.still(name, topic.log.record)
+                still = await session.catalog.check_unchanged(name, topic.log.record)
                 if still is None:
                     return  # another call has deleted it, with all that was its
-                forget = partial(session.catalog.forget_topic, name, ledger_ids, still)
+                forget = partial(session.catalog.delete_topic_record, name, ledger_ids, still)
                 if name.is_partition:
                     await forget()
                 else:
                     await session.grants.delete_topic(name, still)
-                    await session.schemas.end_with(name, forget)
+                    await session.schemas.delete_with_topic(name, forget)
             elif not name.is_partition:
                 await session.grants.delete_topic(name)
         except BadVersion as error:
@@ -525,14 +529,14 @@ class TopicManager:
         if self._session is not None:
             for topic in self.loaded.values():
                 if topic.name.namespace_name == namespace:
-                    topic.apply(self._session.policies.current(topic.name))
+                    topic.apply(self._session.policies.cached_applied(topic.name))
 
-    async def look_after_topics(self) -> None:
+    async def maintain_topics(self) -> None:
         """Runs the maintenance of each loaded topic; unused topics are deleted."""
-        await look_after(lambda: [topic.maintenance for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
-        inactive, turns = list[Topic](), Turns(self.world.clock)
+        await run_maintenance(lambda: [topic.maintenance for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
+        inactive, turns = list[Topic](), TimeSlices(self.world.clock)
         for topic in list(self.loaded.values()):
-            if topic.maintenance.inactive():
+            if topic.maintenance.is_inactive():
                 inactive.append(topic)
             if turns.is_over:
                 await turns.next()
@@ -549,7 +553,7 @@ class TopicManager:
         what was deleted. `unexplained`: deletes also those whose owner has no record.
         """
         session = self._open()
-        found = await find(session.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
+        found = await find_orphans(session.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
         for missing in found.missing:
             _LOG.error("%s lists ledger %d, which does not exist: its data is lost", missing.topic, missing.ledger_id)
         left = [each for each in found.orphans if each.unexplained]
@@ -560,15 +564,15 @@ class TopicManager:
             )  # fmt: skip
         if not remove:
             return found, []
-        return found, await delete(session.metadata, session.ledgers, found.orphans, unexplained=unexplained)
+        return found, await delete_orphans(session.metadata, session.ledgers, found.orphans, unexplained=unexplained)
 
-    async def sweep(self) -> None:
+    async def sweep_orphans(self) -> None:
         """Deletes orphans if this broker is the first of the cluster by name: one broker is enough."""
-        names = sorted(each.name for each in await self.brokers())
+        names = sorted(each.name for each in await self.list_brokers())
         if names[:1] == [self.name]:
             await self.find_orphans(remove=True)
 
     @property
-    def holding(self) -> bool:
+    def is_blocking_producers(self) -> bool:
         """Whether the backlog quota of some topic blocks its producers."""
         return any(topic.maintenance.is_holding() for topic in self.loaded.values())

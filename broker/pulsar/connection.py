@@ -38,11 +38,11 @@ from ...runtime.files import Buffer
 from ...runtime.grpc.limits import Callers
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ...runtime.tasks import Tasks
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from ..node.topic_manager import TopicManager
 from . import lookup, topic_lists
-from .errors import number_of
-from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, Frames, Spare, frame, parse
+from .errors import error_number
+from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, FrameCutter, SpareBuffer, encode_frame, parse_frame
 from .handlers import Handlers, Take
 from .names import ProducerNames
 from .producer import payload_bytes_max
@@ -59,7 +59,7 @@ from .producer import payload_bytes_max
 # Another method counts as no credentials: the caller has the anonymous role if there is one, else it is refused.
 
 
-def caller_of(caller: Caller, method: str, data: bytes) -> Caller:
+def with_credentials(caller: Caller, method: str, data: bytes) -> Caller:
     data = data[:AUTHORIZATION_MAX]
     if method == "token":
         return replace(caller, authorization=f"Bearer {data.decode('latin-1').strip()}")
@@ -96,7 +96,7 @@ class PulsarConnection:
     """A connection of a Pulsar client."""
 
     def __init__(
-        self, broker: TopicManager, stream: ByteStream, names: ProducerNames, callers: Callers, spare: Spare
+        self, broker: TopicManager, stream: ByteStream, names: ProducerNames, callers: Callers, spare: SpareBuffer
     ) -> None:
         self.broker = broker
         self.names = names
@@ -108,7 +108,7 @@ class PulsarConnection:
         self._flags = pulsar.FeatureFlags()
         self._stream = stream
         self._clock = broker.world.clock
-        self._frames = Frames(FIRST_FRAME_BYTES, spare)
+        self._frames = FrameCutter(FIRST_FRAME_BYTES, spare)
         self.handlers = Handlers(self)
         self._tasks = Tasks()  # cancelled when the connection ends
         self._leaving = Tasks()  # not cancelled: they end handlers
@@ -129,7 +129,11 @@ class PulsarConnection:
         self._ended: MagnetarError | None = None  # why the connection ends; nothing is handled or delivered any more
         self._waits: asyncio.Task[Any] | None = None  # the task to be cancelled when the connection ends
         self._alarm: asyncio.TimerHandle | None = None  # the next check of the clock; None: check it now
-        self._takes: dict[int, Take] = {**self.handlers.takes, Command.PING: self._ping, Command.PONG: self._pong}
+        self._takes: dict[int, Take] = {
+            **self.handlers.command_handlers,
+            Command.PING: self._ping,
+            Command.PONG: self._pong,
+        }
 
     # ------------------------------------------------------------------ the stream
     async def serve(self) -> None:
@@ -137,13 +141,13 @@ class PulsarConnection:
             while self.version == 0:
                 if not await self._read():
                     raise ConnectionLost(f"{self.caller.peer} closed the connection before its first command")
-                await self._take_all()
+                await self._handle_frames()
         try:
             while await self._unless_ended(self._read):
-                await self._take_all()
-                self._took_frames()
+                await self._handle_frames()
+                self._release_place()
                 if self._crowded:
-                    await self._unless_ended(self._has_room)
+                    await self._unless_ended(self._wait_room)
                 if self._lacks_place:
                     await self._unless_ended(self._wait_for_place)
         finally:
@@ -151,7 +155,7 @@ class PulsarConnection:
                 self._alarm.cancel()
 
     def _read(self) -> Awaitable[int]:
-        return self._stream.read_into(self._frames.room, self._came)
+        return self._stream.read_into(self._frames.read_buffer, self._came)
 
     def _came(self, size: int) -> bool:
         self._last_heard, self._pinged = self._clock.monotonic(), False
@@ -160,12 +164,12 @@ class PulsarConnection:
     @property
     def _lacks_place(self) -> bool:
         """Whether a long frame begins to arrive: the rest must not be read before `_wait_for_place`."""
-        return not self._has_place and self._frames.coming > LONG_FRAME_BYTES
+        return not self._has_place and self._frames.incoming_bytes > LONG_FRAME_BYTES
 
     async def _wait_for_place(self) -> None:
         """Waits until there is memory for the long frame. Raises ConnectionLost."""
         self._has_place = True
-        if not self._memory.arrivals.admit(self, self._frames.coming):
+        if not self._memory.arrivals.admit(self, self._frames.incoming_bytes):
             self._place = asyncio.get_running_loop().create_future()
             try:
                 await self._place
@@ -181,20 +185,20 @@ class PulsarConnection:
     def too_slow(self) -> None:
         self._end_with(ConnectionLost(f"{self.caller.peer}: memory is short, and a long frame came too slowly"))
 
-    def _took_frames(self) -> None:
+    def _release_place(self) -> None:
         """Called when all complete frames were handled: releases the memory that a long frame had."""
         if self._has_place:
             self._has_place = False
             self._memory.arrivals.discard(self)
 
-    async def _take_all(self) -> None:
-        turns = Turns(self._clock)
-        for each in self._frames.whole():
+    async def _handle_frames(self) -> None:
+        turns = TimeSlices(self._clock)
+        for each in self._frames.complete_frames():
             if self._ended is not None:
                 raise self._ended
             if self._busy:
-                await self._unless_ended(self._has_turn)
-            command, rest = parse(each)
+                await self._unless_ended(self._wait_turn)
+            command, rest = parse_frame(each)
             if self.version == 0:
                 await self._connect(command)
             elif command.type == Command.AUTH_RESPONSE:
@@ -212,7 +216,7 @@ class PulsarConnection:
             return take(command, rest)
         if command.type == Command.CONNECT:
             raise InvalidRequest("a second CONNECT")
-        self.start(lookup.answer(self, command))
+        self.start_request(lookup.answer_request(self, command))
         return None
 
     async def _unless_ended(self, wait: Callable[[], Awaitable[T]]) -> T:
@@ -236,7 +240,7 @@ class PulsarConnection:
     def _check_clock(self) -> None:
         """Checks time limits now, and sets the timer for the next check: one timer, not one for each read."""
         try:
-            self._alarm = asyncio.get_running_loop().call_later(self._look_at_the_clock(), self._check_clock)
+            self._alarm = asyncio.get_running_loop().call_later(self._check_deadlines(), self._check_clock)
         except MagnetarError as error:
             self._end_with(error)
 
@@ -245,7 +249,7 @@ class PulsarConnection:
         if self._waits is not None:
             self._waits.cancel()
 
-    def _look_at_the_clock(self) -> float:
+    def _check_deadlines(self) -> float:
         """Sends a PING or AUTH_CHALLENGE if one is due; returns the seconds until the next check. Raises ConnectionLost
         if the client was silent, or read nothing, for too long."""
         self._pings = 0
@@ -254,7 +258,7 @@ class PulsarConnection:
             raise ConnectionLost(f"{self.caller.peer} sent nothing for {silent_s:.0f} s")
         if silent_s >= KEEP_ALIVE_S and not self._pinged:
             self._pinged = True
-            self.send(frame(ping=pulsar.CommandPing()))
+            self.send(encode_frame(ping=pulsar.CommandPing()))
         pauses = [2 * KEEP_ALIVE_S - silent_s if self._pinged else KEEP_ALIVE_S - silent_s]
         self._check_reading()
         if self.caller.principal.expires_ms and not self._challenged:
@@ -276,17 +280,17 @@ class PulsarConnection:
 
     @property
     def _crowded(self) -> bool:
-        """Whether a bound is exceeded, so that the connection must not be read before `_has_room` returns."""
+        """Whether a bound is exceeded, so that the connection must not be read before `_wait_room` returns."""
         self._count()
         requests = self._memory.requests
         return self._held_bytes > HELD_BYTES or requests.held > requests.limit or self._counted_out > OUT_BYTES
 
-    async def _has_room(self) -> None:
+    async def _wait_room(self) -> None:
         """Waits until the connection may be read again. Raises ConnectionLost."""
         while self._held_bytes > HELD_BYTES:
             self._room.clear()
             await self._room.wait()
-        await self._memory.requests.room()
+        await self._memory.requests.wait_room()
         while self._stream.queued_bytes + self._out_bytes > OUT_BYTES:
             await self.wait_drained()
         self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
@@ -321,32 +325,32 @@ class PulsarConnection:
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
-        flags.supports_topic_watchers = topic_lists.supported()
-        self.send(frame(connected=pulsar.CommandConnected(
+        flags.supports_topic_watchers = topic_lists.is_supported()
+        self.send(encode_frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
             max_message_size=payload_bytes_max(self.broker.config),
-            magnetar_address=me.endpoint if (me := self.broker.me) is not None else "",
+            magnetar_address=me.endpoint if (me := self.broker.own_record) is not None else "",
         )))  # fmt: skip
 
     async def _authenticate(self, method: str, data: bytes) -> None:
         """Authenticates the client, also again with new credentials. Raises Unauthenticated, also if the role changes.
         """
-        principal = await self._callers.admit(caller_of(self._stream.caller, method, data), PATH)
+        principal = await self._callers.admit(with_credentials(self._stream.caller, method, data), PATH)
         if self.version and principal.name != self.caller.principal.name:
             raise Unauthenticated("the role of a connection may not change")
         self._admitted.close()
-        self._admitted.enter_context(self._callers.holding(principal, self.break_off))
+        self._admitted.enter_context(self._callers.end_on_expiry(principal, self.abort))
         self.caller, self._challenged = CallContext(self.caller.peer, principal, self.client), False
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
         self._renew_s = min(RENEW_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
-        for handler in self.handlers.all():
+        for handler in self.handlers.every_handler():
             handler.on_renewed(principal)
 
     def _refuse(self, error: MagnetarError) -> NoReturn:
-        self.send(frame(error=pulsar.CommandError(
-            request_id=NO_REQUEST, error=number_of(error), message=error.message
+        self.send(encode_frame(error=pulsar.CommandError(
+            request_id=NO_REQUEST, error=error_number(error), message=error.message
         )))  # fmt: skip
         self._flush()
         raise error
@@ -354,7 +358,7 @@ class PulsarConnection:
     def _challenge(self) -> None:
         self._challenged = True
         challenge = pulsar.AuthData(auth_method_name=self.caller.principal.method, auth_data=b"PulsarAuthRefresh")
-        self.send(frame(auth_challenge=pulsar.CommandAuthChallenge(
+        self.send(encode_frame(auth_challenge=pulsar.CommandAuthChallenge(
             server_version=f"Magnetar {PRODUCT}", challenge=challenge, protocol_version=self.version
         )))  # fmt: skip
 
@@ -399,15 +403,15 @@ class PulsarConnection:
         while self.is_full:  # memory is tight  # noqa: ASYNC110
             await asyncio.sleep(ROOM_S)
 
-    def error(
+    def send_error(
         self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
     ) -> None:
         """Sends an ERROR. `number`: the error number to send instead of that of errors.py."""
-        number = number_of(error) if number is None else number
-        self.send(frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
+        number = error_number(error) if number is None else number
+        self.send(encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
-    def success(self, request_id: int) -> None:
-        self.send(frame(success=pulsar.CommandSuccess(request_id=request_id)))
+    def send_success(self, request_id: int) -> None:
+        self.send(encode_frame(success=pulsar.CommandSuccess(request_id=request_id)))
 
     # ------------------------------------------------------------------ tasks
     @property
@@ -417,28 +421,28 @@ class PulsarConnection:
         must be read."""
         return len(self._tasks) >= REQUESTS_MAX + len(self.handlers.producers) + len(self.handlers.consumers)
 
-    async def _has_turn(self) -> None:
+    async def _wait_turn(self) -> None:
         """Waits until the next command may be handled."""
         while self._busy:
             await asyncio.sleep(ROOM_S)
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start_request(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.spawn(work, "pulsar-request")
 
-    def break_off(self, error: MagnetarError) -> None:
-        """Ends the connection because of `error`: no more commands are handled, and nothing more is delivered."""
+    def abort(self, error: MagnetarError) -> None:
+        """Ends the connection because of `send_error`: no more commands are handled, and nothing more is delivered."""
         _LOG.debug("%s: %s", self.caller.peer, error)
         self._end_with(error)
-        self.start(self._stream.close())
+        self.start_request(self._stream.close())
 
-    def leave_later(self, work: Coroutine[Any, Any, None]) -> None:
+    def start_leaving(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` in a task that is not cancelled when the connection ends; `close` waits for it."""
         self._leaving.spawn(work, "pulsar-leaves")
 
     def _ping(self, command: Command, rest: memoryview) -> None:
         self._pong(command, rest)
-        self.send(frame(pong=pulsar.CommandPong()))
+        self.send(encode_frame(pong=pulsar.CommandPong()))
 
     def _pong(self, command: Command, rest: memoryview) -> None:
         """Counts a PONG or a PING. Raises InvalidRequest if more than PINGS_MAX come between two checks of the
@@ -450,7 +454,7 @@ class PulsarConnection:
     # ------------------------------------------------------------------ the end
     async def close(self) -> None:
         """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
-        left = await asyncio.gather(self._tasks.close(), *self.handlers.leaving(), return_exceptions=True)
+        left = await asyncio.gather(self._tasks.close(), *self.handlers.remove_all(), return_exceptions=True)
         for failure in left:
             if isinstance(failure, BaseException):
                 _LOG.error("a producer or consumer did not leave in order", exc_info=failure)

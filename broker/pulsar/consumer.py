@@ -5,7 +5,7 @@ Deliveries leave as MESSAGE frames around the stored bytes, without the broker's
 **Seek.** Pulsar's clients rely on this order: CLOSE_CONSUMER to each consumer of the subscription, the cursor moves,
 SUCCESS; then they subscribe again. So the consumer that seeks is closed first too and gets nothing from then on, but
 its session lasts until the SEEK is answered. The subscription of a reader ends with its last consumer, so the session
-of a reader lasts until it subscribes again (`sought`): the new one begins where the old one was moved to.
+of a reader lasts until it subscribes again (`has_sought`): the new one begins where the old one was moved to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...proto.errors import InvalidRequest, MagnetarError, Unavailable
 from ...proto.names import LATEST, MessageId, Position
 from ...proto.states import InitialPosition
 from ...runtime.access import Principal
-from ...runtime.tasks import followed_by, undone_by
+from ...runtime.tasks import run_or_undo, run_then
 from ..common.refusals import SubscribeRefusal
 from ..log.cache import StoredEntry
 from ..session.consumer import PERMITS_MAX, ConsumerSession, SubscribeOptions
@@ -31,8 +31,8 @@ from ..subscription.core.dispatch import Delivery
 from ..subscription.core.slot_owners import KeySharedOptions
 from ..subscription.core.subscription_types import type_of
 from . import translate
-from .errors import number_of, typed
-from .frames import NO_REQUEST, frame, message_frame
+from .errors import error_number, to_magnetar_error
+from .frames import NO_REQUEST, encode_frame, message_frame
 from .transactions import has_txn, txn_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ConsumerHandler:
         """Makes a handler. `before`: the handler of the same id that has sought, if this is its reader subscribing
         again."""
         self.id = asked.consumer_id
-        self.sought = False
+        self.has_sought = False
         self.session: ConsumerSession | None = None
         self._connection = connection
         self._asked = asked
@@ -73,44 +73,44 @@ class ConsumerHandler:
         self._notice: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ opening
-    def open(self) -> None:
-        self._opening = self._connection.start(self._open())
+    def start_opening(self) -> None:
+        self._opening = self._connection.start_request(self._open())
 
-    def opened_again(self, request_id: int) -> None:
+    def answer_reopening(self, request_id: int) -> None:
         if self.session is None:
-            self._connection.error(request_id, Unavailable("the consumer of this id is being opened"))
+            self._connection.send_error(request_id, Unavailable("the consumer of this id is being opened"))
         else:
-            self._connection.success(request_id)
+            self._connection.send_success(request_id)
 
     async def _open(self) -> None:
         asked, connection = self._asked, self._connection
         try:
-            options = options_of(asked)
+            options = subscribe_options(asked)
             if self._before is not None:
-                options = await self._before.followed(options)
+                options = await self._before.finish_seek(options)
             session = await ConsumerSession.open(connection.broker, options, self, connection.caller)
             if not asked.durable and asked.start_message_rollback_duration_sec and self._before is None:
                 back_ms = asked.start_message_rollback_duration_sec * 1000
                 since_ms = max(0, connection.broker.world.clock.wall_ms() - back_ms)
-                await undone_by(session.seek_time(since_ms), session.leave)
+                await run_or_undo(session.seek_time(since_ms), session.leave)
         except Exception as error:
-            connection.handlers.forget_consumer(self)
-            why = typed(error)
+            connection.handlers.remove_consumer(self)
+            why = to_magnetar_error(error)
             assign = asked.subType == pulsar.CommandSubscribe.Key_Shared and why.fields.get("refusal") in SLOTS
-            connection.error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
+            connection.send_error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
             return
         self.session = session
         if self._over:  # it was closed meanwhile: `leave` waits for this task, and ends the session
             return
         self.on_renewed(connection.caller.principal)
-        connection.success(asked.request_id)
+        connection.send_success(asked.request_id)
 
     def on_renewed(self, principal: Principal) -> None:
         """Sets the renewed credentials of the caller."""
         if self.session is not None:
             self.session.on_renewed(principal)
 
-    async def followed(self, options: SubscribeOptions) -> SubscribeOptions:
+    async def finish_seek(self, options: SubscribeOptions) -> SubscribeOptions:
         """Ends the session of a reader that has sought; returns `options` changed so that the next one begins at the
         position that was sought."""
         session = self.session
@@ -124,23 +124,23 @@ class ConsumerHandler:
 
     # ------------------------------------------------------------------ commands
     def flow(self, permits: int) -> None:
-        if self.session is not None and not self.sought:
+        if self.session is not None and not self.has_sought:
             self.session.flow(min(permits, PERMITS_MAX - self.session.member.permits))
 
     def ack(self, asked: pulsar.CommandAck) -> Iterator[None]:
         error: MagnetarError | None = None
         session = self.session
-        if session is None or self.sought:
+        if session is None or self.has_sought:
             return
         if has_txn(asked):
-            self._connection.start(self._ack_in(session, asked))
+            self._connection.start_request(self._ack_in(session, asked))
             return
         try:
             yield from translate.ack_steps(session, asked)
         except MagnetarError as refused:  # told with a receipt only, as Pulsar does
             error = refused
         if asked.HasField("request_id"):
-            self._connection.start(self._receipt(session, asked.request_id, error))
+            self._connection.start_request(self._receipt(session, asked.request_id, error))
 
     async def _ack_in(self, session: ConsumerSession, asked: pulsar.CommandAck) -> None:
         """Acknowledges in a transaction and answers with the transaction's id, if the client asks for an answer."""
@@ -148,37 +148,37 @@ class ConsumerHandler:
             consumer_id=self.id, txnid_most_bits=asked.txnid_most_bits, txnid_least_bits=asked.txnid_least_bits
         )
         try:
-            await translate.ack_in(session, txn_of(asked), asked)
+            await translate.ack_in_transaction(session, txn_of(asked), asked)
         except Exception as failure:
-            error = typed(failure)
-            answer.error, answer.message = number_of(error), error.message
+            error = to_magnetar_error(failure)
+            answer.error, answer.message = error_number(error), error.message
         if asked.HasField("request_id"):
             answer.request_id = asked.request_id
-            self._connection.send(frame(ack_response=answer))
+            self._connection.send(encode_frame(ack_response=answer))
 
     async def _receipt(self, session: ConsumerSession, request_id: int, error: MagnetarError | None) -> None:
         answer = pulsar.CommandAckResponse(consumer_id=self.id, request_id=request_id)
         try:
             if error is None:
-                await session.durable()
+                await session.wait_durable()
         except Exception as failure:
-            error = typed(failure)
+            error = to_magnetar_error(failure)
         if error is not None:
-            answer.error, answer.message = number_of(error), error.message
-        self._connection.send(frame(ack_response=answer))
+            answer.error, answer.message = error_number(error), error.message
+        self._connection.send(encode_frame(ack_response=answer))
 
     def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
         if asked.HasField("consumer_epoch"):
             self._epoch = asked.consumer_epoch
-        if self.session is not None and not self.sought:
+        if self.session is not None and not self.has_sought:
             yield from translate.redeliver_steps(self.session, asked)
 
     async def seek(self, asked: pulsar.CommandSeek) -> None:
         """Moves the cursor, durably when this returns."""
         session = self._opened()
-        self.sought = True
+        self.has_sought = True
         self._close_at_client()
-        await followed_by(self._seek(session, asked), self._after_seek)
+        await run_then(self._seek(session, asked), self._after_seek)
 
     async def _seek(self, session: ConsumerSession, asked: pulsar.CommandSeek) -> None:
         if asked.HasField("message_id"):
@@ -190,13 +190,13 @@ class ConsumerHandler:
 
     async def _after_seek(self) -> None:
         if self._asked.durable:
-            self._connection.handlers.forget_consumer(self)
+            self._connection.handlers.remove_consumer(self)
             await self.leave()
 
     async def unsubscribe(self, *, force: bool) -> None:
         session = self._opened()
         await session.unsubscribe(force=force)
-        self._connection.handlers.forget_consumer(self)
+        self._connection.handlers.remove_consumer(self)
         await self.leave()
 
     @property
@@ -204,7 +204,7 @@ class ConsumerHandler:
         return self._connection.caller.peer
 
     def _opened(self) -> ConsumerSession:
-        if self.session is None or self.sought:
+        if self.session is None or self.has_sought:
             raise Unavailable("the consumer of this id is not open")
         return self.session
 
@@ -216,7 +216,7 @@ class ConsumerHandler:
             part = client_part_of(entry.frames[-1])
             head = message_frame(self._message(delivery, entry.position), len(part))
             self._connection.send_parts((head, part), len(head) + len(part))
-        return self.sought or self._connection.is_full
+        return self.has_sought or self._connection.is_full
 
     def _message(self, delivery: Delivery, position: Position) -> bytes:
         """Encodes a CommandMessage."""
@@ -229,8 +229,8 @@ class ConsumerHandler:
         if delivery.redelivery_count:
             parts.append(b"\x18" + varint(delivery.redelivery_count))
         if delivery.acked_indexes:
-            words = translate.ack_set(delivery.acked_indexes, delivery.entry.count)
-            parts += [b"\x20" + varint(translate.unsigned(word)) for word in words]
+            words = translate.encode_ack_set(delivery.acked_indexes, delivery.entry.count)
+            parts += [b"\x20" + varint(translate.unsigned_long(word)) for word in words]
         if self._epoch is not None:
             parts.append(b"\x28" + varint(self._epoch))
         return b"".join(parts)
@@ -238,42 +238,42 @@ class ConsumerHandler:
     def on_end_of_topic(self) -> None:
         if not self._connection.client.startswith(END_UNKNOWN_TO):
             self._connection.send(
-                frame(reached_end_of_topic=pulsar.CommandReachedEndOfTopic(consumer_id=self.id))
+                encode_frame(reached_end_of_topic=pulsar.CommandReachedEndOfTopic(consumer_id=self.id))
             )
 
-    def active(self, active: bool) -> None:
+    def on_active_changed(self, active: bool) -> None:
         self._is_active = active
         if self._connection.version >= 12 and self._notice is None:
-            self._notice = asyncio.get_running_loop().call_later(ACTIVE_NOTICE_S, self._tell_active)
+            self._notice = asyncio.get_running_loop().call_later(ACTIVE_NOTICE_S, self._send_active)
 
-    def _tell_active(self) -> None:
+    def _send_active(self) -> None:
         self._notice = None
         if not self._over and self._is_active is not self._told_active:
             self._told_active = self._is_active
             change = pulsar.CommandActiveConsumerChange(consumer_id=self.id, is_active=self._is_active)
-            self._connection.send(frame(active_consumer_change=change))
+            self._connection.send(encode_frame(active_consumer_change=change))
 
     def on_closed(self, error: MagnetarError) -> None:
         if not self._over:
             self._over = True
             self._close_at_client()
-            self._connection.handlers.forget_consumer(self)
-            self._connection.leave_later(self.leave())
+            self._connection.handlers.remove_consumer(self)
+            self._connection.start_leaving(self.leave())
 
     def _close_at_client(self) -> None:
         self._connection.send(
-            frame(close_consumer=pulsar.CommandCloseConsumer(consumer_id=self.id, request_id=NO_REQUEST))
+            encode_frame(close_consumer=pulsar.CommandCloseConsumer(consumer_id=self.id, request_id=NO_REQUEST))
         )
 
     async def wait_drained(self) -> None:
-        if self.sought:
+        if self.has_sought:
             await asyncio.get_running_loop().create_future()  # nothing more: until its session ends
         await self._connection.wait_drained()
 
     # ------------------------------------------------------------------ the end
     async def close(self, request_id: int) -> None:
         """Handles CLOSE_CONSUMER: what the consumer acknowledged is durable when this is answered."""
-        await followed_by(self._close(request_id), self.leave)
+        await run_then(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
         try:
@@ -281,9 +281,9 @@ class ConsumerHandler:
             if self.session is not None:
                 await self.session.close()
         except Exception as error:
-            self._connection.error(request_id, typed(error))
+            self._connection.send_error(request_id, to_magnetar_error(error))
         else:
-            self._connection.success(request_id)
+            self._connection.send_success(request_id)
 
     async def leave(self) -> None:
         """Cancels the opening and leaves the subscription at once. Idempotent."""
@@ -301,7 +301,7 @@ class ConsumerHandler:
             await asyncio.wait((opening,))
 
 
-def options_of(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
+def subscribe_options(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
     """Returns the options of a SUBSCRIBE. Raises InvalidRequest."""
     start = None
     if not asked.durable:

@@ -50,7 +50,7 @@ FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCo
 """Name of the field of a BaseCommand, by its type."""
 
 
-class Spare:
+class SpareBuffer:
     """One spare buffer that all connections share, each for a short time: so it stays in the processor's cache, and no
     memory is allocated and zeroed for each read."""
 
@@ -62,13 +62,13 @@ class Spare:
         buffer, self._buffer = self._buffer, _NOTHING
         return buffer
 
-    def give(self, buffer: memoryview) -> None:
+    def release(self, buffer: memoryview) -> None:
         """Returns a buffer for use by others. Nothing may read it afterwards."""
         if len(self._buffer) < len(buffer) <= SPARE_BYTES_MAX:
             self._buffer = buffer
 
 
-class Frames:
+class FrameCutter:
     """Cuts a stream of bytes into frames, in linear time. Buffers at most one incomplete frame, whose size is checked
     as soon as its first four bytes are here.
 
@@ -78,7 +78,7 @@ class Frames:
     Many small frames share a buffer of CHUNK_BYTES. A larger frame gets a buffer of its size at once if one of that
     size was complete before; else the buffer grows as bytes arrive. A buffer without a frame goes to `spare`."""
 
-    def __init__(self, bytes_max: int, spare: Spare | None = None) -> None:
+    def __init__(self, bytes_max: int, spare: SpareBuffer | None = None) -> None:
         self.bytes_max = bytes_max
         self._spare = spare
         self._buffer = _NOTHING
@@ -92,11 +92,11 @@ class Frames:
         return len(self._buffer)
 
     @property
-    def coming(self) -> int:
+    def incoming_bytes(self) -> int:
         """Size in bytes of the incomplete frame; 0: there is none, or its size is not known yet."""
         return self._frame_bytes() if self._end - self._begin >= 4 else 0
 
-    def room(self) -> memoryview:
+    def read_buffer(self) -> memoryview:
         if not self._buffer and self._spare is not None:
             self._buffer = self._spare.acquire()
         here, left = self._end - self._begin, len(self._buffer) - self._end
@@ -107,18 +107,18 @@ class Frames:
         return self._buffer[self._end :]
 
     def on_bytes(self, size: int) -> bool:
-        """Called when `size` bytes were read into the buffer of `room`. Returns whether `whole` will yield a frame, or
-        raise."""
+        """Called when `size` bytes were read into the buffer of `read_buffer`. Returns whether `complete_frames` will
+        yield a frame, or raise."""
         self._end += size
         here = self._end - self._begin
         return here >= 4 and (here >= (wanted := self._frame_bytes()) or not 8 <= wanted <= self.bytes_max + 4)
 
-    def took(self, size: int) -> Iterator[memoryview]:
-        """Calls `on_bytes`, then returns `whole()`."""
+    def receive(self, size: int) -> Iterator[memoryview]:
+        """Calls `on_bytes`, then returns `complete_frames()`."""
         self.on_bytes(size)
-        return self.whole()
+        return self.complete_frames()
 
-    def whole(self) -> Iterator[memoryview]:
+    def complete_frames(self) -> Iterator[memoryview]:
         """Yields the complete frames, each without its first size field. A frame is valid until the iterator is
         advanced. Raises InvalidRequest if a frame is too large or too short."""
         while self._end - self._begin >= 4:
@@ -132,7 +132,7 @@ class Frames:
             yield self._buffer[begin + 4 : begin + wanted]
         if self._end == self._begin:
             if self._spare is not None:
-                self._spare.give(self._buffer)
+                self._spare.release(self._buffer)
             self._buffer, self._begin, self._end = _NOTHING, 0, 0
 
     def _frame_bytes(self) -> int:
@@ -148,7 +148,7 @@ class Frames:
         self._begin, self._end = 0, here
 
 
-def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
+def parse_frame(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
     """Returns the command of a frame, and the bytes that follow it. Raises InvalidRequest."""
     size = _U32.unpack_from(frame)[0]
     if size > len(frame) - 4 or size > COMMAND_BYTES_MAX:
@@ -176,7 +176,7 @@ def _check_text(message: Message, name: str) -> None:
             raise InvalidRequest(f"the field {field.name} of a command {name} is not UTF-8")
 
 
-def entry_of(rest: memoryview) -> Buffer:
+def sent_entry(rest: memoryview) -> Buffer:
     """Returns the entry of a SEND, with a checksum; a view of the frame if the client sent one. Raises CorruptEntry if
     there is no entry."""
     if len(rest) < 6:
@@ -187,7 +187,7 @@ def entry_of(rest: memoryview) -> Buffer:
     return b"".join((_CHECKSUM, _U32.pack(crc32c(body)), body))
 
 
-def frame(**commands: object) -> bytes:
+def encode_frame(**commands: object) -> bytes:
     """Returns the encoded frame of one command: `frame(success=CommandSuccess(…))`."""
     [name] = commands
     body = pulsar.BaseCommand(type=pulsar.BaseCommand.Type.Value(name.upper()), **commands).SerializeToString()  # type: ignore[arg-type]

@@ -19,15 +19,15 @@ Take = Callable[[Command, memoryview], Iterator[None] | None]
 
 
 class Handlers:
-    """The handlers of a connection, by the ids that the client gives them. `takes`: the function that handles a
-    command, by its type."""
+    """The handlers of a connection, by the ids that the client gives them. `command_handlers`: the function that
+    handles a command, by its type."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
         self.producers: dict[int, ProducerHandler] = {}
         self.consumers: dict[int, ConsumerHandler] = {}
-        self._lists = topic_lists.TopicLists(connection)
-        self.takes: dict[int, Take] = {
+        self._lists = topic_lists.TopicWatchers(connection)
+        self.command_handlers: dict[int, Take] = {
             Command.SEND: self._send, Command.FLOW: self._flow, Command.ACK: self._ack,
             Command.REDELIVER_UNACKNOWLEDGED_MESSAGES: self._redeliver, Command.PRODUCER: self._open_producer,
             Command.SUBSCRIBE: self._subscribe, Command.CLOSE_PRODUCER: self._close_producer,
@@ -38,12 +38,12 @@ class Handlers:
             Command.WATCH_TOPIC_LIST_CLOSE: lambda command, rest: self._lists.unwatch(command.watch_topic_list_close),
         }  # fmt: skip
 
-    def all(self) -> list[ProducerHandler | ConsumerHandler]:
+    def every_handler(self) -> list[ProducerHandler | ConsumerHandler]:
         return [*self.producers.values(), *self.consumers.values()]
 
-    def leaving(self) -> list[Awaitable[object]]:
+    def remove_all(self) -> list[Awaitable[object]]:
         """Removes all handlers and returns awaitables that end them."""
-        every = self.all()
+        every = self.every_handler()
         self.producers.clear()
         self.consumers.clear()
         return [self._lists.close(), *[handler.leave() for handler in every]]
@@ -53,20 +53,20 @@ class Handlers:
         asked = command.producer
         known = self.producers.get(asked.producer_id)
         if known is not None and (not known.is_open or known.epoch >= asked.epoch):
-            known.opened_again(asked.request_id)
+            known.answer_reopening(asked.request_id)
             return
         if known is not None:
             known.on_replaced()
         if self._has_ids(asked.request_id):
             handler = self.producers[asked.producer_id] = ProducerHandler(self._connection, asked)
-            handler.open()
+            handler.start_opening()
 
     def _has_ids(self, request_id: int) -> bool:
         limit = self._connection.broker.config.connection_ids
         if len(self.producers) + len(self.consumers) < limit:
             return True
         text = f"a connection carries {limit} producers and consumers, and no more"
-        self._connection.error(request_id, InvalidRequest(text))
+        self._connection.send_error(request_id, InvalidRequest(text))
         return False
 
     def _send(self, command: Command, rest: memoryview) -> None:
@@ -79,11 +79,11 @@ class Handlers:
         asked = command.close_producer
         handler = self.producers.pop(asked.producer_id, None)
         if handler is None:
-            self._connection.success(asked.request_id)
+            self._connection.send_success(asked.request_id)
         else:
-            self._connection.leave_later(handler.close(asked.request_id))
+            self._connection.start_leaving(handler.close(asked.request_id))
 
-    def forget_producer(self, handler: ProducerHandler) -> None:
+    def remove_producer(self, handler: ProducerHandler) -> None:
         if self.producers.get(handler.id) is handler:
             del self.producers[handler.id]
 
@@ -91,11 +91,11 @@ class Handlers:
     def _subscribe(self, command: Command, rest: memoryview) -> None:
         asked = command.subscribe
         known = self.consumers.get(asked.consumer_id)
-        if known is not None and not known.sought:
-            known.opened_again(asked.request_id)
+        if known is not None and not known.has_sought:
+            known.answer_reopening(asked.request_id)
         elif known is not None or self._has_ids(asked.request_id):
             handler = self.consumers[asked.consumer_id] = ConsumerHandler(self._connection, asked, known)
-            handler.open()
+            handler.start_opening()
 
     def _flow(self, command: Command, rest: memoryview) -> None:
         handler = self.consumers.get(command.flow.consumer_id)
@@ -115,15 +115,15 @@ class Handlers:
         asked = command.close_consumer
         handler = self.consumers.pop(asked.consumer_id, None)
         if handler is None:
-            self._connection.success(asked.request_id)
+            self._connection.send_success(asked.request_id)
         else:
-            self._connection.leave_later(handler.close(asked.request_id))
+            self._connection.start_leaving(handler.close(asked.request_id))
 
     def _of_consumer(self, command: Command, rest: memoryview) -> None:
         asked = getattr(command, Command.Type.Name(command.type).lower())
         handler = self.consumers.get(asked.consumer_id)
-        self._connection.start(lookup.of_consumer(self._connection, command.type, asked, handler))
+        self._connection.start_request(lookup.answer_consumer(self._connection, command.type, asked, handler))
 
-    def forget_consumer(self, handler: ConsumerHandler) -> None:
+    def remove_consumer(self, handler: ConsumerHandler) -> None:
         if self.consumers.get(handler.id) is handler:
             del self.consumers[handler.id]

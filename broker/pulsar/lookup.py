@@ -27,12 +27,12 @@ from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Permission
 from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, version_bytes, version_of
 from ..session import statistics
-from ..session.topics import Schemas, Topics
+from ..session.topics import SchemaQueries, TopicQueries
 from ..transaction.coordinators import ASSIGN_TOPIC
 from . import transactions
 from .consumer import ConsumerHandler
-from .errors import number_of, typed
-from .frames import frame
+from .errors import error_number, to_magnetar_error
+from .frames import encode_frame
 from .translate import schema_of, wire_id, wire_schema
 
 if TYPE_CHECKING:
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
 Command = pulsar.BaseCommand
 
 
-async def answer(connection: PulsarConnection, command: Command) -> None:
+async def answer_request(connection: PulsarConnection, command: Command) -> None:
     """Answers a command; ends the connection if it is none that a client may send."""
     kind = Command.Type.Name(command.type).lower()
     asked: Any = getattr(command, kind, None)
     answers = _ANSWERS.get(kind)
     if answers is None or asked is None:
         if hasattr(asked, "request_id"):
-            connection.error(asked.request_id, NotAllowed(f"there is no {kind} here"))
+            connection.send_error(asked.request_id, NotAllowed(f"there is no {kind} here"))
         else:
-            connection.break_off(InvalidRequest(f"a client does not send {kind}"))
+            connection.abort(InvalidRequest(f"a client does not send {kind}"))
         return
     work, failed = answers
     try:
         found = await work(connection, asked)
     except Exception as error:
-        found = failed(asked.request_id, typed(error))
+        found = failed(asked.request_id, to_magnetar_error(error))
     connection.send(found)
 
 
@@ -65,7 +65,7 @@ async def _lookup(connection: PulsarConnection, asked: pulsar.CommandLookupTopic
     topic, broker = TopicName.parse(asked.topic), connection.broker
     coordinator = transactions.coordinator_of(topic)
     if coordinator is not None:
-        owner = await broker.transactions.find(coordinator)
+        owner = await broker.transactions.find_owner(coordinator)
     else:
         await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
         owner = await broker.lookup(topic)
@@ -74,7 +74,7 @@ async def _lookup(connection: PulsarConnection, asked: pulsar.CommandLookupTopic
     if not urls:
         # This text is a contract: the C++ client ends its look-up at it, and repeats it after any other.
         raise Unavailable(f"the broker do not have {listener or 'a'} listener")
-    return frame(lookup_response=pulsar.CommandLookupTopicResponse(
+    return encode_frame(lookup_response=pulsar.CommandLookupTopicResponse(
         request_id=asked.request_id, response=pulsar.CommandLookupTopicResponse.Connect, authoritative=True,
         brokerServiceUrl=_first(urls, "pulsar://"), brokerServiceUrlTls=_first(urls, "pulsar+ssl://"),
     ))  # fmt: skip
@@ -85,8 +85,8 @@ def _first(urls: list[str], scheme: str) -> str:
 
 
 def _lookup_failed(request_id: int, error: MagnetarError) -> bytes:
-    return frame(lookup_response=pulsar.CommandLookupTopicResponse(
-        request_id=request_id, response=pulsar.CommandLookupTopicResponse.Failed, error=number_of(error),
+    return encode_frame(lookup_response=pulsar.CommandLookupTopicResponse(
+        request_id=request_id, response=pulsar.CommandLookupTopicResponse.Failed, error=error_number(error),
         message=error.message,
     ))  # fmt: skip
 
@@ -94,20 +94,21 @@ def _lookup_failed(request_id: int, error: MagnetarError) -> bytes:
 async def _partitions(connection: PulsarConnection, asked: pulsar.CommandPartitionedTopicMetadata) -> bytes:
     topic, broker = TopicName.parse(asked.topic), connection.broker
     if topic == ASSIGN_TOPIC:
-        count = await broker.transactions.count()
+        count = await broker.transactions.ensure_count()
     else:
         await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
         create = asked.metadata_auto_creation_enabled
-        count = (await Topics(broker).partitions(topic, create=create, by_use=True)).count
-    return frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
+        count = (await TopicQueries(broker).partitions(topic, create=create, by_use=True)).count
+    return encode_frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
         request_id=asked.request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Success,
         partitions=count,
     ))  # fmt: skip
 
 
 def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
-    return frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
-        request_id=request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Failed, error=number_of(error),
+    return encode_frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
+        request_id=request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Failed,
+        error=error_number(error),
         message=error.message,
     ))  # fmt: skip
 
@@ -119,9 +120,9 @@ async def _topics(connection: PulsarConnection, asked: pulsar.CommandGetTopicsOf
         found = await _topics_of(connection, asked)
     except NotFound:
         found = []
-    hash_ = hash_of(found)
+    hash_ = topics_hash(found)
     changed = not asked.topics_hash or asked.topics_hash != hash_
-    return frame(get_topics_of_namespace_response=pulsar.CommandGetTopicsOfNamespaceResponse(
+    return encode_frame(get_topics_of_namespace_response=pulsar.CommandGetTopicsOfNamespaceResponse(
         request_id=asked.request_id, topics=found if changed else (), topics_hash=hash_, changed=changed,
     ))  # fmt: skip
 
@@ -129,24 +130,26 @@ async def _topics(connection: PulsarConnection, asked: pulsar.CommandGetTopicsOf
 async def _topics_of(connection: PulsarConnection, asked: pulsar.CommandGetTopicsOfNamespace) -> list[str]:
     """Returns the topics of a namespace. Raises NamespaceNotFound."""
     broker, namespace = connection.broker, NamespaceName.parse(asked.namespace)
-    shown = await broker.access.shown(connection.caller.principal, namespace)
+    shown = await broker.access.visibility_filter(connection.caller.principal, namespace)
     names = set[str]()
     if asked.mode != pulsar.CommandGetTopicsOfNamespace.NON_PERSISTENT:
-        names.update(await broker.catalog.topics(namespace, partitions=True))
+        names.update(await broker.catalog.list_topics(namespace, partitions=True))
     if asked.mode != pulsar.CommandGetTopicsOfNamespace.PERSISTENT:
-        names.update(await broker.catalog.volatile_topics(namespace, partitions=True))
+        names.update(await broker.catalog.list_non_persistent(namespace, partitions=True))
         here = (topic.name for topic in broker.loaded.values() if topic.name.namespace_name == namespace)
         names.update(name.full for name in here if not name.persistent)
     return sorted(name for name in names if shown(name))
 
 
-def hash_of(names: list[str]) -> str:
+def topics_hash(names: list[str]) -> str:
     """Returns the hash of sorted names as Pulsar's clients compute it."""
     return struct.pack("<I", crc32c(",".join(names).encode())).hex()
 
 
 def _failed(request_id: int, error: MagnetarError) -> bytes:
-    return frame(error=pulsar.CommandError(request_id=request_id, error=number_of(error), message=error.message))
+    return encode_frame(
+        error=pulsar.CommandError(request_id=request_id, error=error_number(error), message=error.message)
+    )
 
 
 # ------------------------------------------------------------------ schemas
@@ -158,21 +161,21 @@ async def _schema(connection: PulsarConnection, asked: pulsar.CommandGetSchema) 
     version = version_of(asked.schema_version)
     if version is None and asked.HasField("schema_version"):
         raise IncompatibleSchema("the version of a schema has 8 bytes")
-    found = await Schemas(connection.broker).get(topic, version)
+    found = await SchemaQueries(connection.broker).get(topic, version)
     if found.deleted:
         raise SchemaNotFound(f"version {found.version} of the schema of topic {topic} is deleted", topic=topic)
     return _schema_is(asked.request_id, found.info, version_bytes(found.version))
 
 
 def _schema_is(request_id: int, info: SchemaInfo, version: bytes) -> bytes:
-    return frame(get_schema_response=pulsar.CommandGetSchemaResponse(
+    return encode_frame(get_schema_response=pulsar.CommandGetSchemaResponse(
         request_id=request_id, schema=wire_schema(info), schema_version=version
     ))  # fmt: skip
 
 
 def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
-    return frame(get_schema_response=pulsar.CommandGetSchemaResponse(
-        request_id=request_id, error_code=number_of(error), error_message=error.message
+    return encode_frame(get_schema_response=pulsar.CommandGetSchemaResponse(
+        request_id=request_id, error_code=error_number(error), error_message=error.message
     ))  # fmt: skip
 
 
@@ -186,15 +189,17 @@ async def _new_schema(connection: PulsarConnection, asked: pulsar.CommandGetOrCr
     version = BYTES_VERSION
     if given is not None:
         user = connection.caller.principal.name
-        version = version_bytes(await Schemas(connection.broker).put(topic, given, user, by_hand=False))
-    return frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
+        version = version_bytes(
+            await SchemaQueries(connection.broker).register_schema(topic, given, user, by_hand=False)
+        )
+    return encode_frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
         request_id=asked.request_id, schema_version=version
     ))  # fmt: skip
 
 
 def _new_schema_failed(request_id: int, error: MagnetarError) -> bytes:
-    return frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
-        request_id=request_id, error_code=number_of(error), error_message=error.message
+    return encode_frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
+        request_id=request_id, error_code=error_number(error), error_message=error.message
     ))  # fmt: skip
 
 
@@ -209,7 +214,7 @@ _ANSWERS: dict[str, tuple[Callable[[PulsarConnection, Any], Any], Callable[[int,
 
 
 # ------------------------------------------------------------------ of a consumer
-async def of_consumer(connection: PulsarConnection, kind: int, asked: Any, handler: ConsumerHandler | None) -> None:
+async def answer_consumer(connection: PulsarConnection, kind: int, asked: Any, handler: ConsumerHandler | None) -> None:
     """Answers SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
     try:
         if handler is None or handler.session is None:
@@ -225,26 +230,28 @@ async def of_consumer(connection: PulsarConnection, kind: int, asked: Any, handl
             connection.send(await _stats(handler, asked.request_id))
             return
     except Exception as error:
-        connection.send(_of_consumer_failed(kind, asked.request_id, typed(error), known=handler is not None))
+        connection.send(
+            _of_consumer_failed(kind, asked.request_id, to_magnetar_error(error), known=handler is not None)
+        )
     else:
-        connection.success(asked.request_id)
+        connection.send_success(asked.request_id)
 
 
 def _of_consumer_failed(kind: int, request_id: int, error: MagnetarError, *, known: bool) -> bytes:
     if kind == Command.CONSUMER_STATS:
-        number = number_of(error) if known else pulsar.ConsumerNotFound
-        return frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
+        number = error_number(error) if known else pulsar.ConsumerNotFound
+        return encode_frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
             request_id=request_id, error_code=number, error_message=error.message
         ))  # fmt: skip
-    busy = kind == Command.UNSUBSCRIBE and number_of(error) == pulsar.ServiceNotReady
-    number = pulsar.MetadataError if busy or not known else number_of(error)
-    return frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message))
+    busy = kind == Command.UNSUBSCRIBE and error_number(error) == pulsar.ServiceNotReady
+    number = pulsar.MetadataError if busy or not known else error_number(error)
+    return encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message))
 
 
 async def _last(handler: ConsumerHandler, request_id: int) -> bytes:
     assert handler.session is not None, "it is open"
-    found = await handler.session.last_message()
-    return frame(get_last_message_id_response=pulsar.CommandGetLastMessageIdResponse(
+    found = await handler.session.find_last_message()
+    return encode_frame(get_last_message_id_response=pulsar.CommandGetLastMessageIdResponse(
         request_id=request_id, last_message_id=wire_id(found.position, found.partition, found.batch_index),
         consumer_mark_delete_position=wire_id(found.mark_delete, found.partition),
     ))  # fmt: skip
@@ -253,9 +260,9 @@ async def _last(handler: ConsumerHandler, request_id: int) -> bytes:
 async def _stats(handler: ConsumerHandler, request_id: int) -> bytes:
     session = handler.session
     assert session is not None, "it is open"
-    found = await statistics.of_subscription(session.topic, session.subscription)
+    found = await statistics.subscription_stats(session.topic, session.subscription)
     member = session.member
-    return frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
+    return encode_frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
         request_id=request_id, consumerName=session.name, type=subscription_types.title(found.type),
         msgBacklog=found.backlog, availablePermits=max(0, member.permits), unackedMessages=member.unacked,
         blockedConsumerOnUnackedMsgs=member.blocked, address=handler.address,

@@ -18,11 +18,11 @@ class ProducerNames:
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], ProducerHandler] = {}
 
-    def instance(self, topic: str, name: str, place: str, epoch: int) -> str:
+    def find_replaced(self, topic: str, name: str, place: str, epoch: int) -> str:
         """Returns the instance id of the open producer that this one replaces, as it reconnects; "": it is another one.
         """
         known = self._open.get((topic, name))
-        returns = known is not None and known.place == place and known.epoch < epoch
+        returns = known is not None and known.network == place and known.epoch < epoch
         return known.instance if known is not None and returns else ""
 
     def add(self, topic: str, name: str, producer: ProducerHandler) -> None:

@@ -32,11 +32,11 @@ from ...proto.states import AccessMode
 from ...runtime.access import Principal
 from ...runtime.files import Buffer
 from ...runtime.network import network_of
-from ...runtime.tasks import followed_by
+from ...runtime.tasks import run_then
 from ..common.config import BrokerConfig
-from ..session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, room_of
-from .errors import number_of, typed
-from .frames import NO_REQUEST, entry_of, frame, receipt_frame
+from ..session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, metadata_bytes_max
+from .errors import error_number, to_magnetar_error
+from .frames import NO_REQUEST, encode_frame, receipt_frame, sent_entry
 from .transactions import has_txn
 from .translate import schema_of
 
@@ -66,7 +66,7 @@ class ProducerHandler:
     def __init__(self, connection: PulsarConnection, asked: pulsar.CommandProducer) -> None:
         self.id = asked.producer_id
         self.epoch = asked.epoch
-        self.place = network_of(connection.caller.peer)
+        self.network = network_of(connection.caller.peer)
         self.instance = ""
         self._connection = connection
         self._asked = asked
@@ -82,25 +82,25 @@ class ProducerHandler:
         return self._session is not None
 
     # ------------------------------------------------------------------ opening
-    def open(self) -> None:
-        self._opening = self._connection.start(self._open())
+    def start_opening(self) -> None:
+        self._opening = self._connection.start_request(self._open())
 
-    def opened_again(self, request_id: int) -> None:
+    def answer_reopening(self, request_id: int) -> None:
         if self._session is None:
-            self._connection.error(request_id, Unavailable("the producer of this id is being opened"))
+            self._connection.send_error(request_id, Unavailable("the producer of this id is being opened"))
         else:
             self._succeeded(request_id, self._session.name, -1)
 
     def _options(self) -> ProducerOptions:
         asked, broker = self._asked, self._connection.broker
         name = asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{broker.next_id()}"
-        known = self._connection.names.instance(asked.topic, name, self.place, self.epoch)
+        known = self._connection.names.find_replaced(asked.topic, name, self.network, self.epoch)
         self.instance = known or broker.world.rng.randbytes(8).hex()
         return ProducerOptions(
             asked.topic, name, AccessMode(asked.producer_access_mode),
             {each.key: each.value for each in asked.metadata}, self.instance, self.epoch,
             asked.initial_subscription_name, asked.topic_epoch,
-            schema_of(asked.schema) if asked.HasField("schema") else None, room_of(broker.config),
+            schema_of(asked.schema) if asked.HasField("schema") else None, metadata_bytes_max(broker.config),
         )  # fmt: skip
 
     async def _open(self) -> None:
@@ -111,8 +111,8 @@ class ProducerHandler:
                 notice = asyncio.get_running_loop().call_later(WAIT_NOTICE_S, self._waits, options.name)
             session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
         except Exception as error:
-            self._connection.handlers.forget_producer(self)
-            self._connection.error(request_id, typed(error))
+            self._connection.handlers.remove_producer(self)
+            self._connection.send_error(request_id, to_magnetar_error(error))
             return
         finally:
             if notice is not None:
@@ -130,7 +130,7 @@ class ProducerHandler:
             self._session.producer.principal = principal
 
     def _waits(self, name: str) -> None:
-        self._connection.send(frame(producer_success=pulsar.CommandProducerSuccess(
+        self._connection.send(encode_frame(producer_success=pulsar.CommandProducerSuccess(
             request_id=self._asked.request_id, producer_name=name, producer_ready=False, schema_version=b""
         )))  # fmt: skip
 
@@ -144,7 +144,7 @@ class ProducerHandler:
         )  # fmt: skip
         if epoch:
             answer.topic_epoch = epoch
-        self._connection.send(frame(producer_success=answer))
+        self._connection.send(encode_frame(producer_success=answer))
 
     # ------------------------------------------------------------------ publishing
     def publish(self, sent: pulsar.CommandSend, rest: memoryview) -> None:
@@ -156,7 +156,7 @@ class ProducerHandler:
         why: MagnetarError | None = None
         entry: Buffer = NOTHING
         try:
-            entry = entry_of(rest)
+            entry = sent_entry(rest)
             if highest and highest < first:
                 raise InvalidRequest(f"the highest sequence id {highest} is below the first, {first}")
             if has_txn(sent) and not _names_txn(entry):
@@ -170,7 +170,7 @@ class ProducerHandler:
         else:
             session.publish(entry)
 
-    def credit(self, size: int) -> None:
+    def grant_credit(self, size: int) -> None:
         session = self._session
         assert session is not None, "credit comes after the opening"
         while self._waiting and session.credit > 0 and not self._over:
@@ -179,10 +179,10 @@ class ProducerHandler:
             session.publish(entry)
 
     # ------------------------------------------------------------------ outcomes
-    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+    def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
         self._receipt(*position)
 
-    def duplicate(self, sequence_id: int) -> None:
+    def on_duplicate(self, sequence_id: int) -> None:
         self._receipt(UNKNOWN, UNKNOWN)
 
     def _receipt(self, ledger_id: int, entry_id: int) -> None:
@@ -201,10 +201,10 @@ class ProducerHandler:
     def _send_error(self, error: MagnetarError) -> None:
         first, highest, why = self._sent.popleft()
         error = why or error
-        number = pulsar.NotAllowedError if isinstance(error, TRANSACTIONAL) else number_of(error)
+        number = pulsar.NotAllowedError if isinstance(error, TRANSACTIONAL) else error_number(error)
         if number == pulsar.NotAllowedError and self._connection.client.startswith(ENDED_BY_CHECKSUM):
             number = pulsar.ChecksumError
-        self._connection.send(frame(send_error=pulsar.CommandSendError(
+        self._connection.send(encode_frame(send_error=pulsar.CommandSendError(
             producer_id=self.id, sequence_id=max(first, highest), error=number, message=error.message
         )))  # fmt: skip
 
@@ -216,19 +216,19 @@ class ProducerHandler:
         """Closes the producer for a reason of the broker: the client opens it again, and gets the error then."""
         if not self._over:
             self._connection.send(
-                frame(close_producer=pulsar.CommandCloseProducer(producer_id=self.id, request_id=NO_REQUEST))
+                encode_frame(close_producer=pulsar.CommandCloseProducer(producer_id=self.id, request_id=NO_REQUEST))
             )
             self.on_replaced()
 
     def on_replaced(self) -> None:
         """Leaves the topic because the producer was closed, or another one gets its id."""
         self._over = True
-        self._connection.handlers.forget_producer(self)
-        self._connection.leave_later(self.leave())
+        self._connection.handlers.remove_producer(self)
+        self._connection.start_leaving(self.leave())
 
     async def close(self, request_id: int) -> None:
         """Handles CLOSE_PRODUCER: publishes in flight are answered first."""
-        await followed_by(self._close(request_id), self.leave)
+        await run_then(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
         try:
@@ -236,9 +236,9 @@ class ProducerHandler:
             if self._session is not None:
                 await self._session.close()
         except Exception as error:
-            self._connection.error(request_id, typed(error))
+            self._connection.send_error(request_id, to_magnetar_error(error))
         else:
-            self._connection.success(request_id)
+            self._connection.send_success(request_id)
 
     async def leave(self) -> None:
         """Cancels the opening, drops waiting entries and leaves the topic at once. Idempotent."""
@@ -268,4 +268,4 @@ def _names_txn(entry: Buffer) -> bool:
 def payload_bytes_max(config: BrokerConfig) -> int:
     """Returns the largest payload that clients may send: `max_message_bytes`, less if a ledger entry has not enough
     room for the metadata besides it."""
-    return max(1, config.max_message_bytes - METADATA_BYTES + room_of(config))
+    return max(1, config.max_message_bytes - METADATA_BYTES + metadata_bytes_max(config))

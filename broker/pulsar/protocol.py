@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from ...proto.errors import InvalidConfiguration
 from ...runtime.grpc.limits import Callers
 from ...runtime.network import ByteStream, Endpoint
-from ...runtime.tasks import unbroken
+from ...runtime.tasks import run_to_end
 from ..common.config import BrokerConfig
 from ..node.topic_manager import TopicManager
 from .names import ProducerNames
 
 if TYPE_CHECKING:
-    from .frames import Spare
+    from .frames import SpareBuffer
 
 class PulsarProtocol:
     """The service of a listener of Pulsar's protocol."""
@@ -28,7 +28,7 @@ class PulsarProtocol:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._names = ProducerNames()
-        self._spare: Spare | None = None
+        self._spare: SpareBuffer | None = None
         self._callers: Callers | None = None  # of the listener
 
     async def serve(self, stream: ByteStream) -> None:
@@ -38,15 +38,15 @@ class PulsarProtocol:
             self._callers = Callers(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")
         from .connection import PulsarConnection
-        from .frames import Spare
+        from .frames import SpareBuffer
 
         if self._spare is None:
-            self._spare = Spare()
+            self._spare = SpareBuffer()
         connection = PulsarConnection(self._broker, stream, self._names, self._callers, self._spare)
         try:
             await connection.serve()
         finally:
-            await unbroken(connection.close())
+            await run_to_end(connection.close())
 
 
 # ----------------------------------------------------------------------------------------------------- listeners
@@ -63,12 +63,12 @@ SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
 def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool) -> dict[str, tuple[str, ...]]:
     """Returns the URLs of this broker for Pulsar clients, by the name of the listener. Raises InvalidConfiguration."""
     if config.pulsar_listeners:
-        return parse(config.pulsar_listeners)
+        return parse_listeners(config.pulsar_listeners)
     host = config.advertised.host if config.advertised is not None else listening.host
     return {"": (f"{SCHEMES[is_encrypted]}://{Endpoint(host, listening.port)}",)}
 
 
-def parse(text: str) -> dict[str, tuple[str, ...]]:
+def parse_listeners(text: str) -> dict[str, tuple[str, ...]]:
     """Parses the setting `pulsar_listeners`: returns URLs by the name of the listener; "" is the first one. Raises
     InvalidConfiguration."""
     found: dict[str, tuple[str, ...]] = {}

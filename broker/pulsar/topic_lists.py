@@ -23,13 +23,12 @@ from ...proto import pulsar_pb2 as pulsar
 from ...proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.tasks import Tasks
-from ..cluster.policy_cache import Removed, Told
-from ..cluster.policy_cache import Topics as TopicsNow
-from ..common.token_bucket import Turns
-from ..session.topics import Topics
-from .errors import typed
-from .frames import frame
-from .lookup import hash_of
+from ..cluster.policy_cache import Told, TopicList, TopicRemoved
+from ..common.token_bucket import TimeSlices
+from ..session.topics import TopicQueries
+from .errors import to_magnetar_error
+from .frames import encode_frame
+from .lookup import topics_hash
 
 if TYPE_CHECKING:
     from .connection import PulsarConnection
@@ -43,11 +42,11 @@ AGAIN_S = 1.0
 _LOG = logging.getLogger("magnetar.broker.pulsar")
 
 
-def supported() -> bool:
+def is_supported() -> bool:
     return importlib.util.find_spec("re2") is not None
 
 
-class TopicLists:
+class TopicWatchers:
     """The topic watchers of one connection, by the ids that the client gives them."""
 
     def __init__(self, connection: PulsarConnection) -> None:
@@ -57,14 +56,14 @@ class TopicLists:
 
     def watch(self, asked: pulsar.CommandWatchTopicList) -> None:
         if asked.watcher_id in self._watchers:
-            self._connection.error(asked.request_id, Unavailable("there is a watcher of this id"))
+            self._connection.send_error(asked.request_id, Unavailable("there is a watcher of this id"))
             return
         try:
             if len(self._watchers) >= WATCHERS_MAX:
                 raise NotAllowed(f"a connection carries {WATCHERS_MAX} watchers, and no more")
             watcher = _Watcher(self._connection, asked)
         except MagnetarError as error:
-            self._connection.error(asked.request_id, error)
+            self._connection.send_error(asked.request_id, error)
             return
         task = self._watchers[asked.watcher_id] = self._tasks.spawn(self._run(watcher, asked), "pulsar-topic-watcher")
         task.add_done_callback(lambda _: self._remove_watcher(asked.watcher_id, task))
@@ -73,9 +72,9 @@ class TopicLists:
         try:
             await watcher.run()
         except Exception as error:
-            why = typed(error)
+            why = to_magnetar_error(error)
             if not watcher.answered:
-                self._connection.error(asked.request_id, why)
+                self._connection.send_error(asked.request_id, why)
             else:
                 _LOG.warning("the topics of %s are watched no more for a client: %s", asked.namespace, why)
 
@@ -87,7 +86,7 @@ class TopicLists:
         task = self._watchers.pop(asked.watcher_id, None)
         if task is not None:
             task.cancel()
-        self._connection.success(asked.request_id)
+        self._connection.send_success(asked.request_id)
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -99,7 +98,7 @@ class _Watcher:
         self._connection = connection
         self._asked = asked
         self._namespace = NamespaceName.parse(asked.namespace)
-        self._matches = pattern_of(asked.topics_pattern)
+        self._matches = compile_pattern(asked.topics_pattern)
         self._known: set[str] = set()
         self.answered = False
 
@@ -121,16 +120,16 @@ class _Watcher:
 
     async def _follow(self) -> None:
         principal = self._connection.caller.principal
-        async for told in Topics(self._connection.broker).watch(self._namespace, 0, principal):
+        async for told in TopicQueries(self._connection.broker).watch_topics(self._namespace, 0, principal):
             await self._on_change(told)
 
     async def _on_change(self, told: Told) -> None:
-        if isinstance(told, TopicsNow):
+        if isinstance(told, TopicList):
             now = await self._names_of(told.names)
             gone = self._known - now
         else:
             gone = {name for name in self._known if TopicName.parse(name).base.full == told.name}
-            now = set() if isinstance(told, Removed) else await self._names_of((told.name,))
+            now = set() if isinstance(told, TopicRemoved) else await self._names_of((told.name,))
             gone -= now
         if self.answered:
             self._send_changes(gone, now)
@@ -141,7 +140,7 @@ class _Watcher:
     async def _names_of(self, topics: Iterable[str]) -> set[str]:
         """Returns the full names of the topics that match; for a partitioned topic those of its partitions."""
         found, catalog = set[str](), self._connection.broker.catalog
-        turns = Turns(self._connection.broker.world.clock)
+        turns = TimeSlices(self._connection.broker.world.clock)
         for each in topics:
             if self._matches(each):
                 topic = TopicName.parse(each)
@@ -154,8 +153,8 @@ class _Watcher:
     def _answer(self) -> None:
         self.answered = True
         names = sorted(self._known)
-        hash_ = hash_of(names)
-        self._connection.send(frame(watch_topic_list_success=pulsar.CommandWatchTopicListSuccess(
+        hash_ = topics_hash(names)
+        self._connection.send(encode_frame(watch_topic_list_success=pulsar.CommandWatchTopicListSuccess(
             request_id=self._asked.request_id, watcher_id=self._asked.watcher_id,
             topic=names if self._asked.topics_hash != hash_ else (), topics_hash=hash_,
         )))  # fmt: skip
@@ -165,13 +164,13 @@ class _Watcher:
         if not new and not gone:
             return
         self._known = self._known.difference(gone).union(new)
-        self._connection.send(frame(watch_topic_update=pulsar.CommandWatchTopicUpdate(
+        self._connection.send(encode_frame(watch_topic_update=pulsar.CommandWatchTopicUpdate(
             watcher_id=self._asked.watcher_id, new_topics=new, deleted_topics=gone,
-            topics_hash=hash_of(sorted(self._known)),
+            topics_hash=topics_hash(sorted(self._known)),
         )))  # fmt: skip
 
 
-def pattern_of(text: str) -> Callable[[str], bool]:
+def compile_pattern(text: str) -> Callable[[str], bool]:
     """Returns the function that says whether the full name of a topic matches the pattern. Raises InvalidRequest if the
     pattern is invalid, NotAllowed if RE2 is not installed."""
     if len(text) > PATTERN_MAX:

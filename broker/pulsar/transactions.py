@@ -33,9 +33,9 @@ from ...proto.operations import Permission
 from ...proto.states import TxnId, TxnState
 from ..common.transactions import state_of
 from ..transaction.coordinators import ASSIGN_TOPIC
-from ..transaction.intents_core import Verb
-from .errors import number_of
-from .frames import frame
+from ..transaction.intents_core import EndVerb
+from .errors import error_number
+from .frames import encode_frame
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
@@ -63,13 +63,13 @@ def coordinator_of(topic: TopicName) -> int | None:
 
 
 # ------------------------------------------------------------------ commands
-async def connect(connection: PulsarConnection, asked: pulsar.CommandTcClientConnectRequest) -> bytes:
+async def connect_coordinator(connection: PulsarConnection, asked: pulsar.CommandTcClientConnectRequest) -> bytes:
     await _here(connection, asked.tc_id)
-    return frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(request_id=asked.request_id))
+    return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(request_id=asked.request_id))
 
 
-def connect_failed(request_id: int, error: MagnetarError) -> bytes:
-    return frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(
+def connect_error_frame(request_id: int, error: MagnetarError) -> bytes:
+    return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(
         request_id=request_id, error=_number(error), message=error.message
     ))  # fmt: skip
 
@@ -79,7 +79,7 @@ async def begin(connection: PulsarConnection, asked: pulsar.CommandNewTxn) -> by
     begun = await coordinator.begin(
         connection.caller.principal.name, timeout_s=asked.txn_ttl_millis / 1000, address=connection.caller.peer
     )
-    return frame(new_txn_response=pulsar.TransactionResponse(
+    return encode_frame(new_txn_response=pulsar.TransactionResponse(
         request_id=asked.request_id, txnid_most_bits=coordinator.number, txnid_least_bits=begun.first
     ))  # fmt: skip
 
@@ -89,7 +89,7 @@ async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddP
     for topic in _topics(asked.partitions):
         await require(connection.caller.principal, Permission.PRODUCE, topic=topic)
     await _begin_time(connection, txn)
-    return frame(add_partition_to_txn_response=_done(asked))
+    return encode_frame(add_partition_to_txn_response=_done(asked))
 
 
 async def add_subscriptions(connection: PulsarConnection, asked: pulsar.CommandAddSubscriptionToTxn) -> bytes:
@@ -100,21 +100,21 @@ async def add_subscriptions(connection: PulsarConnection, asked: pulsar.CommandA
             connection.caller.principal, Permission.CONSUME, topic=topic, subscription=each.subscription
         )
     await _begin_time(connection, txn)
-    return frame(add_subscription_to_txn_response=_done(asked))
+    return encode_frame(add_subscription_to_txn_response=_done(asked))
 
 
 async def end(connection: PulsarConnection, asked: pulsar.CommandEndTxn) -> bytes:
     txn = txn_of(asked)
-    verb = Verb.COMMIT if asked.txn_action == pulsar.COMMIT else Verb.ABORT
+    verb = EndVerb.COMMIT if asked.txn_action == pulsar.COMMIT else EndVerb.ABORT
     coordinator = await _here(connection, txn.coordinator)
     state = await coordinator.end(txn, verb, connection.caller.principal.name)
-    if verb is Verb.ABORT and state is TxnState.COMMITTED:
+    if verb is EndVerb.ABORT and state is TxnState.COMMITTED:
         raise TransactionEnded(f"transaction {txn} is committed: it cannot be aborted")
-    return frame(end_txn_response=_done(asked))
+    return encode_frame(end_txn_response=_done(asked))
 
 
 async def _here(connection: PulsarConnection, number: int) -> RunningCoordinator:
-    return await connection.broker.transactions.here(number)
+    return await connection.broker.transactions.load_here(number)
 
 
 def _topics(names: Iterable[str]) -> list[TopicName]:
@@ -144,18 +144,18 @@ def _done(asked: Any) -> pulsar.TransactionResponse:
 def _failed(kind: str) -> Callable[[int, MagnetarError], bytes]:
     def failure_frame(request_id: int, error: MagnetarError) -> bytes:
         answer = pulsar.TransactionResponse(request_id=request_id, error=_number(error), message=error.message)
-        return frame(**{kind: answer})
+        return encode_frame(**{kind: answer})
 
     return failure_frame
 
 
 def _number(error: MagnetarError) -> pulsar.ServerError:
-    return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else number_of(error)
+    return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else error_number(error)
 
 
 Answer = tuple[Callable[["PulsarConnection", Any], Awaitable[bytes]], Callable[[int, MagnetarError], bytes]]
 ANSWERS: dict[str, Answer] = {
-    "tc_client_connect_request": (connect, connect_failed),
+    "tc_client_connect_request": (connect_coordinator, connect_error_frame),
     "new_txn": (begin, _failed("new_txn_response")),
     "add_partition_to_txn": (add_partitions, _failed("add_partition_to_txn_response")),
     "add_subscription_to_txn": (add_subscriptions, _failed("add_subscription_to_txn_response")),

@@ -1,7 +1,7 @@
 """Translates between messages of proto/pulsar.proto and the plain values of the broker's sessions.
 
-**Numbers.** A ledger or entry id of -1 is 2⁶⁴-1 on the wire. `ack_set` is a Java BitSet: words of 64 bits, the lowest
-first, bit 1: **not** acknowledged; zero words at its end are left out.
+**Numbers.** A ledger or entry id of -1 is 2⁶⁴-1 on the wire. `encode_ack_set` is a Java BitSet: words of 64 bits, the
+lowest first, bit 1: **not** acknowledged; zero words at its end are left out.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..subscription.core.cursor_state import BATCH_INDEXES_MAX
 WORD = (1 << 64) - 1
 
 
-def signed(number: int) -> int:
+def signed_long(number: int) -> int:
     """Returns the Java long that a uint64 holds."""
     return number - (1 << 64) if number >> 63 else number
 
 
-def unsigned(number: int) -> int:
+def unsigned_long(number: int) -> int:
     return number & WORD
 
 
@@ -41,12 +41,15 @@ def message_id(of: MessageIdData) -> MessageId:
     if of.ack_set:
         left = _bits(of.ack_set)
         batch_index = (left & -left).bit_length() - 1 if left else batch_index
-    return MessageId(signed(of.ledgerId), signed(of.entryId), of.partition, batch_index)
+    return MessageId(signed_long(of.ledgerId), signed_long(of.entryId), of.partition, batch_index)
 
 
 def wire_id(position: Position, partition: int, batch_index: int = -1) -> MessageIdData:
     return MessageIdData(
-        ledgerId=unsigned(position[0]), entryId=unsigned(position[1]), partition=partition, batch_index=batch_index
+        ledgerId=unsigned_long(position[0]),
+        entryId=unsigned_long(position[1]),
+        partition=partition,
+        batch_index=batch_index,
     )
 
 
@@ -73,26 +76,26 @@ def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None
     if ack.ack_type == pulsar.CommandAck.Cumulative:
         if len(ack.message_id) != 1:
             raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
-        for acked in cumulative(ack.message_id[0]):
+        for acked in cumulative_ack(ack.message_id[0]):
             yield from session.ack_cumulative(acked)
     else:
-        yield from session.ack(individual(ack.message_id, session.messages_of))
+        yield from session.ack(individual_acks(ack.message_id, session.count_messages))
 
 
-async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
-    """Acknowledges in a transaction, like `ConsumerSession.ack_in`. A cumulative acknowledgement may name no message
-    yet, and then does nothing; any other one is made pending or refused, never ignored: at the commit the client would
-    think it done."""
+async def ack_in_transaction(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
+    """Acknowledges in a transaction, like `ConsumerSession.ack_in_transaction`. A cumulative acknowledgement may name
+    no message yet, and then does nothing; any other one is made pending or refused, never ignored: at the commit the
+    client would think it done."""
     for _ in _check_size(ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
-        entries = _each_once(individual(ack.message_id, session.messages_of, exact=True))
-        await session.ack_in(txn, entries, rest=True)
+        entries = _each_once(individual_acks(ack.message_id, session.count_messages, exact=True))
+        await session.ack_in_transaction(txn, entries, rest=True)
         return
     if len(ack.message_id) != 1:
         raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
-    if named := list(cumulative(ack.message_id[0])):
-        await session.ack_in(txn, named, cumulative=True)
+    if named := list(cumulative_ack(ack.message_id[0])):
+        await session.ack_in_transaction(txn, named, cumulative=True)
 
 
 def _each_once(entries: Iterable[AckedEntry]) -> Iterator[AckedEntry]:
@@ -119,14 +122,14 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
         )
 
 
-def individual(
+def individual_acks(
     ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
 ) -> Iterator[AckedEntry]:
     """Yields the entries of an individual acknowledgement. `exact`: every message that is named must count, also if
     only a part of the batch is outstanding at this consumer (an abort requeued the rest): then the batch size that the
     client sends counts. With `exact`, raises InvalidRequest if the size is not known, or no message is named."""
     for each in ids:
-        position = Position(signed(each.ledgerId), signed(each.entryId))
+        position = Position(signed_long(each.ledgerId), signed_long(each.entryId))
         if position.entry_id < 0:
             continue
         if not each.ack_set:
@@ -145,10 +148,10 @@ def individual(
             raise InvalidRequest(f"no message of the batch {position} is acknowledged")
 
 
-def cumulative(of: MessageIdData) -> Iterator[AckedEntry]:
+def cumulative_ack(of: MessageIdData) -> Iterator[AckedEntry]:
     """Yields the entry up to which messages are acknowledged, or nothing: a client acknowledges (ledger, -1) before it
     has finished the first message of that ledger."""
-    position = Position(signed(of.ledgerId), signed(of.entryId))
+    position = Position(signed_long(of.ledgerId), signed_long(of.entryId))
     if of.ack_set:
         left = _bits(of.ack_set)
         done = (left & -left).bit_length() - 1 if left else 0
@@ -172,14 +175,14 @@ def _bits(words: Sequence[int]) -> int:
     return int.from_bytes(b"".join((word & WORD).to_bytes(8, "little") for word in words), "little")
 
 
-def ack_set(acked: Sequence[int], count: int) -> list[int]:
+def encode_ack_set(acked: Sequence[int], count: int) -> list[int]:
     """Returns the ack set of a batch of `count` messages of which those with the indexes `acked` are acknowledged."""
     left = (1 << count) - 1
     for index in acked:
         left &= ~(1 << index)
     words = []
     while left:
-        words.append(signed(left & WORD))
+        words.append(signed_long(left & WORD))
         left >>= 64
     return words
 
@@ -192,4 +195,4 @@ def redeliver_steps(
     none is named, or if the subscription type keeps the order."""
     individual = session.subscription.dispatcher.policy.individual
     ids = asked.message_ids if individual else ()
-    return session.redeliver(Position(signed(each.ledgerId), signed(each.entryId)) for each in ids)
+    return session.redeliver(Position(signed_long(each.ledgerId), signed_long(each.entryId)) for each in ids)

@@ -26,12 +26,12 @@ from ...proto.names import TopicName
 from ...runtime.access import AUTHORIZATION_MAX, Caller, Guard, Limits
 from ...runtime.grpc.limits import Callers
 from ...runtime.network import CallContext
-from ..grpc.checked import Checked
+from ..grpc.checked import CheckedService
 from ..node.topic_manager import TopicManager
 from . import routes
-from .call import ROUTES, BadRequest, Call, Json, Row, reply, reply_to
+from .call import ROUTES, BadRequest, Call, JsonResponse, RouteRow, error_response, make_response
 from .measure import Measure
-from .stats import Meters
+from .stats import RateMeters
 
 BODY_BYTES_MAX = 1 << 20
 QUERY_BYTES_MAX = 16 << 10
@@ -60,12 +60,16 @@ class Application:
     """The application of a broker's HTTP listener."""
 
     def __init__(
-        self, broker: TopicManager, services: Mapping[str, Checked], guard: Guard | None, measure: Callable[[], Measure]
+        self,
+        broker: TopicManager,
+        services: Mapping[str, CheckedService],
+        guard: Guard | None,
+        measure: Callable[[], Measure],
     ) -> None:
         self._broker = broker
         self._services = services
         self._measure = measure
-        self._meters = Meters(broker.world.clock)
+        self._meters = RateMeters(broker.world.clock)
         self._callers = Callers(guard, broker.world.clock)
         self._authenticating = 0
         self._app = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: _refused})
@@ -83,7 +87,7 @@ class Application:
     def _routes(self) -> Iterable[Mount | Route]:
         """Yields one Route for each path, in the order of the table; those with the same first segments under one
         Mount."""
-        by_path: dict[str, dict[str, Row]] = {}
+        by_path: dict[str, dict[str, RouteRow]] = {}
         for row in ROUTES:
             by_path.setdefault(row.path, {})[row.method] = row
         groups: dict[str, list[Route]] = {}
@@ -94,21 +98,21 @@ class Application:
         for head, found in groups.items():
             yield from [Mount(head, routes=found)] if head else found
 
-    def _endpoint(self, rows: dict[str, Row]) -> Callable[[Request], Any]:
+    def _endpoint(self, rows: dict[str, RouteRow]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             row = rows["GET" if request.method == "HEAD" else request.method]
             try:
                 return await self._answer(row, request)
             except ClientDisconnect:
-                return reply(408, "the request did not come to its end")
+                return make_response(408, "the request did not come to its end")
             except NotOwner as error:
                 return await self._elsewhere(request, error)
             except Exception as error:
-                return reply_to(error, row.busy)
+                return error_response(error, row.busy)
 
         return endpoint
 
-    async def _answer(self, row: Row, request: Request) -> Response:
+    async def _answer(self, row: RouteRow, request: Request) -> Response:
         _check_site(request)
         context = CallContext(request.state.caller.peer)
         if not row.is_open:
@@ -116,7 +120,7 @@ class Application:
         if len(request.scope["query_string"]) > QUERY_BYTES_MAX:
             raise BadRequest(f"the query is longer than {QUERY_BYTES_MAX} bytes", 414)
         memory = self._broker.memory.requests
-        await memory.room()
+        await memory.wait_room()
         body = await _body(request)
         memory.held += len(body)
         try:
@@ -130,9 +134,9 @@ class Application:
             memory.held -= len(body)
         if isinstance(found, Response):
             return found
-        return Response(status_code=204) if found is None else Json(found)
+        return Response(status_code=204) if found is None else JsonResponse(found)
 
-    async def _who(self, request: Request, row: Row) -> CallContext:
+    async def _who(self, request: Request, row: RouteRow) -> CallContext:
         """Authenticates the caller and returns it. Raises Unauthenticated and other errors of the guard, BackPressure
         if too many callers are being authenticated."""
         caller: Caller = request.state.caller
@@ -165,12 +169,12 @@ class Application:
             topic = TopicName.parse("{domain}://{tenant}/{namespace}/{topic}".format(**names))
             owner = await self._broker.lookup(topic)
         except (MagnetarError, KeyError):
-            return reply_to(error)
+            return error_response(error)
         if not owner.http or owner.name == self._broker.name:
-            return reply_to(error)
+            return error_response(error)
         query = request.scope["query_string"].decode("latin-1")
         where = owner.http + request.scope["path"] + (f"?{query}" if query else "")
-        return reply(307, f"topic {topic} is served by {owner.http}", {"Location": where})
+        return make_response(307, f"topic {topic} is served by {owner.http}", {"Location": where})
 
 
 async def _body(request: Request) -> bytes:
@@ -209,4 +213,4 @@ async def _refused(_: Request, error: Exception) -> Response:
     """Answers a request without a route (404), or with a method that its route has not (405)."""
     assert isinstance(error, HTTPException)
     texts = {404: "there is no such resource; GET /openapi.json lists them", 405: "not with this method"}
-    return reply(error.status_code, texts.get(error.status_code, error.detail), dict(error.headers or {}))
+    return make_response(error.status_code, texts.get(error.status_code, error.detail), dict(error.headers or {}))

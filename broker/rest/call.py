@@ -26,11 +26,11 @@ from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Operation
 from ...proto.versions import PRODUCT
 from ...runtime.network import CallContext
-from ..grpc.checked import Checked, authorize
+from ..grpc.checked import CheckedService, authorize
 from ..node.topic_manager import TopicManager
-from ..session.administration import answered, ask, request_for
+from ..session.administration import answer_value, ask_broker, make_request
 from .measure import Measure
-from .stats import Meters
+from .stats import RateMeters
 
 # -------------------------------------------------------------------------------------------------------- errors
 # Errors as HTTP statuses with `{"reason": …}`, as Pulsar's clients expect them.
@@ -74,7 +74,7 @@ _REASONS: tuple[tuple[type[errors.MagnetarError], str], ...] = (
 NEGOTIATE = "Bearer, Basic"
 
 
-class Json(Response):
+class JsonResponse(Response):
     """A response with a value of plain types, or a struct, as JSON."""
 
     media_type = "application/json"
@@ -97,24 +97,24 @@ def status_of(error: errors.MagnetarError, busy: int = 409) -> int:
     return next((status for kind, status in _TABLE if isinstance(error, kind)), 500)
 
 
-def reply(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
+def make_response(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
     headers = dict(headers or {})
     if status == 401:
         headers["WWW-Authenticate"] = NEGOTIATE
     if status in (408, 413):
         headers["Connection"] = "close"  # the rest of the request is not read
-    return Json({"reason": reason}, status, headers)
+    return JsonResponse({"reason": reason}, status, headers)
 
 
-def reply_to(error: Exception, busy: int = 409) -> Response:
+def error_response(error: Exception, busy: int = 409) -> Response:
     """Returns the response for an error. An unexpected exception is logged, and its text is not sent."""
     if isinstance(error, HTTPException):
-        return reply(error.status_code, error.detail, dict(error.headers or {}))
+        return make_response(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, errors.MagnetarError):
         reason = next((text for kind, text in _REASONS if isinstance(error, kind)), error.message)
-        return reply(status_of(error, busy), reason)
+        return make_response(status_of(error, busy), reason)
     _LOG.error("a request of a client failed", exc_info=error)
-    return reply(500, f"the request failed: {type(error).__name__}")
+    return make_response(500, f"the request failed: {type(error).__name__}")
 
 
 # ---------------------------------------------------------------------------------------------------------- call
@@ -128,14 +128,14 @@ class Call:
     """A request as its handler sees it."""
 
     broker: TopicManager
-    services: Mapping[str, Checked]
+    services: Mapping[str, CheckedService]
     context: CallContext
     names: Mapping[str, str]
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
     measure: Measure
-    meters: Meters
+    meters: RateMeters
 
     # ------------------------------------------------------------------ names
     @property
@@ -155,11 +155,11 @@ class Call:
             raise NotFound(f"there is no cluster {self.names['cluster'][:100]!r}")
 
     # ------------------------------------------------------------------ body and query
-    def json(self, kind: type[T]) -> T:
+    def parse_body(self, kind: type[T]) -> T:
         """Returns the body as a value of type `kind`. Raises BadRequest if it is no JSON, or of another type."""
-        return self.decoded(self.body, kind)
+        return self.parse_json(self.body, kind)
 
-    def decoded(self, data: bytes, kind: type[T]) -> T:
+    def parse_json(self, data: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(data, type=kind, strict=False)  # numbers in quotes, as with Pulsar
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -169,14 +169,14 @@ class Call:
     def is_empty(self) -> bool:
         return self.body.strip() in (b"", b"null")
 
-    def flag(self, name: str) -> bool:
+    def parse_flag(self, name: str) -> bool:
         """Returns a flag of the query; False if it is missing. Raises BadRequest if it is neither true nor false."""
         text = self.query.get(name, "").lower()
         if text not in ("", "true", "false"):
             raise BadRequest(f"the parameter {name} is true or false, not {text[:40]!r}")
         return text == "true"
 
-    def number(self, text: str, what: str, *, least: int = 0) -> int:
+    def parse_number(self, text: str, what: str, *, least: int = 0) -> int:
         """Parses a number, which the error texts call `what`. Raises BadRequest if it is none, with 412 if it is less
         than `least` or does not fit into 63 bits."""
         try:
@@ -190,16 +190,16 @@ class Call:
         return found
 
     # ------------------------------------------------------------------ the operations
-    async def admin(self, operation: Operation[T], **arguments: object) -> T:
+    async def call_here(self, operation: Operation[T], **arguments: object) -> T:
         """Calls the operation at this broker, with the caller's rights; returns its answer. Raises the errors of the
         operation, as NotOwner if another broker owns the topic."""
-        handler = self.services[operation.service].values[operation.name]
-        return answered(operation, await handler(request_for(operation, arguments), self.context))
+        handler = self.services[operation.service].value_handlers[operation.name]
+        return answer_value(operation, await handler(make_request(operation, arguments), self.context))
 
     async def authorize(self, operation: Operation[Any], **arguments: object) -> None:
         """Raises Unauthorized if the caller may not call the operation with these arguments."""
         path = f"{operation.service}.{operation.name}"
-        await authorize(path, request_for(operation, arguments), self.context, self.broker.access)
+        await authorize(path, make_request(operation, arguments), self.context, self.broker.access)
 
     async def partitions(self) -> list[TopicName]:
         """Returns the partitions of the topic; empty if it has none, or is a partition. Raises TopicNotFound. Rights
@@ -209,41 +209,41 @@ class Call:
         count = await self.broker.catalog.existing_partitions(self.topic)
         return [self.topic.with_partition(number) for number in range(count)]
 
-    async def one_partition(self, operation: Operation[Any], what: str, **arguments: object) -> None:
+    async def check_unpartitioned(self, operation: Operation[Any], what: str, **arguments: object) -> None:
         """Raises BadRequest (405) if the topic has partitions; its text ends with `what`, which says what to do
         instead. Raises Unauthorized."""
         await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
         if await self.partitions():
             raise BadRequest(f"topic {self.topic} has partitions: {what}", 405)
 
-    async def each_partition(self, operation: Operation[T], **arguments: object) -> list[T]:
+    async def call_partitions(self, operation: Operation[T], **arguments: object) -> list[T]:
         """Calls the operation for the topic, or for each of its partitions; returns the answers in order. The first
         error is raised: the operation stays done for the partitions before."""
         field = operation.rule.field
         await self.authorize(operation, **{field: self.topic.full}, **arguments)
         partitions = await self.partitions()
         if not partitions:
-            return [await self.admin(operation, **{field: self.topic.full}, **arguments)]
-        return [await self.anywhere(operation, each, **arguments) for each in partitions]
+            return [await self.call_here(operation, **{field: self.topic.full}, **arguments)]
+        return [await self.call_owner(operation, each, **arguments) for each in partitions]
 
-    async def anywhere(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
+    async def call_owner(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
         """Calls the operation at the topic's owner, here or at another broker; returns its answer. At another broker
         the caller's rights are not checked."""
         asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
         try:
-            return await self.admin(operation, **asked)
+            return await self.call_here(operation, **asked)
         except NotOwner:
-            return await ask(self.broker.world, (await self.broker.lookup(topic)).endpoint, operation, **asked)
+            return await ask_broker(self.broker.world, (await self.broker.lookup(topic)).endpoint, operation, **asked)
 
-    async def at_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
+    async def call_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
         """Calls the operation at the broker that owns the transaction coordinator; returns its answer."""
         try:
-            return await self.admin(operation, **arguments)
+            return await self.call_here(operation, **arguments)
         except NotOwner as error:
             endpoint = error.fields.get("owner", "")
             if not endpoint:
                 raise
-            return await ask(self.broker.world, endpoint, operation, **arguments)
+            return await ask_broker(self.broker.world, endpoint, operation, **arguments)
 
 
 # --------------------------------------------------------------------------------------------------------- table
@@ -265,7 +265,7 @@ TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 
 
-class Row(NamedTuple):
+class RouteRow(NamedTuple):
     """A route: its method and path, its handler, and its texts for /openapi.json."""
 
     method: str
@@ -278,14 +278,14 @@ class Row(NamedTuple):
     is_open: bool = False  # whether no credentials are needed
 
 
-ROUTES: list[Row] = []
+ROUTES: list[RouteRow] = []
 
 
-def route(
+def register_route(
     method: str, path: str, summary: str, *, body: str = "", answer: str = "", busy: int = 409, is_open: bool = False
 ) -> Callable[[H], H]:
     def register(handler: H) -> H:
-        ROUTES.append(Row(method, path, summary, handler, body, answer, busy, is_open))
+        ROUTES.append(RouteRow(method, path, summary, handler, body, answer, busy, is_open))
         return handler
 
     return register
@@ -302,13 +302,13 @@ _SECRETS = {
 }  # fmt: skip
 
 
-def plain_path(row: Row) -> str:
+def plain_path(row: RouteRow) -> str:
     """Returns the path of a route with bare names in braces: `{domain}` for `{domain:domain}`."""
     return _NAME.sub(r"{\1}", row.path)
 
 
 @functools.cache
-def document() -> dict[str, Any]:
+def openapi_document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for row in ROUTES:
         paths.setdefault(plain_path(row), {})[row.method.lower()] = _operation(row)
@@ -322,7 +322,7 @@ def document() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _operation(row: Row) -> dict[str, Any]:
+def _operation(row: RouteRow) -> dict[str, Any]:
     done = {"200": {"description": row.answer}} if row.answer else {"204": {"description": "done"}}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     found: dict[str, Any] = {

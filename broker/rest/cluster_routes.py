@@ -24,7 +24,7 @@ from ...runtime.metrics import Page
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
 from ..cluster.bundles_core import bundle_of
 from ..common.config import DYNAMIC
-from .call import BadRequest, Call, document, route
+from .call import BadRequest, Call, openapi_document, register_route
 
 # ------------------------------------------------------------------------------------------------- configuration
 # Settings that change while brokers run, as Pulsar's `brokers …-dynamic-config` names and writes them.
@@ -55,7 +55,7 @@ _LISTS = ("dead_letter_backoff_s", "subscription_types")
 SHOWN = tuple(PULSAR.get(name, name) for name in DYNAMIC)
 
 
-def setting(name: str, act: str) -> str:
+def setting_name(name: str, act: str) -> str:
     """Returns our name of a setting. Raises BadRequest (412), with Pulsar's text, if the setting is unknown or cannot
     change at run time."""
     if name not in _OURS:
@@ -66,7 +66,7 @@ def setting(name: str, act: str) -> str:
 def policy_value(name: str, text: str) -> dict[str, Any]:
     """Returns the field of Policies that a setting and its value in the path set. Raises BadRequest (412) if the value
     is invalid."""
-    ours = setting(name, "update")
+    ours = setting_name(name, "update")
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
     try:
         found = msgspec.convert({ours: value}, Policies, strict=False)
@@ -75,19 +75,19 @@ def policy_value(name: str, text: str) -> dict[str, Any]:
     return {ours: getattr(found, ours)}
 
 
-def removed(name: str) -> tuple[str, ...]:
+def removed_fields(name: str) -> tuple[str, ...]:
     """Returns the fields to be removed with a setting: also those that are only set together with it."""
-    ours = setting(name, "delete")
+    ours = setting_name(name, "delete")
     return next((pair for pair in RETENTIONS if ours in pair), (ours,))
 
 
-def shown(policies: Policies) -> dict[str, str]:
+def changed_settings(policies: Policies) -> dict[str, str]:
     """Returns the values of the settings that are set in `policies`, by Pulsar's names where it has one."""
     values = ((name, getattr(policies, name)) for name in DYNAMIC)
-    return {PULSAR.get(name, name): written(value) for name, value in values if value is not None}
+    return {PULSAR.get(name, name): java_text(value) for name, value in values if value is not None}
 
 
-def written(value: object) -> str:
+def java_text(value: object) -> str:
     """Returns a value as Java writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -101,24 +101,25 @@ BROKERS = "/admin/v2/brokers"
 
 
 # ------------------------------------------------------------------ for orchestrators and monitoring
-@route("GET", "/healthz", "The process is alive.", answer='text "ok"', is_open=True)
+@register_route("GET", "/healthz", "The process is alive.", answer='text "ok"', is_open=True)
 async def healthz(call: Call) -> Response:
     return PlainTextResponse("ok\n")
 
 
-@route("GET", "/readyz", "The broker is registered and can make ledgers; else 503 and why not.", answer='text "ok"',
+@register_route("GET", "/readyz", "The broker is registered and can make ledgers; else 503 and why not.",
+    answer='text "ok"',
        is_open=True)  # fmt: skip
 async def readyz(call: Call) -> Response:
-    why = await call.broker.readiness.why_not()
+    why = await call.broker.readiness.why_not_ready()
     return PlainTextResponse(f"not ready: {why}\n" if why else "ok\n", 503 if why else 200)
 
 
-@route("GET", "/status.html", "Pulsar's name of /healthz.", answer='text "OK"', is_open=True)
+@register_route("GET", "/status.html", "Pulsar's name of /healthz.", answer='text "OK"', is_open=True)
 async def status(call: Call) -> Response:
     return PlainTextResponse("OK\n")
 
 
-@route("GET", "/metrics", "Prometheus' text: what `--metrics` shows.", answer="text")
+@register_route("GET", "/metrics", "Prometheus' text: what `--metrics` shows.", answer="text")
 async def metrics(call: Call) -> Response:
     await call.authorize(op.LIST_BROKERS)
     page = Page()
@@ -137,85 +138,87 @@ async def _pieces(page: Page) -> AsyncIterator[bytes]:
         await asyncio.sleep(0)
 
 
-@route("GET", "/openapi.json", "This document.", answer="OpenAPI 3.1", is_open=True)
+@register_route("GET", "/openapi.json", "This document.", answer="OpenAPI 3.1", is_open=True)
 async def openapi(call: Call) -> object:
-    return document()
+    return openapi_document()
 
 
 # ------------------------------------------------------------------ brokers
 async def _http(call: Call) -> list[str]:
     """Returns the HTTP address (HOST:PORT) of each broker; of one that serves no HTTP that of gRPC."""
     await call.authorize(op.LIST_BROKERS)
-    return sorted(each.http.partition("://")[2] or each.endpoint for each in await call.broker.brokers())
+    return sorted(each.http.partition("://")[2] or each.endpoint for each in await call.broker.list_brokers())
 
 
-@route("GET", BROKERS, "The brokers that run.", answer="[host:port]")
+@register_route("GET", BROKERS, "The brokers that run.", answer="[host:port]")
 async def list_brokers(call: Call) -> object:
     return await _http(call)
 
 
-@route("GET", BROKERS + "/leaderBroker", "The broker that cleans up: the first by name.",
+@register_route("GET", BROKERS + "/leaderBroker", "The broker that cleans up: the first by name.",
        answer="{brokerId, serviceUrl}")  # fmt: skip
 async def leader(call: Call) -> object:
     await call.authorize(op.LIST_BROKERS)
-    found = min(await call.broker.brokers(), key=lambda each: each.name, default=None)
+    found = min(await call.broker.list_brokers(), key=lambda each: each.name, default=None)
     if found is None:
         raise NotFound("no broker is registered")
     return {"brokerId": found.http.partition("://")[2] or found.endpoint, "serviceUrl": found.http or None}
 
 
-@route("GET", BROKERS + "/health", "As /readyz, with an error for 503.", answer='text "ok"', is_open=True)
+@register_route("GET", BROKERS + "/health", "As /readyz, with an error for 503.", answer='text "ok"', is_open=True)
 async def health(call: Call) -> Response:
-    if why := await call.broker.readiness.why_not():
+    if why := await call.broker.readiness.why_not_ready():
         raise Unavailable(why)
     return PlainTextResponse("ok")
 
 
-@route("GET", BROKERS + "/ready", "The same.", answer='text "ok"', is_open=True)
+@register_route("GET", BROKERS + "/ready", "The same.", answer='text "ok"', is_open=True)
 async def ready(call: Call) -> Response:
     return await health(call)
 
 
-@route("GET", BROKERS + "/version", "The version of this broker.", answer="text")
+@register_route("GET", BROKERS + "/version", "The version of this broker.", answer="text")
 async def version(call: Call) -> Response:
     return PlainTextResponse(PRODUCT)
 
 
-@route("GET", BROKERS + "/configuration", "The settings that change while brokers run.", answer="[name]")
+@register_route("GET", BROKERS + "/configuration", "The settings that change while brokers run.", answer="[name]")
 async def configuration(call: Call) -> object:
     await call.authorize(op.LIST_BROKERS)
     return SHOWN
 
 
-@route("GET", BROKERS + "/configuration/values", "Those that were changed.", answer="{name: text}")
+@register_route("GET", BROKERS + "/configuration/values", "Those that were changed.", answer="{name: text}")
 async def changed_configuration(call: Call) -> object:
-    return shown(decode(await call.admin(op.GET_POLICIES)))
+    return changed_settings(decode(await call.call_here(op.GET_POLICIES)))
 
 
-@route("GET", BROKERS + "/configuration/runtime", "The settings in force at this broker.", answer="{name: text}")
+@register_route(
+    "GET", BROKERS + "/configuration/runtime", "The settings in force at this broker.", answer="{name: text}"
+)
 async def runtime_configuration(call: Call) -> object:
     await call.authorize(op.LIST_BROKERS)
     config, policies = call.broker.config, call.broker.policies.defaults
-    return {name: written(getattr(policies if name in NAMES else config, name)) for name in config.__struct_fields__}
+    return {name: java_text(getattr(policies if name in NAMES else config, name)) for name in config.__struct_fields__}
 
 
-@route("POST", BROKERS + "/configuration/{name}/{value}", "Changes a setting of all brokers, while they run.",
+@register_route("POST", BROKERS + "/configuration/{name}/{value}", "Changes a setting of all brokers, while they run.",
        answer="200")  # fmt: skip
 async def change_configuration(call: Call) -> Response:
     await call.authorize(op.CHANGE_POLICIES)
     given = policy_value(call.names["name"], call.names["value"])
-    await call.admin(op.CHANGE_POLICIES, set=msgspec.json.encode(given).decode())
+    await call.call_here(op.CHANGE_POLICIES, set=msgspec.json.encode(given).decode())
     return Response()
 
 
-@route("DELETE", BROKERS + "/configuration/{name}", "Each broker has its own value of it again.", answer="200")
+@register_route("DELETE", BROKERS + "/configuration/{name}", "Each broker has its own value of it again.", answer="200")
 async def remove_configuration(call: Call) -> Response:
     await call.authorize(op.CHANGE_POLICIES)
-    await call.admin(op.CHANGE_POLICIES, remove=removed(call.names["name"]))
+    await call.call_here(op.CHANGE_POLICIES, remove=removed_fields(call.names["name"]))
     return Response()
 
 
-@route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",
+@register_route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",
        answer="InternalConfigurationData")  # fmt: skip
 async def internal_configuration(call: Call) -> object:
     await call.authorize(op.LIST_BROKERS)
@@ -226,7 +229,7 @@ async def internal_configuration(call: Call) -> object:
     }  # fmt: skip
 
 
-@route("GET", BROKERS + "/{cluster}", "The brokers that run.", answer="[host:port]")
+@register_route("GET", BROKERS + "/{cluster}", "The brokers that run.", answer="[host:port]")
 async def list_brokers_of_cluster(call: Call) -> object:
     found = await _http(call)
     call.check_cluster()
@@ -234,23 +237,25 @@ async def list_brokers_of_cluster(call: Call) -> object:
 
 
 # ------------------------------------------------------------------ bookies
-@route("GET", "/admin/v2/bookies/all", "The bookies that run.", answer="{bookies: [{bookieId}]}")
+@register_route("GET", "/admin/v2/bookies/all", "The bookies that run.", answer="{bookies: [{bookieId}]}")
 async def bookies(call: Call) -> object:
-    found = await call.admin(op.LIST_BOOKIES)
+    found = await call.call_here(op.LIST_BOOKIES)
     return {"bookies": [{"bookieId": each.endpoint} for each in sorted(found, key=lambda each: each.endpoint)]}
 
 
-@route("GET", "/admin/v2/bookies/racks-info", "The racks of bookies that have one.",
+@register_route("GET", "/admin/v2/bookies/racks-info", "The racks of bookies that have one.",
        answer="{group: {bookie: {rack, hostname}}}")  # fmt: skip
 async def racks(call: Call) -> object:
-    found = await call.admin(op.LIST_BOOKIES)
+    found = await call.call_here(op.LIST_BOOKIES)
     return {"default": {each.endpoint: _rack(each) for each in found if each.rack}}
 
 
-@route("GET", "/admin/v2/bookies/racks-info/{bookie}", "The rack of one; 404: it has none.", answer="{rack, hostname}")
+@register_route(
+    "GET", "/admin/v2/bookies/racks-info/{bookie}", "The rack of one; 404: it has none.", answer="{rack, hostname}"
+)
 async def rack(call: Call) -> object:
     asked = call.names["bookie"]
-    for each in await call.admin(op.LIST_BOOKIES):
+    for each in await call.call_here(op.LIST_BOOKIES):
         if asked in (each.endpoint, each.id) and each.rack:
             return _rack(each)
     raise NotFound(f"no bookie {asked[:100]!r} has a rack; `magnetar bookies set-rack` gives it one")
@@ -267,7 +272,7 @@ def _rack(bookie: BookieInfo) -> dict[str, str]:
 LOOKUP = "/lookup/v2/topic/{domain:domain}/{tenant}/{namespace}/{topic}"
 
 
-@route("GET", LOOKUP, "Where clients of Pulsar's protocol reach the topic; `listenerName` names the listener.",
+@register_route("GET", LOOKUP, "Where clients of Pulsar's protocol reach the topic; `listenerName` names the listener.",
        answer="LookupData")  # fmt: skip
 async def lookup_topic(call: Call) -> object:
     broker, topic = call.broker, call.topic
@@ -287,17 +292,17 @@ async def lookup_topic(call: Call) -> object:
     }
 
 
-@route("GET", "/lookup/v2/service-url", "Where this broker serves gRPC, for Magnetar's SDK.",
+@register_route("GET", "/lookup/v2/service-url", "Where this broker serves gRPC, for Magnetar's SDK.",
        answer="{serviceUrl}", is_open=True)  # fmt: skip
 async def service_url(call: Call) -> object:
-    me = call.broker.me
+    me = call.broker.own_record
     if me is None:
         raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
     return {"serviceUrl": f"magnetar{'+ssl' * me.http.startswith('https')}://{me.endpoint}"}
 
 
-@route("GET", LOOKUP + "/bundle", "The bundle that has the topic.", answer='"0x…_0x…"')
+@register_route("GET", LOOKUP + "/bundle", "The bundle that has the topic.", answer='"0x…_0x…"')
 async def bundle_of_topic(call: Call) -> object:
-    await call.admin(op.PARTITIONS, topic=call.topic.full)
-    record = await call.broker.catalog.namespace(call.topic.namespace_name)
+    await call.call_here(op.PARTITIONS, topic=call.topic.full)
+    record = await call.broker.catalog.get_namespace(call.topic.namespace_name)
     return PlainTextResponse(bundle_of(call.topic, record.bundles))

@@ -31,8 +31,8 @@ from ...proto.names import whole
 from ...runtime.clock import Clock
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream
 from ...runtime.tasks import Tasks
-from ...runtime.tcp.share import Share
-from ..common.token_bucket import Turns
+from ...runtime.tcp.share import LoopShare
+from ..common.token_bucket import TimeSlices
 
 HEAD_BYTES = 64 << 10
 HEAD_LINES_MAX = 256
@@ -52,7 +52,7 @@ LINGER_S = 5.0
 LINGER_BYTES = 64 << 20
 
 
-class Connections:
+class HttpConnections:
     """The connections of one listener. `application` is the ASGI application."""
 
     def __init__(self, application: Any, clock: Clock, request_s: float) -> None:
@@ -60,7 +60,7 @@ class Connections:
         self._clock = clock
         self._request_s = request_s
         self._open: set[_Connection] = set()
-        self._share = Share()
+        self._share = LoopShare()
         self._config = Config(
             application, interface="asgi3", lifespan="off", ws="none", http="h11", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_S,
@@ -136,7 +136,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 class _Connection:
-    def __init__(self, config: Config, stream: ByteStream, clock: Clock, request_s: float, share: Share) -> None:
+    def __init__(self, config: Config, stream: ByteStream, clock: Clock, request_s: float, share: LoopShare) -> None:
         self._stream = stream
         self._clock = clock
         self._request_s = request_s
@@ -144,7 +144,7 @@ class _Connection:
         self._draining = False
         self._state = ServerState()  # has the tasks of this connection's requests
         self._protocol = H11Protocol(config, self._state, {"caller": stream.caller, "admitted": self._admitted})
-        self._share: Share | None = share  # None: its caller is authenticated
+        self._share: LoopShare | None = share  # None: its caller is authenticated
         self._drawn = 0  # the part of the share that it has used
         self._since: float | None = clock.monotonic()  # when the incomplete request began; None: there is none
         self._lines = 0  # lines so far of the head that arrives
@@ -211,14 +211,14 @@ class _Connection:
     async def _feed(self, data: bytes) -> bool:
         """Gives data to the protocol in pieces of few lines; after each slice the loop runs others. Returns False if
         the head of a request has too many lines."""
-        turns = Turns(self._clock)
+        turns = TimeSlices(self._clock)
         for piece in _pieces(data):
             if self._transport.is_closing():
                 return True
             await self._transport.readable.wait()
             if self._share is not None:
                 cost = LINE_COST * (1 + piece.count(b"\n"))
-                await self._share.turn(cost, is_light=self._drawn < LIGHT)
+                await self._share.wait_turn(cost, is_light=self._drawn < LIGHT)
                 self._drawn += cost
             self._protocol.data_received(piece)
             is_head = self._protocol.conn.their_state is h11.IDLE

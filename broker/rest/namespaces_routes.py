@@ -18,20 +18,20 @@ from ...proto.policies import Policies, check, check_properties, decode
 from ...proto.statistics import NamespaceInfo, Permissions
 from ..access.authorizer import grant
 from ..cluster.bundles_core import BUNDLES_MAX, HASHES
-from .call import NAMESPACE, BadRequest, Call, route
-from .policies import POLICIES, AutoTopic, converted, fields_of_namespace, show_quotas
-from .policies_routes import change, check_clusters, of_namespace, read
+from .call import NAMESPACE, BadRequest, Call, register_route
+from .policies import POLICIES, AutoTopic, convert_value, fields_of_namespace, quota_map
+from .policies_routes import change_policies, check_clusters, namespace_field, read_policies
 
 AUTO_PARTITIONS_MAX = 10_000
 
 
 # ------------------------------------------------------------------ itself
-@route("GET", NAMESPACE, "The policies of a namespace, with every key that Pulsar has.", answer="Policies")
+@register_route("GET", NAMESPACE, "The policies of a namespace, with every key that Pulsar has.", answer="Policies")
 async def get_namespace(call: Call) -> object:
-    name, place = str(call.namespace), of_namespace(call)
-    spec = await call.admin(op.GET_NAMESPACE, name=name)
-    granted = await call.admin(op.GET_PERMISSIONS, namespace=name)
-    return _shown(call, spec, granted, await read(call, place), await _properties(call))
+    name, place = str(call.namespace), namespace_field(call)
+    spec = await call.call_here(op.GET_NAMESPACE, name=name)
+    granted = await call.call_here(op.GET_PERMISSIONS, namespace=name)
+    return _shown(call, spec, granted, await read_policies(call, place), await _properties(call))
 
 
 def _shown(
@@ -48,7 +48,7 @@ def _shown(
             "namespace_auth": granted.roles, "destination_auth": {}, "subscription_auth_roles": granted.subscriptions,
         },
         "replication_clusters": [cluster], "bundles": _bundles(spec.bundles),
-        "backlog_quota_map": show_quotas(policies), "clusterDispatchRate": {}, "replicatorDispatchRate": {}, **found,
+        "backlog_quota_map": quota_map(policies), "clusterDispatchRate": {}, "replicatorDispatchRate": {}, **found,
         "subscription_types_enabled": found["subscription_types_enabled"] or [],
         "autoTopicCreationOverride": _auto_topics(spec), "latency_stats_sample_rate": {}, "deleted": False,
         "encryption_required": False, "subscription_auth_mode": "Prefix" if granted.prefix_mode else "None",
@@ -75,33 +75,33 @@ def _auto_topics(spec: NamespaceInfo) -> dict[str, object] | None:
     }
 
 
-@route("PUT", NAMESPACE, "Makes a namespace.", body="Policies | BundlesData | empty")
+@register_route("PUT", NAMESPACE, "Makes a namespace.", body="Policies | BundlesData | empty")
 async def create_namespace(call: Call) -> None:
-    given: Any = {} if call.is_empty else call.json(dict[str, object])
+    given: Any = {} if call.is_empty else call.parse_body(dict[str, object])
     name = str(call.namespace)
     spec: dict[str, object] = {"name": name}
     await call.authorize(op.CREATE_NAMESPACE, **spec)
-    check_clusters(call, converted(given.get("replication_clusters") or [], list[str], "replication_clusters"))
+    check_clusters(call, convert_value(given.get("replication_clusters") or [], list[str], "replication_clusters"))
     spec["bundles"] = _count(given)
     if given.get("autoTopicCreationOverride"):
-        spec |= _auto(converted(given["autoTopicCreationOverride"], AutoTopic, "autoTopicCreationOverride"))
+        spec |= _auto(convert_value(given["autoTopicCreationOverride"], AutoTopic, "autoTopicCreationOverride"))
     fields, grants = fields_of_namespace(given), _grants(given)
     check(decode(msgspec.json.encode(fields).decode()))
-    noted = check_properties(converted(given.get("properties") or {}, dict[str, str], "properties"))
-    await call.admin(op.CREATE_NAMESPACE, **spec)
+    noted = check_properties(convert_value(given.get("properties") or {}, dict[str, str], "properties"))
+    await call.call_here(op.CREATE_NAMESPACE, **spec)
     if fields:
-        await change(call, {"namespace": name}, fields)
+        await change_policies(call, {"namespace": name}, fields)
     if noted:
         await _store_properties(call, noted)
     for role, actions in grants.items():
-        await call.admin(op.CHANGE_PERMISSIONS, namespace=name, grant={"role": role, "actions": actions})
+        await call.call_here(op.CHANGE_PERMISSIONS, namespace=name, grant={"role": role, "actions": actions})
 
 
 def _count(given: Mapping[str, Any]) -> int:
     """Returns the number of bundles in the body; 0: the default. Raises BadRequest (412)."""
     bundles = given.get("bundles") or given
-    count = converted(bundles, dict[str, object], "bundles").get("numBundles") or 0
-    count = int(converted(count, int, "numBundles"))
+    count = convert_value(bundles, dict[str, object], "bundles").get("numBundles") or 0
+    count = int(convert_value(count, int, "numBundles"))
     if not 0 <= count <= BUNDLES_MAX:
         raise BadRequest(f"numBundles is 1 to {BUNDLES_MAX}, not {count}", 412)
     return count
@@ -109,31 +109,32 @@ def _count(given: Mapping[str, Any]) -> int:
 
 def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
     """Returns the actions that the body grants, by role. Raises an error if a role or an action is invalid."""
-    auth = converted(given.get("auth_policies") or {}, dict[str, object], "auth_policies")
+    auth = convert_value(given.get("auth_policies") or {}, dict[str, object], "auth_policies")
     kind = dict[str, list[str]]
-    found: dict[str, list[str]] = converted(auth.get("namespace_auth") or {}, kind, "auth_policies.namespace_auth")
+    found: dict[str, list[str]] = convert_value(auth.get("namespace_auth") or {}, kind, "auth_policies.namespace_auth")
     for role, actions in found.items():
         grant(GrantsRecord(), "", check_role(role), actions)
     return found
 
 
 # ------------------------------------------------------------------ topics that are made by themselves
-@route("GET", NAMESPACE + "/autoTopicCreation", "Whether topics are made at their first use; 204: as the broker says.",
+@register_route("GET", NAMESPACE + "/autoTopicCreation",
+    "Whether topics are made at their first use; 204: as the broker says.",
        answer="AutoTopicCreationOverride")  # fmt: skip
 async def get_auto_topics(call: Call) -> object:
-    return _auto_topics(await call.admin(op.GET_NAMESPACE, name=str(call.namespace)))
+    return _auto_topics(await call.call_here(op.GET_NAMESPACE, name=str(call.namespace)))
 
 
-@route("POST", NAMESPACE + "/autoTopicCreation", "Sets that, and how many partitions they get.",
+@register_route("POST", NAMESPACE + "/autoTopicCreation", "Sets that, and how many partitions they get.",
        body="AutoTopicCreationOverride")  # fmt: skip
 async def set_auto_topics(call: Call) -> None:
     name = str(call.namespace)
-    await call.admin(op.UPDATE_NAMESPACE, name=name, **_auto(call.json(AutoTopic)))
+    await call.call_here(op.UPDATE_NAMESPACE, name=name, **_auto(call.parse_body(AutoTopic)))
 
 
-@route("DELETE", NAMESPACE + "/autoTopicCreation", "As the broker says.")
+@register_route("DELETE", NAMESPACE + "/autoTopicCreation", "As the broker says.")
 async def remove_auto_topics(call: Call) -> None:
-    await call.admin(op.UPDATE_NAMESPACE, name=str(call.namespace))
+    await call.call_here(op.UPDATE_NAMESPACE, name=str(call.namespace))
 
 
 def _auto(given: AutoTopic) -> dict[str, object]:
@@ -162,46 +163,46 @@ def _wrong_partitions(given: AutoTopic) -> str:
 
 
 # ------------------------------------------------------------------ topics and bundles
-@route("GET", NAMESPACE + "/topics",
+@register_route("GET", NAMESPACE + "/topics",
        "The topics, partitions one by one; `mode`: PERSISTENT (the default), NON_PERSISTENT or ALL.",
        answer="[full name]")  # fmt: skip
 async def topics_of_namespace(call: Call) -> object:
     mode = call.query.get("mode", "").upper() or "PERSISTENT"
     if mode not in ("ALL", "PERSISTENT", "NON_PERSISTENT"):
         raise BadRequest(f"mode is PERSISTENT, NON_PERSISTENT or ALL, not {mode[:40]!r}", 412)
-    names = await call.admin(op.LIST_TOPICS, namespace=str(call.namespace), partitions=True)
+    names = await call.call_here(op.LIST_TOPICS, namespace=str(call.namespace), partitions=True)
     prefixes = {"ALL": "", "PERSISTENT": "persistent:", "NON_PERSISTENT": "non-persistent:"}
     return [name for name in names if name.startswith(prefixes[mode])]
 
 
-@route("GET", NAMESPACE + "/bundles", "The bundles.", answer="BundlesData")
+@register_route("GET", NAMESPACE + "/bundles", "The bundles.", answer="BundlesData")
 async def bundles(call: Call) -> object:
-    return _bundles((await call.admin(op.GET_NAMESPACE, name=str(call.namespace))).bundles)
+    return _bundles((await call.call_here(op.GET_NAMESPACE, name=str(call.namespace))).bundles)
 
 
 # ------------------------------------------------------------------ properties
 async def _properties(call: Call) -> dict[str, str]:
-    return await call.admin(op.GET_PROPERTIES, namespace=str(call.namespace))
+    return await call.call_here(op.GET_PROPERTIES, namespace=str(call.namespace))
 
 
 async def _store_properties(call: Call, properties: dict[str, str]) -> None:
-    await call.admin(op.CHANGE_PROPERTIES, namespace=str(call.namespace), set=properties)
+    await call.call_here(op.CHANGE_PROPERTIES, namespace=str(call.namespace), set=properties)
 
 
-@route("GET", NAMESPACE + "/property/{key}", "One of them; 404: it is missing.", answer="text")
+@register_route("GET", NAMESPACE + "/property/{key}", "One of them; 404: it is missing.", answer="text")
 async def get_property(call: Call) -> Response:
     return PlainTextResponse(_one(call, await _properties(call)))
 
 
-@route("PUT", NAMESPACE + "/property/{key}/{value}", "It is noted.")
+@register_route("PUT", NAMESPACE + "/property/{key}/{value}", "It is noted.")
 async def set_property(call: Call) -> None:
     await _store_properties(call, {call.names["key"]: call.names["value"]})
 
 
-@route("DELETE", NAMESPACE + "/property/{key}", "It is gone; what it was. 404: it is missing.", answer="text")
+@register_route("DELETE", NAMESPACE + "/property/{key}", "It is gone; what it was. 404: it is missing.", answer="text")
 async def remove_property(call: Call) -> Response:
     found = _one(call, await _properties(call))
-    await call.admin(op.CHANGE_PROPERTIES, namespace=str(call.namespace), remove=[call.names["key"]])
+    await call.call_here(op.CHANGE_PROPERTIES, namespace=str(call.namespace), remove=[call.names["key"]])
     return PlainTextResponse(found)
 
 
@@ -212,12 +213,12 @@ def _one(call: Call, properties: dict[str, str]) -> str:
 
 
 # ------------------------------------------------------------------ unloading
-@route("POST", NAMESPACE + "/clearBacklog", "Every subscription of every topic has no backlog.")
+@register_route("POST", NAMESPACE + "/clearBacklog", "Every subscription of every topic has no backlog.")
 async def clear_backlog(call: Call) -> None:
     await _clear(call, "")
 
 
-@route("POST", NAMESPACE + "/clearBacklog/{subscription}", "The subscription has no backlog, of any topic.")
+@register_route("POST", NAMESPACE + "/clearBacklog/{subscription}", "The subscription has no backlog, of any topic.")
 async def clear_backlog_of_subscription(call: Call) -> None:
     await _clear(call, call.names["subscription"])
 
@@ -226,7 +227,7 @@ async def _clear(call: Call, subscription: str) -> None:
     await _each_topic(call, op.SKIP_MESSAGES, name=subscription, messages=-1)
 
 
-@route("POST", NAMESPACE + "/unsubscribe/{subscription}", "Deletes the subscription of every topic.", busy=412)
+@register_route("POST", NAMESPACE + "/unsubscribe/{subscription}", "Deletes the subscription of every topic.", busy=412)
 async def unsubscribe(call: Call) -> None:
     await _each_topic(call, op.DELETE_SUBSCRIPTION, name=call.names["subscription"])
 
@@ -235,7 +236,7 @@ async def _each_topic(call: Call, operation: Operation[None], **arguments: objec
     """Calls the operation for each persistent topic of a namespace; skips topics without the subscription."""
     name = str(call.namespace)
     await call.authorize(op.GET_NAMESPACE, name=name)
-    for topic in await call.admin(op.LIST_TOPICS, namespace=name, partitions=True):
+    for topic in await call.call_here(op.LIST_TOPICS, namespace=name, partitions=True):
         if topic.startswith("persistent:"):
             with contextlib.suppress(NotFound):
-                await call.anywhere(operation, TopicName.parse(topic), **arguments)
+                await call.call_owner(operation, TopicName.parse(topic), **arguments)

@@ -105,7 +105,7 @@ Fields = dict[str, Any]
 """Fields of our policies: name → value."""
 
 
-class Row(NamedTuple):
+class PolicyRow(NamedTuple):
     """A row of the table of policies. `namespace` and `topic`: the last part of the path there; empty: it has none.
     `key`: its key in the JSON of a namespace."""
 
@@ -133,7 +133,7 @@ _REASONS = {
 
 
 # ------------------------------------------------------------------ numbers and booleans
-class Shape(NamedTuple):
+class BodyForm(NamedTuple):
     """The type of a policy's JSON body, and the functions that translate it to our fields and back."""
 
     kind: Any
@@ -141,7 +141,7 @@ class Shape(NamedTuple):
     show: Callable[[Policies], object]
 
 
-def _plain(policy: Policy, rest: Rest) -> Shape:
+def _plain(policy: Policy, rest: Rest) -> BodyForm:
     field, kind = policy.fields[0].name, bool if policy.fields[0].kind == "on/off" else int
 
     def take(value: Any) -> Fields:
@@ -153,13 +153,13 @@ def _plain(policy: Policy, rest: Rest) -> Shape:
         value = getattr(policies, field)
         return -(-value // rest.unit) if value is not None and kind is int else value
 
-    return Shape(kind, take, show)
+    return BodyForm(kind, take, show)
 
 
 # ------------------------------------------------------------------ objects
 def _object(
     kind: Any, names: Mapping[str, str], check: Callable[[Any], None] = lambda given: None, *, whole: bool = False
-) -> Shape:
+) -> BodyForm:
     """Returns the shape of a JSON object whose keys `names` are fields of ours. The policy counts as not set if the
     first of them is not set, or with `whole`, if any is not."""
 
@@ -173,7 +173,7 @@ def _object(
             return None
         return kind(**{name: 0 if value is None else value for name, value in found.items()})
 
-    return Shape(kind, take, show)
+    return BodyForm(kind, take, show)
 
 
 def _check_retention(given: Retention) -> None:
@@ -182,12 +182,12 @@ def _check_retention(given: Retention) -> None:
         raise _bad_request("retention is -1 (endless), 0 (none), or more; both are 0, or neither is")
 
 
-def _retention(minutes: str, mib: str) -> Shape:
+def _retention(minutes: str, mib: str) -> BodyForm:
     names = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": mib}
     return _object(Retention, names, _check_retention)
 
 
-def take_quota(given: BacklogQuota, kind: str) -> Fields:
+def parse_quota(given: BacklogQuota, kind: str) -> Fields:
     """Returns our fields for a backlog quota. `kind` is destination_storage or message_age; else raises BadRequest."""
     size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
     if kind == "message_age":
@@ -213,7 +213,7 @@ def _limit(value: int | None, name: str) -> int:
     return value
 
 
-def show_quotas(policies: Policies) -> dict[str, object]:
+def quota_map(policies: Policies) -> dict[str, object]:
     """Returns Pulsar's map of the backlog quotas that are set, by kind."""
     policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
     if policies.backlog_quota_bytes:
@@ -241,7 +241,7 @@ def _a_second(rate: int, period_s: int) -> int:
     return -(-max(0, rate) // period_s)
 
 
-def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> Shape:
+def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> BodyForm:
     names = {by_messages: f"{ours}_messages", by_bytes: f"{ours}_bytes"}
 
     def take(given: Any) -> Fields:
@@ -254,7 +254,7 @@ def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> Shape:
         found = {name: getattr(policies, field) for name, field in names.items()}
         return None if {*found.values()} == {None} else kind(**{name: value or -1 for name, value in found.items()})
 
-    return Shape(kind, take, show)
+    return BodyForm(kind, take, show)
 
 
 _DISPATCH = DispatchRate, "dispatchThrottlingRateInMsg", "dispatchThrottlingRateInByte"
@@ -310,14 +310,14 @@ def _show_compatibility(policies: Policies) -> object:
     return "UNDEFINED" if policies.schema_compatibility is None else policies.schema_compatibility.upper()
 
 
-def _boolean(field: str, default: bool) -> Shape:
+def _boolean(field: str, default: bool) -> BodyForm:
     """Returns the shape of a boolean policy that is returned with its default if it is not set."""
 
     def show(policies: Policies) -> object:
         value = getattr(policies, field)
         return default if value is None else value
 
-    return Shape(bool, lambda value: {field: value}, show)
+    return BodyForm(bool, lambda value: {field: value}, show)
 
 
 def _take_snapshot_interval(value: int | None) -> Fields:
@@ -332,14 +332,14 @@ def _take_types(given: list[str]) -> Fields:
     return {"subscription_types": tuple(dict.fromkeys(given)) or None}
 
 
-SHAPES: dict[str, Shape] = {
+SHAPES: dict[str, BodyForm] = {
     "retention": _retention("retention_minutes", "retention_mib"),
     "unsubscribed-retention": _retention("unsubscribed_minutes", "unsubscribed_mib"),
     "persistence": _object(Persistence, {
         "bookkeeperEnsemble": "ensemble_size", "bookkeeperWriteQuorum": "write_quorum",
         "bookkeeperAckQuorum": "ack_quorum",
     }, _check_persistence, whole=True),
-    "deduplication-snapshot-interval": Shape(
+    "deduplication-snapshot-interval": BodyForm(
         int | None, _take_snapshot_interval, lambda policies: policies.dedup_snapshot_s
     ),
     "publish-rate": _rate(
@@ -347,16 +347,16 @@ SHAPES: dict[str, Shape] = {
     ),
     "dispatch-rate": _rate(*_DISPATCH, "dispatch_rate"),
     "subscription-dispatch-rate": _rate(*_DISPATCH, "subscription_dispatch_rate"),
-    "subscribe-rate": Shape(SubscribeRate, _take_subscribe_rate, _show_subscribe_rate),
+    "subscribe-rate": BodyForm(SubscribeRate, _take_subscribe_rate, _show_subscribe_rate),
     "auto-subscription-creation": _object(
         AutoSubscription, {"allowAutoSubscriptionCreation": "auto_subscription_creation"}
     ),
     "delayed-delivery": _object(DelayedDelivery, {
         "active": "delayed_delivery", "tickTime": "delayed_tick_ms", "maxDeliveryDelayInMillis": "max_delay_ms",
     }, _check_delayed),
-    "inactive-topic-policies": Shape(InactiveTopics, _take_inactive, _show_inactive),
-    "subscription-types-enabled": Shape(list[str], _take_types, lambda policies: policies.subscription_types),
-    "schema-compatibility-strategy": Shape(str, _take_compatibility, _show_compatibility),
+    "inactive-topic-policies": BodyForm(InactiveTopics, _take_inactive, _show_inactive),
+    "subscription-types-enabled": BodyForm(list[str], _take_types, lambda policies: policies.subscription_types),
+    "schema-compatibility-strategy": BodyForm(str, _take_compatibility, _show_compatibility),
     "is-allow-auto-update-schema": _boolean("schema_auto_update", True),
     "schema-validation-enforce": _boolean("schema_validation_enforced", False),
 }  # fmt: skip
@@ -374,18 +374,18 @@ _ORDER = (
 """The order of the keys in the JSON of a namespace; others follow."""
 
 
-def _rows() -> Iterator[Row]:
+def _rows() -> Iterator[PolicyRow]:
     for policy in sorted(TABLE, key=lambda each: _ORDER.index(each.name) if each.name in _ORDER else len(_ORDER)):
         if (rest := policy.rest) is not None:
             fields = tuple(each.name for each in policy.fields)
             shape = SHAPES.get(policy.name) or _plain(policy, rest)
-            yield Row(
+            yield PolicyRow(
                 rest.namespace, rest.topic, rest.key, shape.kind, fields, shape.take, shape.show, rest.verb,
                 rest.by_cluster, rest.topic_verb,
             )  # fmt: skip
 
 
-POLICIES: tuple[Row, ...] = tuple(_rows())
+POLICIES: tuple[PolicyRow, ...] = tuple(_rows())
 
 QUOTA_FIELDS = {
     "destination_storage": ("backlog_quota_bytes",), "message_age": ("backlog_quota_s",),
@@ -399,16 +399,16 @@ def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
     for row in POLICIES:
         value = given.get(row.key) if row.key else None
         if row.by_cluster:
-            for each in converted({} if value is None else value, dict[str, row.kind], row.key).values():  # type: ignore[name-defined]
+            for each in convert_value({} if value is None else value, dict[str, row.kind], row.key).values():  # type: ignore[name-defined]
                 found |= row.take(each)
         elif value is not None and value != []:
-            found |= row.take(converted(value, row.kind, row.key))
-    for kind, quota in converted(given.get("backlog_quota_map") or {}, dict[str, BacklogQuota], "quotas").items():
-        found |= take_quota(quota, kind)
+            found |= row.take(convert_value(value, row.kind, row.key))
+    for kind, quota in convert_value(given.get("backlog_quota_map") or {}, dict[str, BacklogQuota], "quotas").items():
+        found |= parse_quota(quota, kind)
     return found
 
 
-def converted(value: object, kind: Any, name: str) -> Any:
+def convert_value(value: object, kind: Any, name: str) -> Any:
     """Returns the value converted to the type `kind`. Raises BadRequest, whose text begins with `name`."""
     try:
         return msgspec.convert(value, kind, strict=False)  # numbers in quotes, as with Pulsar

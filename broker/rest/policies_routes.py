@@ -14,127 +14,131 @@ import msgspec
 
 from ...proto import operations as op
 from ...proto.policies import Policies, decode
-from .call import NAMESPACE, TOPIC, BadRequest, Call, Handler, route
-from .policies import POLICIES, QUOTA_FIELDS, BacklogQuota, DispatchRate, Fields, Row, show_quotas, take_quota
+from .call import NAMESPACE, TOPIC, BadRequest, Call, Handler, register_route
+from .policies import POLICIES, QUOTA_FIELDS, BacklogQuota, DispatchRate, Fields, PolicyRow, parse_quota, quota_map
 
 Place = Callable[[Call], dict[str, str]]
 
 
-def of_namespace(call: Call) -> dict[str, str]:
+def namespace_field(call: Call) -> dict[str, str]:
     return {"namespace": str(call.namespace)}
 
 
-def of_topic(call: Call) -> dict[str, str]:
+def topic_field(call: Call) -> dict[str, str]:
     return {"topic": call.topic.base.full}
 
 
-async def read(call: Call, place: dict[str, str], *, applied: bool = False) -> Policies:
-    return decode(await call.admin(op.GET_POLICIES, **place, applied=applied))
+async def read_policies(call: Call, place: dict[str, str], *, applied: bool = False) -> Policies:
+    return decode(await call.call_here(op.GET_POLICIES, **place, applied=applied))
 
 
-async def change(call: Call, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()) -> None:
+async def change_policies(call: Call, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()) -> None:
     """Sets the policies in `fields`; those that are None, and those in `removed`, are inherited again."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()
-    await call.admin(op.CHANGE_POLICIES, **place, set=text, remove=removed)
+    await call.call_here(op.CHANGE_POLICIES, **place, set=text, remove=removed)
 
 
 # ------------------------------------------------------------------ each row of the table
-def _handlers(row: Row, place: Place, name: str) -> tuple[Handler, Handler, Handler]:
+def _handlers(row: PolicyRow, place: Place, name: str) -> tuple[Handler, Handler, Handler]:
     async def show(call: Call) -> object:
-        return row.show(await read(call, place(call), applied=call.flag("applied")))
+        return row.show(await read_policies(call, place(call), applied=call.parse_flag("applied")))
 
     async def take(call: Call) -> None:
         given: Any = row.kind
         if name == "messageTTL" and "messageTTL" in call.query:
-            value: Any = call.number(call.query["messageTTL"], "messageTTL")
+            value: Any = call.parse_number(call.query["messageTTL"], "messageTTL")
         else:
-            value = call.decoded(b"null", given) if call.is_empty else call.json(given)
-        await change(call, place(call), row.take(value))
+            value = call.parse_json(b"null", given) if call.is_empty else call.parse_body(given)
+        await change_policies(call, place(call), row.take(value))
 
     async def remove(call: Call) -> None:
-        await change(call, place(call), {}, row.fields)
+        await change_policies(call, place(call), {}, row.fields)
 
     for handler, verb in ((show, "get"), (take, "set"), (remove, "remove")):
         handler.__name__ = f"{verb}_{name}"
     return show, take, remove
 
 
-def _register(row: Row, name: str, base: str, place: Place, verb: str) -> None:
+def _register(row: PolicyRow, name: str, base: str, place: Place, verb: str) -> None:
     path, kind = f"{base}/{name}", getattr(row.kind, "__name__", str(row.kind))
     show, take, remove = _handlers(row, place, name)
-    route("GET", path, f"The policy {name}; 204: it is not set.", answer=kind)(show)
-    route(verb, path, f"Sets the policy {name}.", body=kind)(take)
-    route("DELETE", path, f"The policy {name} is inherited again.")(remove)
+    register_route("GET", path, f"The policy {name}; 204: it is not set.", answer=kind)(show)
+    register_route(verb, path, f"Sets the policy {name}.", body=kind)(take)
+    register_route("DELETE", path, f"The policy {name} is inherited again.")(remove)
 
 
 for _row in POLICIES:
     if _row.namespace:
-        _register(_row, _row.namespace, NAMESPACE, of_namespace, _row.verb)
+        _register(_row, _row.namespace, NAMESPACE, namespace_field, _row.verb)
     if _row.topic:
-        _register(_row, _row.topic, TOPIC, of_topic, _row.topic_verb)
+        _register(_row, _row.topic, TOPIC, topic_field, _row.topic_verb)
 
 
 # ------------------------------------------------------------------ quotas of backlogs
 def _quotas(base: str, place: Place) -> None:
-    @route("GET", base + "/backlogQuotaMap", "The quotas of backlogs, by kind.", answer="{kind: BacklogQuota}")
+    @register_route("GET", base + "/backlogQuotaMap", "The quotas of backlogs, by kind.", answer="{kind: BacklogQuota}")
     async def get_backlog_quotas(call: Call) -> object:
-        return show_quotas(await read(call, place(call), applied=call.flag("applied")))
+        return quota_map(await read_policies(call, place(call), applied=call.parse_flag("applied")))
 
-    @route("POST", base + "/backlogQuota", "Sets a quota; `backlogQuotaType` says of which kind.", body="BacklogQuota")
+    @register_route(
+        "POST", base + "/backlogQuota", "Sets a quota; `backlogQuotaType` says of which kind.", body="BacklogQuota"
+    )
     async def set_backlog_quota(call: Call) -> None:
-        await change(call, place(call), take_quota(call.json(BacklogQuota), _kind(call)))
+        await change_policies(call, place(call), parse_quota(call.parse_body(BacklogQuota), _kind(call)))
 
-    @route("DELETE", base + "/backlogQuota", "The quota is inherited again.")
+    @register_route("DELETE", base + "/backlogQuota", "The quota is inherited again.")
     async def remove_backlog_quota(call: Call) -> None:
         kind = _kind(call)
         if kind not in QUOTA_FIELDS:
             raise BadRequest("backlogQuotaType is destination_storage or message_age", 412)
-        left = await read(call, place(call))
+        left = await read_policies(call, place(call))
         other = left.backlog_quota_s if kind == "destination_storage" else left.backlog_quota_bytes
-        await change(call, place(call), {}, (*QUOTA_FIELDS[kind], *(() if other else ("backlog_quota_policy",))))
+        await change_policies(
+            call, place(call), {}, (*QUOTA_FIELDS[kind], *(() if other else ("backlog_quota_policy",)))
+        )
 
 
 def _kind(call: Call) -> str:
     return call.query.get("backlogQuotaType", "destination_storage")
 
 
-_quotas(NAMESPACE, of_namespace)
-_quotas(TOPIC, of_topic)
+_quotas(NAMESPACE, namespace_field)
+_quotas(TOPIC, topic_field)
 
 
 # ------------------------------------------------------------------ replication: one cluster
-@route("GET", NAMESPACE + "/replication", "The clusters that have the topics: this one.", answer="[name]")
+@register_route("GET", NAMESPACE + "/replication", "The clusters that have the topics: this one.", answer="[name]")
 async def get_replication(call: Call) -> object:
-    await read(call, of_namespace(call))
+    await read_policies(call, namespace_field(call))
     return [call.broker.config.cluster]
 
 
-@route("GET", TOPIC + "/replication", "204: a topic has none of its own; with `applied` this cluster.",
+@register_route("GET", TOPIC + "/replication", "204: a topic has none of its own; with `applied` this cluster.",
        answer="[name]")  # fmt: skip
 async def get_replication_of_topic(call: Call) -> object:
-    await read(call, of_topic(call))
-    return [call.broker.config.cluster] if call.flag("applied") else None
+    await read_policies(call, topic_field(call))
+    return [call.broker.config.cluster] if call.parse_flag("applied") else None
 
 
 def _replication(base: str, place: Place) -> None:
-    @route("POST", base + "/replication", "Takes this cluster alone, and keeps nothing.", body="[name]")
+    @register_route("POST", base + "/replication", "Takes this cluster alone, and keeps nothing.", body="[name]")
     async def set_replication(call: Call) -> None:
-        clusters = call.json(list[str])
+        clusters = call.parse_body(list[str])
         if not clusters:
             raise BadRequest("ClusterIds should not be null or empty", 412)
         check_clusters(call, clusters)
-        await read(call, place(call))
+        await read_policies(call, place(call))
 
 
-_replication(NAMESPACE, of_namespace)
-_replication(TOPIC, of_topic)
+_replication(NAMESPACE, namespace_field)
+_replication(TOPIC, topic_field)
 
 
-@route("DELETE", TOPIC + "/replication", "Nothing to do: no topic has clusters of its own.")
+@register_route("DELETE", TOPIC + "/replication", "Nothing to do: no topic has clusters of its own.")
 async def remove_replication(call: Call) -> None:
-    await read(call, of_topic(call))
+    await read_policies(call, topic_field(call))
 
 
 def check_clusters(call: Call, clusters: list[str]) -> None:
@@ -153,7 +157,7 @@ NO_STEERING = "which broker owns a bundle is not steered"
 UNLIMITED = DispatchRate(0, 0)
 
 
-class Fixed(NamedTuple):
+class FixedPolicy(NamedTuple):
     """A policy that Pulsar has and Magnetar has not: GET returns its one value, any other is refused, DELETE does
     nothing."""
 
@@ -166,45 +170,45 @@ class Fixed(NamedTuple):
 
 
 OF_NAMESPACES = (
-    Fixed("encryptionRequired", "POST", False, "producers encrypt or not: a broker cannot see it"),
-    Fixed("offloadThreshold", "PUT", -1, NO_STORAGE),
-    Fixed("offloadThresholdInSeconds", "PUT", -1, NO_STORAGE),
-    Fixed("offloadDeletionLagMs", "PUT", None, NO_STORAGE, "offloadDeletionLagMs"),
-    Fixed("offloadPolicies", "POST", None, NO_STORAGE, "removeOffloadPolicies"),
-    Fixed("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate"),
-    Fixed("persistence/bookieAffinity", "POST", None, NO_GROUPS, "persistence/bookieAffinity"),
-    Fixed("antiAffinity", "POST", None, NO_STEERING, "antiAffinity"),
+    FixedPolicy("encryptionRequired", "POST", False, "producers encrypt or not: a broker cannot see it"),
+    FixedPolicy("offloadThreshold", "PUT", -1, NO_STORAGE),
+    FixedPolicy("offloadThresholdInSeconds", "PUT", -1, NO_STORAGE),
+    FixedPolicy("offloadDeletionLagMs", "PUT", None, NO_STORAGE, "offloadDeletionLagMs"),
+    FixedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "removeOffloadPolicies"),
+    FixedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate"),
+    FixedPolicy("persistence/bookieAffinity", "POST", None, NO_GROUPS, "persistence/bookieAffinity"),
+    FixedPolicy("antiAffinity", "POST", None, NO_STEERING, "antiAffinity"),
 )
 OF_TOPICS = (
-    Fixed("offloadPolicies", "POST", None, NO_STORAGE, "offloadPolicies"),
-    Fixed("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate", UNLIMITED),
+    FixedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "offloadPolicies"),
+    FixedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate", UNLIMITED),
 )
 
 
-def _fixed(base: str, place: Place, row: Fixed) -> None:
+def _fixed(base: str, place: Place, row: FixedPolicy) -> None:
     async def show(call: Call) -> object:
-        await read(call, place(call))
-        return row.applied if row.applied is not None and call.flag("applied") else row.value
+        await read_policies(call, place(call))
+        return row.applied if row.applied is not None and call.parse_flag("applied") else row.value
 
     async def take(call: Call) -> None:
-        await read(call, place(call))  # who may set, may read
-        if (None if call.is_empty else call.json(object)) != row.value:
+        await read_policies(call, place(call))  # who may set, may read
+        if (None if call.is_empty else call.parse_body(object)) != row.value:
             raise BadRequest(f"{row.name} cannot be set: {row.why}", 405)
 
     async def remove(call: Call) -> None:
-        await read(call, place(call))
+        await read_policies(call, place(call))
 
     called = row.name.replace("/", "_")
     for handler, act in ((show, "get"), (take, "set"), (remove, "remove")):
         handler.__name__ = f"{act}_{called}"
     what = "204: it is never set" if row.value is None else f"Always {msgspec.json.encode(row.value).decode()}"
-    route("GET", f"{base}/{row.name}", f"{what}: {row.why}.", answer="bool | long | null")(show)
-    route(row.verb, f"{base}/{row.name}", f"405 for any other value: {row.why}.", body="any")(take)
+    register_route("GET", f"{base}/{row.name}", f"{what}: {row.why}.", answer="bool | long | null")(show)
+    register_route(row.verb, f"{base}/{row.name}", f"405 for any other value: {row.why}.", body="any")(take)
     if row.remove:
-        route("DELETE", f"{base}/{row.remove}", "Nothing to do: it is never set.")(remove)
+        register_route("DELETE", f"{base}/{row.remove}", "Nothing to do: it is never set.")(remove)
 
 
 for _each in OF_NAMESPACES:
-    _fixed(NAMESPACE, of_namespace, _each)
+    _fixed(NAMESPACE, namespace_field, _each)
 for _each in OF_TOPICS:
-    _fixed(TOPIC, of_topic, _each)
+    _fixed(TOPIC, topic_field, _each)

@@ -21,18 +21,18 @@ from ..node.topic_manager import TopicManager
 from .measure import Measure, no_metrics
 
 if TYPE_CHECKING:
-    from ..grpc.checked import Checked
-    from .connection import Connections
+    from ..grpc.checked import CheckedService
+    from .connection import HttpConnections
 
 
 class RestProtocol:
     """The service of an HTTP listener. `services`: the checked services "Admin" and "Broker". `measure` writes the page
     of `GET /metrics`."""
 
-    def __init__(self, broker: TopicManager, services: Mapping[str, Checked]) -> None:
+    def __init__(self, broker: TopicManager, services: Mapping[str, CheckedService]) -> None:
         self._broker = broker
         self._services = services
-        self._connections: Connections | None = None
+        self._connections: HttpConnections | None = None
         self._loading = asyncio.Lock()
         self._shut_down = False
         self.measure: Measure = no_metrics
@@ -46,12 +46,12 @@ class RestProtocol:
         if not self._shut_down:
             await self._connections.serve(stream)
 
-    def _open(self, stream: ByteStream) -> Connections:
+    def _open(self, stream: ByteStream) -> HttpConnections:
         from .application import Application
-        from .connection import Connections
+        from .connection import HttpConnections
 
         application = Application(self._broker, self._services, stream.guard, lambda: self.measure)
-        return Connections(application, self._broker.world.clock, self._broker.config.first_frame_s)
+        return HttpConnections(application, self._broker.world.clock, self._broker.config.first_frame_s)
 
     def shut_down(self) -> None:
         self._shut_down = True

@@ -10,12 +10,16 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ...proto.operations import OPERATIONS, AskedOf, Http, On, Operation, Part, Rule
-from ..grpc.checked import attribute_of
-from .call import NAMESPACE, SUBSCRIPTION, TOPIC, Call, Handler, route
+from ...proto.operations import OPERATIONS, AskedOf, Http, Operation, Part, PermissionPlace, Rule
+from ..grpc.checked import handler_name
+from .call import NAMESPACE, SUBSCRIPTION, TOPIC, Call, Handler, register_route
 from .transactions_routes import txn_of
 
-BASES = {On.TOPIC: "{T}", On.NAMESPACE: "{N}", On.TENANT: "/admin/v2/tenants/{tenant}"}
+BASES = {
+    PermissionPlace.TOPIC: "{T}",
+    PermissionPlace.NAMESPACE: "{N}",
+    PermissionPlace.TENANT: "/admin/v2/tenants/{tenant}",
+}
 PATHS = {"{N}": NAMESPACE, "{T}": TOPIC, "{S}": SUBSCRIPTION}
 
 
@@ -26,15 +30,15 @@ def _handler(row: Operation[Any], http: Http) -> Handler:
         arguments = {each.name: _taken(call, each.name, each.kind) for each in row.takes} | dict(http.fixed)
         arguments |= {each.field: _part(call, each) for each in http.parts}
         if http.body[0]:
-            arguments[http.body[0]] = call.json(dict[str, str])
+            arguments[http.body[0]] = call.parse_body(dict[str, str])
         if row.rule.subscription:
             arguments.setdefault(row.rule.subscription, call.names.get("subscription", ""))
         if row.asked_of is AskedOf.COORDINATOR:
-            return await call.at_coordinator(row, **arguments, half=txn_of(call))
+            return await call.call_coordinator(row, **arguments, half=txn_of(call))
         if row.asked_of is not AskedOf.OWNER:
-            found = await call.admin(row, **_place(call, row.rule, place), **arguments)
+            found = await call.call_here(row, **_place(call, row.rule, place), **arguments)
             return _shown(found) if http.answer else None
-        answers = await call.each_partition(row, **arguments)
+        answers = await call.call_partitions(row, **arguments)
         if len(answers) == 1 or answers[0] is None:
             return _shown(answers[0]) if http.answer else None
         if isinstance(answers[0], list | tuple):
@@ -42,30 +46,34 @@ def _handler(row: Operation[Any], http: Http) -> Handler:
         parts = await call.partitions()
         return {part.full: _shown(each) for part, each in zip(parts, answers, strict=True)} if http.answer else None
 
-    handle.__name__ = http.name or attribute_of(row.name)
+    handle.__name__ = http.name or handler_name(row.name)
     return handle
 
 
 def _part(call: Call, part: Part) -> object:
     text = call.names[part.name]
-    return call.number(text, part.number, least=part.least) if part.number else text
+    return call.parse_number(text, part.number, least=part.least) if part.number else text
 
 
 def _taken(call: Call, name: str, kind: type) -> object:
     """Returns a parameter of the query as a value of type `kind`. Raises BadRequest if it is of another type."""
     if kind is bool:
-        return call.flag(name)
+        return call.parse_flag(name)
     text = call.query.get(name, "")
-    return call.number(text, f"the parameter {name}") if kind is int and text else kind(text or kind())
+    return call.parse_number(text, f"the parameter {name}") if kind is int and text else kind(text or kind())
 
 
 def _place(call: Call, rule: Rule, place: str) -> dict[str, str]:
     """Returns the field of the request that names the tenant, namespace or topic, with its value."""
-    if rule.on is On.TENANT:
+    if rule.on is PermissionPlace.TENANT:
         return {rule.field: call.names["tenant"]}
     if place == "{N}":
         return {rule.field or "namespace": str(call.namespace)}
-    return {rule.field or "topic": (call.topic.base if rule.on is On.PLACE else call.topic).full} if place else {}
+    return (
+        {rule.field or "topic": (call.topic.base if rule.on is PermissionPlace.PLACE else call.topic).full}
+        if place
+        else {}
+    )
 
 
 def _shown(value: Any) -> object:
@@ -84,7 +92,9 @@ def _camel(name: str) -> str:
 def _register(row: Operation[Any], http: Http) -> None:
     path = http.path if http.path.startswith(("/admin/", "{")) else BASES[row.rule.on] + http.path
     path = PATHS.get(path[:3], path[:3]) + path[3:]
-    route(http.method, path, http.summary, body=http.body[1], answer=http.answer, busy=http.busy)(_handler(row, http))
+    register_route(http.method, path, http.summary, body=http.body[1], answer=http.answer, busy=http.busy)(
+        _handler(row, http)
+    )
 
 
 for _row in OPERATIONS.values():

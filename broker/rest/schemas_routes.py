@@ -15,7 +15,7 @@ from ...proto.errors import InvalidSchema
 from ...proto.names import TopicName
 from ...proto.schema import info_of, text_of, version_bytes
 from ...proto.statistics import TopicSchema
-from .call import BadRequest, Call, route
+from .call import BadRequest, Call, register_route
 
 T = TypeVar("T")
 SCHEMAS = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
@@ -36,7 +36,7 @@ def _topic(call: Call) -> str:
 def _given(call: Call) -> dict[str, object]:
     """Returns the arguments `topic` and `schema` from the request. Raises BadRequest (422) if the definition is
     invalid."""
-    given = call.json(Payload)
+    given = call.parse_body(Payload)
     try:
         info = info_of(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)
     except InvalidSchema as error:
@@ -59,55 +59,58 @@ def _shown(found: TopicSchema) -> dict[str, object]:
     }  # fmt: skip
 
 
-@route("GET", SCHEMAS + "/schema", "The newest schema of the topic.",
+@register_route("GET", SCHEMAS + "/schema", "The newest schema of the topic.",
        answer="{version, type, timestamp, data, properties}")  # fmt: skip
 async def get_schema(call: Call) -> object:
-    return _shown(await call.admin(op.GET_SCHEMA, topic=_topic(call)))
+    return _shown(await call.call_here(op.GET_SCHEMA, topic=_topic(call)))
 
 
-@route("GET", SCHEMAS + "/schema/{version}", "A version of it.", answer="{version, type, timestamp, data, properties}")
+@register_route(
+    "GET", SCHEMAS + "/schema/{version}", "A version of it.", answer="{version, type, timestamp, data, properties}"
+)
 async def get_schema_version(call: Call) -> object:
-    version = version_bytes(call.number(call.names["version"], "a version"))
-    return _shown(await call.admin(op.GET_SCHEMA, topic=_topic(call), version=version))
+    version = version_bytes(call.parse_number(call.names["version"], "a version"))
+    return _shown(await call.call_here(op.GET_SCHEMA, topic=_topic(call), version=version))
 
 
-@route("GET", SCHEMAS + "/schemas", "All versions that are not deleted.", answer="{getSchemaResponses: […]}")
+@register_route("GET", SCHEMAS + "/schemas", "All versions that are not deleted.", answer="{getSchemaResponses: […]}")
 async def list_schemas(call: Call) -> object:
-    found = await call.admin(op.LIST_SCHEMAS, name=_topic(call))
+    found = await call.call_here(op.LIST_SCHEMAS, name=_topic(call))
     return {"getSchemaResponses": [_shown(each) for each in found]}
 
 
-@route("POST", SCHEMAS + "/schema", "Registers a schema. 409: it does not go with those of the topic.",
+@register_route("POST", SCHEMAS + "/schema", "Registers a schema. 409: it does not go with those of the topic.",
        body="{type, schema, properties}", answer="{version}")  # fmt: skip
 async def post_schema(call: Call) -> object:
-    return {"version": await _valid(call.admin(op.PUT_SCHEMA, **_given(call)))}
+    return {"version": await _valid(call.call_here(op.PUT_SCHEMA, **_given(call)))}
 
 
-@route("DELETE", SCHEMAS + "/schema", "Deletes the schema; with `force` what decodes old messages, too.",
+@register_route("DELETE", SCHEMAS + "/schema", "Deletes the schema; with `force` what decodes old messages, too.",
        answer="{version}")  # fmt: skip
 async def delete_schema(call: Call) -> object:
-    version = await call.admin(op.DELETE_SCHEMA, name=_topic(call), force=call.flag("force"))
+    version = await call.call_here(op.DELETE_SCHEMA, name=_topic(call), force=call.parse_flag("force"))
     return {"version": -1 if version is None else version}
 
 
-@route("POST", SCHEMAS + "/compatibility", "Whether a schema could be registered.", body="{type, schema, properties}",
+@register_route("POST", SCHEMAS + "/compatibility", "Whether a schema could be registered.",
+    body="{type, schema, properties}",
        answer="{compatibility, schemaCompatibilityStrategy}")  # fmt: skip
 async def test_schema(call: Call) -> object:
-    found = await _valid(call.admin(op.TEST_SCHEMA, **_given(call)))
+    found = await _valid(call.call_here(op.TEST_SCHEMA, **_given(call)))
     return {
         "compatibility": not found.refused, "schemaCompatibilityStrategy": found.compatibility.upper(),
     }
 
 
-@route("POST", SCHEMAS + "/version", "The version of an equal schema.", body="{type, schema, properties}",
+@register_route("POST", SCHEMAS + "/version", "The version of an equal schema.", body="{type, schema, properties}",
        answer="{version}")  # fmt: skip
 async def find_schema(call: Call) -> object:
-    return {"version": await _valid(call.admin(op.FIND_SCHEMA, **_given(call)))}
+    return {"version": await _valid(call.call_here(op.FIND_SCHEMA, **_given(call)))}
 
 
-@route("GET", SCHEMAS + "/metadata", "The places of the versions; Magnetar has them in its metadata.",
+@register_route("GET", SCHEMAS + "/metadata", "The places of the versions; Magnetar has them in its metadata.",
        answer="{info, index}")  # fmt: skip
 async def schema_metadata(call: Call) -> object:
-    found = await call.admin(op.LIST_SCHEMAS, name=_topic(call))
+    found = await call.call_here(op.LIST_SCHEMAS, name=_topic(call))
     index = [{"ledgerId": -1, "entryId": -1, "version": each.version} for each in found]
     return {"info": index[-1] if index else None, "index": index}

@@ -34,7 +34,7 @@ _MODES = {
 }  # fmt: skip
 
 
-class Meters:
+class RateMeters:
     """The last counters of producers and consumers whose rates were asked for, by their id; of more than METERS_MAX the
     oldest is dropped."""
 
@@ -64,7 +64,12 @@ class Meters:
 
 
 def topic_stats(
-    found: values.TopicStats, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
+    found: values.TopicStats,
+    topic: Topic | None,
+    meters: RateMeters,
+    *,
+    publishers: bool = True,
+    consumers: bool = True,
 ) -> dict[str, Any]:
     """Returns a topic's statistics as Pulsar's JSON. `topic`: the topic if it is loaded at this broker, else None.
     `publishers`, `consumers`: whether to list them."""
@@ -126,7 +131,7 @@ def _compaction(topic: Topic | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _publisher(found: values.ProducerStats, topic: Topic | None, meters: Meters) -> dict[str, Any]:
+def _publisher(found: values.ProducerStats, topic: Topic | None, meters: RateMeters) -> dict[str, Any]:
     live = _live(topic.producers, found) if topic is not None else None
     rates = meters.rates(live.id, live.since_ms, (found.messages, found.bytes)) if live is not None else (0.0, 0.0)
     return {
@@ -153,7 +158,9 @@ def _since(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _subscription(found: values.SubscriptionStats, topic: Topic | None, meters: Meters, listed: bool) -> dict[str, Any]:
+def _subscription(
+    found: values.SubscriptionStats, topic: Topic | None, meters: RateMeters, listed: bool
+) -> dict[str, Any]:
     loaded = topic.subscriptions.get(found.name) if topic is not None else None
     lives = {(each.member.name, each.address): each for each in loaded.consumers.values()} if loaded is not None else {}
     consumers = [_consumer(each, lives.get((each.name, each.address)), meters) for each in found.consumers]
@@ -183,7 +190,7 @@ def _subscription(found: values.SubscriptionStats, topic: Topic | None, meters: 
     }  # fmt: skip
 
 
-def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: Meters) -> dict[str, Any]:
+def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: RateMeters) -> dict[str, Any]:
     activity = live.activity if live is not None else Activity()
     rates: Numbers = (0.0, 0.0, 0.0, 0.0)
     if live is not None:
@@ -249,7 +256,7 @@ def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------ of all partitions
-def merged(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_stats(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the statistics of several partitions as one: numbers are added, of times and limits the largest counts,
     averages are averaged, lists are concatenated, maps are merged."""
     found: dict[str, Any] = {}
@@ -263,7 +270,7 @@ def _merged(name: str, values: list[Any]) -> Any:
     if isinstance(first, bool):
         return any(values)
     if isinstance(first, dict):
-        return merged([each for each in values if each is not None])
+        return merge_stats([each for each in values if each is not None])
     if isinstance(first, list):
         return [each for value in values for each in value or ()]
     if isinstance(first, int | float):
@@ -289,7 +296,7 @@ ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 
 
 # ------------------------------------------------------------------ of a transaction
-def metadata(
+def transaction_metadata(
     found: values.TransactionStats, at: Mapping[str, values.TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
     """Returns a TransactionMetadata. `at`: what each topic has of the transaction; None: it was not or could not be
@@ -300,23 +307,24 @@ def metadata(
         "txnId": str(found.txn), "status": ENDING.get(status, status) if found.topics else status,
         "openTimestamp": now_ms - found.age_ms if is_known else 0, "timeoutAt": found.timeout_ms,
         "producedPartitions": {
-            topic: in_buffer(here, found) for topic, here in at.items() if here is None or here.first is not None
+            topic: transaction_in_buffer(here, found) for topic,
+            here in at.items() if here is None or here.first is not None
         },
         "ackedPartitions": {
-            topic: {each.name: in_pending_acks(each) for each in here.subscriptions}
+            topic: {each.name: transaction_in_acks(each) for each in here.subscriptions}
             for topic, here in at.items() if here is not None and here.subscriptions
         },
         "owner": found.owner, "address": found.address, "name": found.name, "reason": found.reason,
     }  # fmt: skip
 
 
-def in_buffer(here: values.TransactionHere | None, found: values.TransactionStats | None) -> dict[str, Any]:
+def transaction_in_buffer(here: values.TransactionHere | None, found: values.TransactionStats | None) -> dict[str, Any]:
     """Returns a TransactionInBufferStats."""
     first = optional(here.first) if here is not None else None
     return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
-def in_pending_acks(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
+def transaction_in_acks(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
     """Returns a TransactionInPendingAckStats."""
     return {
         "cumulativeAckPosition": optional(pending.up_to) if pending is not None else None,
@@ -355,7 +363,7 @@ def coordinator_internals(number: int, found: values.CoordinatorTransactions) ->
 
 
 # ------------------------------------------------------------------ of a topic
-def buffer_stats(stats: values.TopicStats, internals: values.TopicInternalStats) -> dict[str, Any]:
+def transaction_buffer_stats(stats: values.TopicStats, internals: values.TopicInternalStats) -> dict[str, Any]:
     """Returns a TransactionBufferStats. The state is NoSnapshot if the topic has never had a transaction."""
     seen = stats.transactions
     return {

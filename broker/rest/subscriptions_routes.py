@@ -17,9 +17,9 @@ from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import AlreadyExists, BackPressure, NotFound
 from ...proto.names import LATEST, MessageId, Position
 from ...runtime.budget import MemoryBudget
-from ..log.unfolding import aside
+from ..log.unfolding import run_off_loop
 from ..session.backlogs import PEEK_MESSAGES_MAX
-from .call import SUBSCRIPTION, TOPIC, BadRequest, Call, route
+from .call import SUBSCRIPTION, TOPIC, BadRequest, Call, register_route
 
 
 class ResetTo(msgspec.Struct):
@@ -42,7 +42,7 @@ def _position(call: Call, given: ResetTo) -> MessageId:
     return MessageId(given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
 
 
-@route("PUT", SUBSCRIPTION, "Makes a subscription at a message, `earliest` or `latest` (or nothing).",
+@register_route("PUT", SUBSCRIPTION, "Makes a subscription at a message, `earliest` or `latest` (or nothing).",
        body='MessageId | "earliest" | "latest" | empty')  # fmt: skip
 async def create_subscription(call: Call) -> None:
     start, properties = _start(call)
@@ -50,12 +50,12 @@ async def create_subscription(call: Call) -> None:
     await call.authorize(op.CREATE_SUBSCRIPTION, topic=call.topic.full, **asked)
     partitions = await call.partitions()
     if not partitions:
-        await call.admin(op.CREATE_SUBSCRIPTION, topic=call.topic.full, **asked)
+        await call.call_here(op.CREATE_SUBSCRIPTION, topic=call.topic.full, **asked)
         return
     there = 0
     for each in partitions:
         try:
-            await call.anywhere(op.CREATE_SUBSCRIPTION, each, **asked)
+            await call.call_owner(op.CREATE_SUBSCRIPTION, each, **asked)
         except AlreadyExists:
             there += 1
     if there == len(partitions):
@@ -66,17 +66,17 @@ def _start(call: Call) -> tuple[MessageId, dict[str, str]]:
     if call.is_empty:
         return MessageId(*LATEST), {}
     if call.body.lstrip()[:1] == b'"':
-        text = call.json(str)
+        text = call.parse_body(str)
         if text not in ("earliest", "latest"):
             raise BadRequest(f'the body is "earliest", "latest" or a message id, not {text[:40]!r}')
         return MessageId.parse(text), {}
-    given = call.json(ResetTo)
+    given = call.parse_body(ResetTo)
     return _position(call, given), given.properties or {}
 
 
-@route("POST", SUBSCRIPTION + "/resetcursor", "To a message.", body="MessageId + isExcluded", busy=412)
+@register_route("POST", SUBSCRIPTION + "/resetcursor", "To a message.", body="MessageId + isExcluded", busy=412)
 async def reset_to_message(call: Call) -> None:
-    given = call.json(ResetTo)
+    given = call.parse_body(ResetTo)
     to = _position(call, given)
     partitioned = not call.topic.is_partition and given.partitionIndex < 0 and given.ledgerId >= 0
     asked: dict[str, object] = {
@@ -85,38 +85,42 @@ async def reset_to_message(call: Call) -> None:
     await call.authorize(op.RESET_SUBSCRIPTION, topic=call.topic.full, **asked)
     if partitioned and to.ledger_id < LATEST.ledger_id and await call.partitions():
         raise BadRequest(f"topic {call.topic} has partitions, and a message id is of one: name it", 405)
-    await call.each_partition(op.RESET_SUBSCRIPTION, **asked)
+    await call.call_partitions(op.RESET_SUBSCRIPTION, **asked)
 
 
-@route("POST", SUBSCRIPTION + "/skip/{number}", "The next so many messages count as acknowledged.")
+@register_route("POST", SUBSCRIPTION + "/skip/{number}", "The next so many messages count as acknowledged.")
 async def skip(call: Call) -> None:
-    number = call.number(call.names["number"], "the number of messages")
+    number = call.parse_number(call.names["number"], "the number of messages")
     asked: dict[str, object] = {"name": call.names["subscription"], "messages": number}
-    await call.one_partition(op.SKIP_MESSAGES, "skip messages of one of them", **asked)
-    await call.admin(op.SKIP_MESSAGES, topic=call.topic.full, **asked)
+    await call.check_unpartitioned(op.SKIP_MESSAGES, "skip messages of one of them", **asked)
+    await call.call_here(op.SKIP_MESSAGES, topic=call.topic.full, **asked)
 
 
-@route("POST", SUBSCRIPTION + "/expireMessages", "Everything up to a message counts as acknowledged.", body="MessageId")
+@register_route(
+    "POST", SUBSCRIPTION + "/expireMessages", "Everything up to a message counts as acknowledged.", body="MessageId"
+)
 async def expire_to_message(call: Call) -> None:
-    asked = {"name": call.names["subscription"], "message_id": _position(call, call.json(ResetTo))}
-    await call.admin(op.EXPIRE_MESSAGES, topic=call.topic.full, **asked)
+    asked = {"name": call.names["subscription"], "message_id": _position(call, call.parse_body(ResetTo))}
+    await call.call_here(op.EXPIRE_MESSAGES, topic=call.topic.full, **asked)
 
 
 # ------------------------------------------------------------------ properties
-@route("GET", SUBSCRIPTION + "/properties", "Its properties.", answer="{name: value}")
+@register_route("GET", SUBSCRIPTION + "/properties", "Its properties.", answer="{name: value}")
 async def get_properties(call: Call) -> object:
-    asked = {"name": call.names["subscription"], "force": call.flag("force")}
-    return (await call.each_partition(op.GET_SUBSCRIPTION_PROPERTIES, **asked))[0]
+    asked = {"name": call.names["subscription"], "force": call.parse_flag("force")}
+    return (await call.call_partitions(op.GET_SUBSCRIPTION_PROPERTIES, **asked))[0]
 
 
-@route("GET", SUBSCRIPTION + "/analyzeBacklog", "Counts the backlog by reading it.",
+@register_route("GET", SUBSCRIPTION + "/analyzeBacklog", "Counts the backlog by reading it.",
        answer="AnalyzeSubscriptionBacklogResult")  # fmt: skip
-@route("POST", SUBSCRIPTION + "/analyzeBacklog", "The same.", body="empty", answer="AnalyzeSubscriptionBacklogResult")
+@register_route(
+    "POST", SUBSCRIPTION + "/analyzeBacklog", "The same.", body="empty", answer="AnalyzeSubscriptionBacklogResult"
+)
 async def analyze_backlog(call: Call) -> object:
     if not call.is_empty:
         raise BadRequest("the backlog is counted from its beginning: send no position", 412)
-    asked = {"name": call.names["subscription"], "force": call.flag("force")}
-    found = await call.admin(op.ANALYZE_BACKLOG, topic=call.topic.full, **asked)
+    asked = {"name": call.names["subscription"], "force": call.parse_flag("force")}
+    found = await call.call_here(op.ANALYZE_BACKLOG, topic=call.topic.full, **asked)
     return {
         "entries": found.entries, "messages": found.messages, "markerMessages": 0,
         "filterRejectedEntries": 0, "filterAcceptedEntries": found.entries, "filterRescheduledEntries": 0,
@@ -147,18 +151,18 @@ def message_id(found: MessageId) -> dict[str, int]:
     return shown if found.batch_index < 0 else {**shown, "batchIndex": found.batch_index}
 
 
-@route("GET", TOPIC + "/lastMessageId", "The id of the last message.", answer="MessageId")
+@register_route("GET", TOPIC + "/lastMessageId", "The id of the last message.", answer="MessageId")
 async def last_message_id(call: Call) -> object:
-    await call.one_partition(op.LAST_MESSAGE_ID, ONE)
-    return message_id(await call.admin(op.LAST_MESSAGE_ID, name=call.topic.full))
+    await call.check_unpartitioned(op.LAST_MESSAGE_ID, ONE)
+    return message_id(await call.call_here(op.LAST_MESSAGE_ID, name=call.topic.full))
 
 
-@route("GET", TOPIC + "/messageid/{milliseconds}", "The id of the first message published then or later.",
+@register_route("GET", TOPIC + "/messageid/{milliseconds}", "The id of the first message published then or later.",
        answer="MessageId")  # fmt: skip
 async def message_id_by_time(call: Call) -> object:
-    when = call.number(call.names["milliseconds"], "the time in milliseconds")
-    await call.one_partition(op.MESSAGE_ID_BY_TIME, ONE, publish_time_ms=when)
-    return message_id(await call.admin(op.MESSAGE_ID_BY_TIME, topic=call.topic.full, publish_time_ms=when))
+    when = call.parse_number(call.names["milliseconds"], "the time in milliseconds")
+    await call.check_unpartitioned(op.MESSAGE_ID_BY_TIME, ONE, publish_time_ms=when)
+    return message_id(await call.call_here(op.MESSAGE_ID_BY_TIME, topic=call.topic.full, publish_time_ms=when))
 
 
 class _Place(msgspec.Struct):
@@ -166,24 +170,28 @@ class _Place(msgspec.Struct):
     entryId: int
 
 
-@route("PUT", TOPIC + "/backlogSize", "The bytes that are stored after a message.", body="MessageId", answer="long")
+@register_route(
+    "PUT", TOPIC + "/backlogSize", "The bytes that are stored after a message.", body="MessageId", answer="long"
+)
 async def backlog_size(call: Call) -> object:
-    given = call.json(_Place)
+    given = call.parse_body(_Place)
     if not (-1 <= given.ledgerId < 1 << 63 and -1 <= given.entryId < 1 << 63):
         raise BadRequest("this is no message id", 412)
-    return await call.admin(op.BACKLOG_SIZE, topic=call.topic.full, position=Position(given.ledgerId, given.entryId))
+    return await call.call_here(
+        op.BACKLOG_SIZE, topic=call.topic.full, position=Position(given.ledgerId, given.entryId)
+    )
 
 
 # ------------------------------------------------------------------ entries
-@route("GET", SUBSCRIPTION + "/position/{number}", "The n-th entry of the backlog, from 1.", answer="payload")
+@register_route("GET", SUBSCRIPTION + "/position/{number}", "The n-th entry of the backlog, from 1.", answer="payload")
 async def peek(call: Call) -> Response:
-    number = call.number(call.names["number"], "the number", least=1)
+    number = call.parse_number(call.names["number"], "the number", least=1)
     name, messages = call.names["subscription"], number
-    await call.one_partition(op.PEEK_MESSAGES, ONE, name=name, messages=1)
+    await call.check_unpartitioned(op.PEEK_MESSAGES, ONE, name=name, messages=1)
     if number > PEEK_MESSAGES_MAX:
         raise BadRequest(f"only the first {PEEK_MESSAGES_MAX} can be looked at", 412)
     while True:
-        entries = await call.admin(op.PEEK_MESSAGES, topic=call.topic.full, name=name, messages=messages)
+        entries = await call.call_here(op.PEEK_MESSAGES, topic=call.topic.full, name=name, messages=messages)
         if len(entries) >= number:
             return await _entry(call, entries[number - 1])
         if messages == PEEK_MESSAGES_MAX or sum(_count(each) for each in entries) < messages:
@@ -195,23 +203,24 @@ def _count(found: Any) -> int:
     return open_entry(found.entry)[1].num_messages
 
 
-@route("GET", TOPIC + "/ledger/{ledger}/entry/{entry}", "An entry by its id.", answer="payload")
+@register_route("GET", TOPIC + "/ledger/{ledger}/entry/{entry}", "An entry by its id.", answer="payload")
 async def get_message(call: Call) -> Response:
-    ledger, entry = (call.number(call.names[each], f"the {each}") for each in ("ledger", "entry"))
-    found = await call.admin(op.GET_MESSAGE, topic=call.topic.full, ledger_id=ledger, entry_id=entry)
+    ledger, entry = (call.parse_number(call.names[each], f"the {each}") for each in ("ledger", "entry"))
+    found = await call.call_here(op.GET_MESSAGE, topic=call.topic.full, ledger_id=ledger, entry_id=entry)
     return await _entry(call, found[0])
 
 
-@route("GET", TOPIC + "/examinemessage", "The n-th message from one end (`initialPosition`, `messagePosition`).",
+@register_route("GET", TOPIC + "/examinemessage",
+    "The n-th message from one end (`initialPosition`, `messagePosition`).",
        answer="payload")  # fmt: skip
 async def examine_message(call: Call) -> Response:
     start = call.query.get("initialPosition", "latest").lower()
     if start not in ("latest", "earliest"):
         raise BadRequest("initialPosition is latest or earliest", 412)
-    number = call.number(call.query.get("messagePosition", "1"), "messagePosition", least=1)
+    number = call.parse_number(call.query.get("messagePosition", "1"), "messagePosition", least=1)
     asked = {"from_latest": start == "latest", "number": number}
-    await call.one_partition(op.EXAMINE_MESSAGES, ONE, **asked)
-    return await _entry(call, (await call.admin(op.EXAMINE_MESSAGES, topic=call.topic.full, **asked))[0])
+    await call.check_unpartitioned(op.EXAMINE_MESSAGES, ONE, **asked)
+    return await _entry(call, (await call.call_here(op.EXAMINE_MESSAGES, topic=call.topic.full, **asked))[0])
 
 
 async def _entry(call: Call, found: Any) -> Response:
@@ -224,14 +233,16 @@ async def _entry(call: Call, found: Any) -> Response:
     if index >= 0:
         headers["X-Pulsar-Broker-Entry-METADATA-index"] = str(index)
     is_folded = metadata.compression > 0 and not metadata.encryption_keys and metadata.num_chunks_from_msg <= 1
-    size = header.unfolded if is_folded else len(found.entry) - header.payload_offset
+    size = header.uncompressed_size if is_folded else len(found.entry) - header.payload_offset
     if header.batched:
         headers["X-Pulsar-num-batch-message"] = str(header.num_messages)
         headers["X-Pulsar-batch-size"] = str(size)
     answer = _Payload(call.broker.memory.answers, size)
     try:
         part = memoryview(found.entry)[header.payload_offset :]
-        answer.payload = await aside(found.entry, call.broker.world, _unfolded, header, part) if is_folded else part
+        answer.payload = (
+            await run_off_loop(found.entry, call.broker.world, _unfolded, header, part) if is_folded else part
+        )
     except BaseException:
         answer.release()
         raise
@@ -255,9 +266,9 @@ def _encoded(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
 
 
 def _unfolded(header: EntryHeader, part: memoryview) -> memoryview:
-    if not header.unfolded:
+    if not header.uncompressed_size:
         return memoryview(decompress(header.metadata.compression, bytes(part), 0))
-    return memoryview(decompress_mapped(header.metadata.compression, bytes(part), header.unfolded))
+    return memoryview(decompress_mapped(header.metadata.compression, bytes(part), header.uncompressed_size))
 
 
 class _Payload(Response):

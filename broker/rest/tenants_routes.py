@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ...proto import operations as op
-from .call import NAMESPACE, TOPIC, BadRequest, Call, route
+from .call import NAMESPACE, TOPIC, BadRequest, Call, register_route
 
 # --------------------------------------------------------------------------------------------------- permissions
 # Permissions on namespaces, topics and subscriptions.
@@ -19,67 +19,71 @@ def _roles(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 
 
 def _actions(call: Call) -> list[str]:
-    return call.json(list[str])
+    return call.parse_body(list[str])
 
 
-@route("GET", NAMESPACE + "/permissions", "The grants of the namespace.", answer="{role: [action]}")
+@register_route("GET", NAMESPACE + "/permissions", "The grants of the namespace.", answer="{role: [action]}")
 async def permissions_of_namespace(call: Call) -> object:
-    found = await call.admin(op.GET_PERMISSIONS, namespace=str(call.namespace))
+    found = await call.call_here(op.GET_PERMISSIONS, namespace=str(call.namespace))
     return _roles(found.roles)
 
 
-@route("GET", NAMESPACE + "/permissions/subscription", "The roles of subscriptions.", answer="{subscription: [role]}")
+@register_route(
+    "GET", NAMESPACE + "/permissions/subscription", "The roles of subscriptions.", answer="{subscription: [role]}"
+)
 async def permissions_of_subscriptions(call: Call) -> object:
-    found = await call.admin(op.GET_PERMISSIONS, namespace=str(call.namespace))
+    found = await call.call_here(op.GET_PERMISSIONS, namespace=str(call.namespace))
     return _roles(found.subscriptions)
 
 
-@route("POST", NAMESPACE + "/permissions/subscription/{subscription}", "The only roles of a subscription.",
+@register_route("POST", NAMESPACE + "/permissions/subscription/{subscription}", "The only roles of a subscription.",
        body="[role]")  # fmt: skip
 async def grant_on_subscription(call: Call) -> None:
     given = {"subscription": call.names["subscription"], "roles": _actions(call)}
     await _change(call, grant_subscription=given)
 
 
-@route("POST", NAMESPACE + "/permissions/{role}", "Grants actions to a role.", body="[action]")
+@register_route("POST", NAMESPACE + "/permissions/{role}", "Grants actions to a role.", body="[action]")
 async def grant_on_namespace(call: Call) -> None:
     await _change(call, grant={"role": call.names["role"], "actions": _actions(call)})
 
 
-@route("DELETE", NAMESPACE + "/permissions/{subscription}/{role}", "A role leaves the list of a subscription.")
+@register_route("DELETE", NAMESPACE + "/permissions/{subscription}/{role}", "A role leaves the list of a subscription.")
 async def revoke_on_subscription(call: Call) -> None:
     given = {"subscription": call.names["subscription"], "roles": [call.names["role"]]}
     await _change(call, revoke_subscription=given)
 
 
-@route("POST", NAMESPACE + "/subscriptionAuthMode", "None, or Prefix: subscriptions are named by their role.",
+@register_route("POST", NAMESPACE + "/subscriptionAuthMode", "None, or Prefix: subscriptions are named by their role.",
        body='"None" | "Prefix"')  # fmt: skip
 async def set_auth_mode(call: Call) -> None:
-    mode = call.json(str).lower()
+    mode = call.parse_body(str).lower()
     if mode not in ("none", "prefix"):
         raise BadRequest(f"the mode is None or Prefix, not {mode[:40]!r}", 412)
     await _change(call, prefix_mode=mode == "prefix")
 
 
 async def _change(call: Call, **change: Any) -> None:
-    await call.admin(op.CHANGE_PERMISSIONS, namespace=str(call.namespace), **change)
+    await call.call_here(op.CHANGE_PERMISSIONS, namespace=str(call.namespace), **change)
 
 
 # ------------------------------------------------------------------ of a topic
-@route("GET", TOPIC + "/permissions", "The grants of the topic, and of its namespace.", answer="{role: [action]}")
+@register_route(
+    "GET", TOPIC + "/permissions", "The grants of the topic, and of its namespace.", answer="{role: [action]}"
+)
 async def permissions_of_topic(call: Call) -> object:
     topic = call.topic.base
-    own = await call.admin(op.GET_PERMISSIONS, topic=topic.full)
-    found = _roles((await call.admin(op.GET_PERMISSIONS, namespace=str(topic.namespace_name))).roles)
+    own = await call.call_here(op.GET_PERMISSIONS, topic=topic.full)
+    found = _roles((await call.call_here(op.GET_PERMISSIONS, namespace=str(topic.namespace_name))).roles)
     for role, actions in _roles(own.roles).items():
         found[role] = sorted({*found.get(role, ()), *actions})
     return found
 
 
-@route("POST", TOPIC + "/permissions/{role}", "Grants actions on the topic to a role.", body="[action]")
+@register_route("POST", TOPIC + "/permissions/{role}", "Grants actions on the topic to a role.", body="[action]")
 async def grant_on_topic(call: Call) -> None:
     grant = {"role": call.names["role"], "actions": _actions(call)}
-    await call.admin(op.CHANGE_PERMISSIONS, topic=call.topic.base.full, grant=grant)
+    await call.call_here(op.CHANGE_PERMISSIONS, topic=call.topic.base.full, grant=grant)
 
 
 # ------------------------------------------------------------------------------------------------------- tenants
@@ -95,26 +99,26 @@ class TenantInfo(msgspec.Struct):
     allowedClusters: tuple[str, ...] | None = None
 
 
-@route("GET", TENANT, "A tenant.", answer="{adminRoles, allowedClusters}")
+@register_route("GET", TENANT, "A tenant.", answer="{adminRoles, allowedClusters}")
 async def get_tenant(call: Call) -> object:
-    found = await call.admin(op.GET_TENANT, name=call.names["tenant"])
+    found = await call.call_here(op.GET_TENANT, name=call.names["tenant"])
     return TenantInfo(found.admin_roles, found.allowed_clusters or (call.broker.config.cluster,))
 
 
-@route("PUT", TENANT, "Makes a tenant.", body="{adminRoles, allowedClusters}")
+@register_route("PUT", TENANT, "Makes a tenant.", body="{adminRoles, allowedClusters}")
 async def create_tenant(call: Call) -> None:
-    await call.admin(op.CREATE_TENANT, **_spec(call))
+    await call.call_here(op.CREATE_TENANT, **_spec(call))
 
 
-@route("POST", TENANT, "Changes a tenant.", body="{adminRoles, allowedClusters}")
+@register_route("POST", TENANT, "Changes a tenant.", body="{adminRoles, allowedClusters}")
 async def update_tenant(call: Call) -> None:
-    await call.admin(op.UPDATE_TENANT, **_spec(call))
+    await call.call_here(op.UPDATE_TENANT, **_spec(call))
 
 
 def _spec(call: Call) -> dict[str, object]:
     """Returns the arguments of a tenant operation from the request. Raises BadRequest (412) if another cluster is
     named."""
-    given = TenantInfo() if call.is_empty else call.json(TenantInfo)
+    given = TenantInfo() if call.is_empty else call.parse_body(TenantInfo)
     clusters, own = tuple(given.allowedClusters or ()), call.broker.config.cluster
     unknown = [each for each in clusters if each != own]
     if unknown:
@@ -122,29 +126,29 @@ def _spec(call: Call) -> dict[str, object]:
     return {"name": call.names["tenant"], "admin_roles": given.adminRoles or (), "allowed_clusters": clusters}
 
 
-@route("DELETE", TENANT, "Deletes a tenant; with `force` its namespaces and topics first.")
+@register_route("DELETE", TENANT, "Deletes a tenant; with `force` its namespaces and topics first.")
 async def delete_tenant(call: Call) -> None:
     name = call.names["tenant"]
     await call.authorize(op.DELETE_TENANT, name=name)
-    if call.flag("force"):
-        for each in await call.admin(op.LIST_NAMESPACES, name=name):
-            await call.admin(op.DELETE_NAMESPACE, name=each, force=True)
-    await call.admin(op.DELETE_TENANT, name=name)
+    if call.parse_flag("force"):
+        for each in await call.call_here(op.LIST_NAMESPACES, name=name):
+            await call.call_here(op.DELETE_NAMESPACE, name=each, force=True)
+    await call.call_here(op.DELETE_TENANT, name=name)
 
 
 # ------------------------------------------------------------------ the cluster
 CLUSTER = "/admin/v2/clusters/{cluster}"
 
 
-@route("GET", "/admin/v2/clusters", "The clusters: this one.", answer="[name]")
+@register_route("GET", "/admin/v2/clusters", "The clusters: this one.", answer="[name]")
 async def list_clusters(call: Call) -> list[str]:
     return [call.broker.config.cluster]
 
 
-@route("GET", CLUSTER, "Where clients reach the cluster.", answer="ClusterData")
+@register_route("GET", CLUSTER, "Where clients reach the cluster.", answer="ClusterData")
 async def get_cluster(call: Call) -> object:
     call.check_cluster()
-    mine = next((each for each in await call.broker.brokers() if each.name == call.broker.name), None)
+    mine = next((each for each in await call.broker.list_brokers() if each.name == call.broker.name), None)
     urls = mine.pulsar.get("", ()) if mine is not None else ()
     http = mine.http if mine is not None else ""
     return {
@@ -156,7 +160,9 @@ async def get_cluster(call: Call) -> object:
     }  # fmt: skip
 
 
-@route("PUT", CLUSTER, "Answers 204 for this cluster: it exists; another one cannot be made.", body="ClusterData")
+@register_route(
+    "PUT", CLUSTER, "Answers 204 for this cluster: it exists; another one cannot be made.", body="ClusterData"
+)
 async def create_cluster(call: Call) -> None:
     """Accepts the creation of this broker's own cluster, which set-up scripts of client suites make first; refuses any
     other."""
@@ -165,19 +171,19 @@ async def create_cluster(call: Call) -> None:
         raise BadRequest(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)
 
 
-@route("GET", CLUSTER + "/peers", "None: clusters are not linked.", answer="[name]")
+@register_route("GET", CLUSTER + "/peers", "None: clusters are not linked.", answer="[name]")
 async def peers(call: Call) -> list[str]:
     call.check_cluster()
     return []
 
 
-@route("GET", CLUSTER + "/failureDomains", "None: racks of bookies are theirs.", answer="{}")
+@register_route("GET", CLUSTER + "/failureDomains", "None: racks of bookies are theirs.", answer="{}")
 async def failure_domains(call: Call) -> dict[str, object]:
     call.check_cluster()
     return {}
 
 
-@route("GET", CLUSTER + "/namespaceIsolationPolicies", "None.", answer="{}")
+@register_route("GET", CLUSTER + "/namespaceIsolationPolicies", "None.", answer="{}")
 async def isolation_policies(call: Call) -> dict[str, object]:
     call.check_cluster()
     return {}

@@ -12,13 +12,13 @@ from ...proto.names import TopicName
 from ...proto.policies import check_properties
 from ...proto.statistics import TopicStats
 from ..cluster.bundles_core import bundle_of
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from ..session import statistics
-from ..session.administration import ask
+from ..session.administration import ask_broker
 from ..topic.topic import Topic
-from .call import TOPIC, BadRequest, Call, route
+from .call import TOPIC, BadRequest, Call, register_route
 from .policies_routes import NO_STORAGE
-from .stats import internal_stats, merged, topic_stats
+from .stats import internal_stats, merge_stats, topic_stats
 from .subscriptions_routes import message_id
 
 # ---------------------------------------------------------------------------------------------------- statistics
@@ -38,27 +38,30 @@ async def _loaded(call: Call, name: TopicName) -> Topic:
 
 async def _stats(call: Call, name: TopicName) -> Found:
     topic = await _loaded(call, name)
-    precise = call.flag("getPreciseBacklog") or call.flag("getEarliestTimeInBacklog")
-    return await statistics.of_topic(topic, call.broker.endpoint, precise=precise), topic
+    precise = call.parse_flag("getPreciseBacklog") or call.parse_flag("getEarliestTimeInBacklog")
+    return await statistics.topic_stats(topic, call.broker.endpoint, precise=precise), topic
 
 
 def _shown(call: Call, found: Found) -> dict[str, Any]:
-    publishers, consumers = not call.flag("excludePublishers"), not call.flag("excludeConsumers")
+    publishers, consumers = not call.parse_flag("excludePublishers"), not call.parse_flag("excludeConsumers")
     return topic_stats(*found, call.meters, publishers=publishers, consumers=consumers)
 
 
-@route("GET", TOPIC + "/stats", "Statistics of a topic without partitions, or of a partition.", answer="TopicStats")
+@register_route(
+    "GET", TOPIC + "/stats", "Statistics of a topic without partitions, or of a partition.", answer="TopicStats"
+)
 async def stats(call: Call) -> object:
     await call.authorize(op.TOPIC_STATS, name=call.topic.full)
     return _shown(call, await _stats(call, call.topic))
 
 
-@route("GET", TOPIC + "/partitioned-stats", "The sums of all partitions; `perPartition=true`: and each of them.",
+@register_route("GET", TOPIC + "/partitioned-stats",
+    "The sums of all partitions; `perPartition=true`: and each of them.",
        answer="PartitionedTopicStats")  # fmt: skip
 async def partitioned_stats(call: Call) -> object:
     found = await _each(call)
     shown = {name.full: _shown(call, each) for name, each in found.items()}
-    whole = merged(list(shown.values()))
+    whole = merge_stats(list(shown.values()))
     whole["averageMsgSize"] = whole["bytesInCounter"] / whole["msgInCounter"] if whole["msgInCounter"] else 0.0
     listed = shown if call.query.get("perPartition", "true").lower() != "false" else {}
     return {**whole, "metadata": {"partitions": await _count(call), "deleted": False}, "partitions": listed}
@@ -91,28 +94,29 @@ async def _anywhere(call: Call, name: TopicName) -> Found:
         return await _stats(call, name)
     except NotOwner:
         owner = await call.broker.lookup(name)
-        return await ask(call.broker.world, owner.endpoint, op.TOPIC_STATS, name=name.full), None
+        return await ask_broker(call.broker.world, owner.endpoint, op.TOPIC_STATS, name=name.full), None
 
 
-@route("GET", "/admin/v2/broker-stats/topics", "Statistics of the topics that are loaded in this broker, by bundle.",
+@register_route("GET", "/admin/v2/broker-stats/topics",
+    "Statistics of the topics that are loaded in this broker, by bundle.",
        answer="{namespace: {bundle: {domain: {topic: TopicStats}}}}")  # fmt: skip
 async def loaded_topics(call: Call) -> object:
     await call.authorize(op.LIST_BROKERS)
     found: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
-    turns = Turns(call.broker.world.clock)
+    turns = TimeSlices(call.broker.world.clock)
     for topic in list(call.broker.loaded.values()):
         namespace = topic.name.namespace_name
-        bundle = bundle_of(topic.name, (await call.broker.catalog.known_namespace(namespace)).bundles)
+        bundle = bundle_of(topic.name, (await call.broker.catalog.cached_namespace(namespace)).bundles)
         domain = "persistent" if topic.name.persistent else "non-persistent"
         of_bundle = found.setdefault(str(namespace), {}).setdefault(bundle, {}).setdefault(domain, {})
-        of_bundle[topic.name.full] = _shown(call, (await statistics.of_topic(topic, call.broker.endpoint), topic))
+        of_bundle[topic.name.full] = _shown(call, (await statistics.topic_stats(topic, call.broker.endpoint), topic))
         if turns.is_over:
             await turns.next()
     return found
 
 
 # ------------------------------------------------------------------ internals
-@route("GET", TOPIC + "/internalStats", "The ledgers and cursors of a topic, or of a partition.",
+@register_route("GET", TOPIC + "/internalStats", "The ledgers and cursors of a topic, or of a partition.",
        answer="PersistentTopicInternalStats")  # fmt: skip
 async def internals(call: Call) -> object:
     await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
@@ -121,11 +125,13 @@ async def internals(call: Call) -> object:
 
 async def _internals(call: Call, name: TopicName) -> dict[str, Any]:
     topic = await _loaded(call, name)
-    found = await statistics.of_topic(topic, call.broker.endpoint)
-    return internal_stats(statistics.internals(topic, 0), found)
+    found = await statistics.topic_stats(topic, call.broker.endpoint)
+    return internal_stats(statistics.internal_stats(topic, 0), found)
 
 
-@route("GET", TOPIC + "/partitioned-internalStats", "The same of each partition.", answer="{metadata, partitions}")
+@register_route(
+    "GET", TOPIC + "/partitioned-internalStats", "The same of each partition.", answer="{metadata, partitions}"
+)
 async def partitioned_internals(call: Call) -> object:
     await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
     found = {}
@@ -134,12 +140,12 @@ async def partitioned_internals(call: Call) -> object:
             found[name.full] = await _internals(call, name)
         except NotOwner:
             owner, world = (await call.broker.lookup(name)).endpoint, call.broker.world
-            of_log = await ask(world, owner, op.TOPIC_INTERNAL_STATS, name=name.full)
-            found[name.full] = internal_stats(of_log, await ask(world, owner, op.TOPIC_STATS, name=name.full))
+            of_log = await ask_broker(world, owner, op.TOPIC_INTERNAL_STATS, name=name.full)
+            found[name.full] = internal_stats(of_log, await ask_broker(world, owner, op.TOPIC_STATS, name=name.full))
     return {"metadata": {"partitions": len(found), "deleted": False, "properties": {}}, "partitions": found}
 
 
-@route("GET", TOPIC + "/internal-info", "The ledgers as the metadata has them.", answer="ManagedLedgerInfo")
+@register_route("GET", TOPIC + "/internal-info", "The ledgers as the metadata has them.", answer="ManagedLedgerInfo")
 async def internal_info(call: Call) -> object:
     await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
     found = await _internals(call, call.topic)
@@ -172,16 +178,16 @@ class Partitioned(msgspec.Struct):
 
 
 async def _names(call: Call, *, partitions: bool) -> list[str]:
-    names = await call.admin(op.LIST_TOPICS, namespace=str(call.namespace), partitions=partitions)
+    names = await call.call_here(op.LIST_TOPICS, namespace=str(call.namespace), partitions=partitions)
     return [name for name in names if name.startswith(call.names["domain"] + ":")]
 
 
-@route("GET", LIST, "The topics of a namespace, partitions one by one.", answer="[full name]")
+@register_route("GET", LIST, "The topics of a namespace, partitions one by one.", answer="[full name]")
 async def list_topics(call: Call) -> object:
     return await _names(call, partitions=True)
 
 
-@route("GET", LIST + "/partitioned", "The partitioned topics.", answer="[full name]")
+@register_route("GET", LIST + "/partitioned", "The partitioned topics.", answer="[full name]")
 async def list_partitioned(call: Call) -> object:
     single = set(await _names(call, partitions=True))
     return [name for name in await _names(call, partitions=False) if name not in single]
@@ -192,7 +198,7 @@ def _partitions(call: Call) -> int:
     """Returns the number of partitions in the body, which may also have properties. Raises BadRequest (406 if it is
     below 1, 412 if it is too large)."""
     of_metadata = "partitioned-topic-metadata" in call.headers.get("content-type", "") or call.body[:1] == b"{"
-    count = call.json(Partitioned).partitions if of_metadata else call.json(int)
+    count = call.parse_body(Partitioned).partitions if of_metadata else call.parse_body(int)
     if count < 1:
         raise BadRequest(f"a partitioned topic has 1 partition or more, not {count}", 406)
     if count >= 1 << 31:
@@ -200,22 +206,22 @@ def _partitions(call: Call) -> int:
     return count
 
 
-@route("PUT", TOPIC + "/partitions", "Makes a partitioned topic.", body="int | {partitions, properties}")
+@register_route("PUT", TOPIC + "/partitions", "Makes a partitioned topic.", body="int | {partitions, properties}")
 async def create_partitioned(call: Call) -> None:
     count = _partitions(call)
-    given = (call.json(Partitioned).properties or {}) if call.body[:1] == b"{" else {}
+    given = (call.parse_body(Partitioned).properties or {}) if call.body[:1] == b"{" else {}
     check_properties(given)
-    await call.admin(op.CREATE_TOPIC, name=call.topic.full, partitions=count)
+    await call.call_here(op.CREATE_TOPIC, name=call.topic.full, partitions=count)
     if given:
         await _store_properties(call, given)
 
 
-@route("GET", TOPIC + "/partitions",
+@register_route("GET", TOPIC + "/partitions",
        "How many partitions; 0: none. With `checkAllowAutoCreation` the topic is made where that is allowed.",
        answer="{partitions, deleted, properties}")  # fmt: skip
 async def get_partitions(call: Call) -> object:
-    create = call.flag("checkAllowAutoCreation")
-    partitions = await call.admin(op.PARTITIONS, topic=call.topic.full, create=create)
+    create = call.parse_flag("checkAllowAutoCreation")
+    partitions = await call.call_here(op.PARTITIONS, topic=call.topic.full, create=create)
     properties: dict[str, str] = {}
     if partitions:
         topic = call.topic.base
@@ -223,60 +229,62 @@ async def get_partitions(call: Call) -> object:
     return {"partitions": partitions, "deleted": False, "properties": properties}
 
 
-@route("POST", TOPIC + "/partitions", "More partitions.", body="int")
+@register_route("POST", TOPIC + "/partitions", "More partitions.", body="int")
 async def update_partitions(call: Call) -> None:
     try:
-        await call.admin(op.UPDATE_TOPIC, name=call.topic.full, partitions=_partitions(call))
+        await call.call_here(op.UPDATE_TOPIC, name=call.topic.full, partitions=_partitions(call))
     except InvalidRequest as error:
         raise BadRequest(error.message, 422) from error
 
 
-@route("DELETE", TOPIC + "/partitions", "Deletes a partitioned topic; `force` as of a topic without.", busy=412)
+@register_route(
+    "DELETE", TOPIC + "/partitions", "Deletes a partitioned topic; `force` as of a topic without.", busy=412
+)
 async def delete_partitioned(call: Call) -> None:
-    asked: dict[str, object] = {"name": call.topic.full, "force": call.flag("force")}
+    asked: dict[str, object] = {"name": call.topic.full, "force": call.parse_flag("force")}
     await call.authorize(op.DELETE_TOPIC, **asked)
     if not await call.partitions():
         raise NotFound(f"topic {call.topic} has no partitions")
-    await call.admin(op.DELETE_TOPIC, **asked)
+    await call.call_here(op.DELETE_TOPIC, **asked)
 
 
-@route("POST", TOPIC + "/createMissedPartitions", "Nothing to do: partitions are made together.")
+@register_route("POST", TOPIC + "/createMissedPartitions", "Nothing to do: partitions are made together.")
 async def create_missing(call: Call) -> None:
     await call.authorize(op.UPDATE_TOPIC, name=call.topic.full)
     await call.partitions()
 
 
 # ------------------------------------------------------------------ the topic
-@route("PUT", TOPIC, "Makes a topic without partitions.", body="{key: value} | empty")
+@register_route("PUT", TOPIC, "Makes a topic without partitions.", body="{key: value} | empty")
 async def create_topic(call: Call) -> None:
-    given = {} if call.is_empty else check_properties(call.json(dict[str, str]))
-    await call.admin(op.CREATE_TOPIC, name=call.topic.full)
+    given = {} if call.is_empty else check_properties(call.parse_body(dict[str, str]))
+    await call.call_here(op.CREATE_TOPIC, name=call.topic.full)
     if given:
         await _store_properties(call, given)
 
 
 async def _store_properties(call: Call, properties: dict[str, str]) -> None:
-    await call.admin(op.CHANGE_PROPERTIES, topic=call.topic.base.full, set=properties)
+    await call.call_here(op.CHANGE_PROPERTIES, topic=call.topic.base.full, set=properties)
 
 
-@route("DELETE", TOPIC,
+@register_route("DELETE", TOPIC,
        "Deletes a topic without partitions; with `force` what is open in transactions is aborted first.",
        busy=412)  # fmt: skip
 async def delete_topic(call: Call) -> None:
-    asked: dict[str, object] = {"name": call.topic.full, "force": call.flag("force")}
+    asked: dict[str, object] = {"name": call.topic.full, "force": call.parse_flag("force")}
     await call.authorize(op.DELETE_TOPIC, **asked)
     if await call.partitions():
         raise BadRequest(f"topic {call.topic} has partitions: DELETE …/partitions", 409)
-    await call.admin(op.DELETE_TOPIC, **asked)
+    await call.call_here(op.DELETE_TOPIC, **asked)
 
 
-@route("POST", TOPIC + "/skipLost",
+@register_route("POST", TOPIC + "/skipLost",
        "Passes over entries that every replica lost; of one `ledger`; by `force` also what a silent replica may have.",
        answer="[{topic, ranges, subscriptions}]")  # fmt: skip
 async def skip_lost(call: Call) -> object:
     only = call.query.get("ledger", "")
-    ledger = {"ledger_id": call.number(only, "the parameter ledger")} if only else {}
-    found = await call.each_partition(op.SKIP_LOST, force=call.flag("force"), **ledger)
+    ledger = {"ledger_id": call.parse_number(only, "the parameter ledger")} if only else {}
+    found = await call.call_partitions(op.SKIP_LOST, force=call.parse_flag("force"), **ledger)
     topics = await call.partitions() or [call.topic]
     return [
         {
@@ -294,50 +302,50 @@ async def skip_lost(call: Call) -> object:
     ]  # fmt: skip
 
 
-@route("POST", TOPIC + "/terminate", "It takes no more messages; its last one.", answer="MessageId")
+@register_route("POST", TOPIC + "/terminate", "It takes no more messages; its last one.", answer="MessageId")
 async def terminate_topic(call: Call) -> object:
-    await call.one_partition(op.TERMINATE_TOPIC, "POST …/terminate/partitions")
-    return message_id(await call.admin(op.TERMINATE_TOPIC, name=call.topic.full))
+    await call.check_unpartitioned(op.TERMINATE_TOPIC, "POST …/terminate/partitions")
+    return message_id(await call.call_here(op.TERMINATE_TOPIC, name=call.topic.full))
 
 
-@route("POST", TOPIC + "/terminate/partitions", "Its partitions take no more messages; the last one of each.",
+@register_route("POST", TOPIC + "/terminate/partitions", "Its partitions take no more messages; the last one of each.",
        answer="{partition: MessageId}")  # fmt: skip
 async def terminate_partitions(call: Call) -> object:
     await call.authorize(op.TERMINATE_TOPIC, name=call.topic.full)
     if not await call.partitions():
         raise BadRequest(f"topic {call.topic} has no partitions: POST …/terminate", 405)
-    found = await call.each_partition(op.TERMINATE_TOPIC)
+    found = await call.call_partitions(op.TERMINATE_TOPIC)
     return {str(number): message_id(each) for number, each in enumerate(found)}
 
 
-@route("DELETE", TOPIC + "/properties", "The property of `key` is gone.")
+@register_route("DELETE", TOPIC + "/properties", "The property of `key` is gone.")
 async def remove_property(call: Call) -> None:
     key = call.query.get("key", "")
     asked = {"topic": call.topic.base.full, "remove": [key]}
     await call.authorize(op.CHANGE_PROPERTIES, **asked)
     if not key:
         raise BadRequest("the parameter key says which property", 412)
-    await call.admin(op.CHANGE_PROPERTIES, **asked)
+    await call.call_here(op.CHANGE_PROPERTIES, **asked)
 
 
 # ------------------------------------------------------------------ compaction
-@route("GET", TOPIC + "/compaction", "How the last compaction went; of partitions the one that is least done.",
+@register_route("GET", TOPIC + "/compaction", "How the last compaction went; of partitions the one that is least done.",
        answer="{status, lastError}")  # fmt: skip
 async def compaction_status(call: Call) -> object:
-    found = await call.each_partition(op.COMPACTION_STATUS)
+    found = await call.call_partitions(op.COMPACTION_STATUS)
     order = ("ERROR", "RUNNING", "NOT_RUN", "SUCCESS")
     least = min(found, key=lambda each: order.index(each.state) if each.state in order else 0)
     return {"status": least.state, "lastError": least.error}
 
 
-@route("GET", TOPIC + "/offload", "There is no tiered storage.", answer="{status, lastError}")
+@register_route("GET", TOPIC + "/offload", "There is no tiered storage.", answer="{status, lastError}")
 async def offload_status(call: Call) -> object:
     await call.authorize(op.COMPACTION_STATUS, name=call.topic.full)
     await call.partitions()
     return {"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": None}
 
 
-@route("PUT", TOPIC + "/offload", "405: there is no tiered storage.", body="MessageId")
+@register_route("PUT", TOPIC + "/offload", "405: there is no tiered storage.", body="MessageId")
 async def offload(call: Call) -> None:
     await call.authorize(op.COMPACT, name=call.topic.full)
     await call.partitions()

@@ -20,7 +20,7 @@ from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
 from ...proto.statistics import CoordinatorTransactions, SubscriptionStats, TransactionHere, TransactionStats
 from ..subscription.core.cursor import Cursor
 from . import stats as forms
-from .call import Call, route
+from .call import Call, register_route
 
 BASE = "/admin/v3/transactions"
 OF_TOPIC = "/{tenant}/{namespace}/{topic}"
@@ -36,7 +36,9 @@ LIST_DEFAULT = 1_000
 # ------------------------------------------------------------------ what a request names
 def txn_of(call: Call) -> TxnId:
     """Returns the id of a transaction, or of a half message, in the path. Raises InvalidRequest."""
-    return TxnId.checked(*(call.number(call.names[each], f"the half {each} of an id") for each in ("most", "least")))
+    return TxnId.checked(
+        *(call.parse_number(call.names[each], f"the half {each} of an id") for each in ("most", "least"))
+    )
 
 
 def _topic(call: Call) -> TopicName:
@@ -45,26 +47,26 @@ def _topic(call: Call) -> TopicName:
 
 
 def _coordinator(call: Call, text: str) -> int:
-    number = call.number(text, "a coordinator")
+    number = call.parse_number(text, "a coordinator")
     if number >= COORDINATORS_MAX:
         raise NotFound(f"there is no coordinator {number}")
     return number
 
 
-async def numbers(call: Call) -> list[int]:
+async def coordinator_numbers(call: Call) -> list[int]:
     """Returns the number of the coordinator in the query, or those of all coordinators."""
     if asked := call.query.get("coordinatorId", ""):
         return [_coordinator(call, asked)]
-    return list(range(await call.broker.transactions.count_now()))
+    return list(range(await call.broker.transactions.read_count()))
 
 
 async def _listed(call: Call, number: int, limit: int = 1) -> CoordinatorTransactions:
-    return await call.at_coordinator(op.LIST_TRANSACTIONS, coordinator=number, limit=limit)
+    return await call.call_coordinator(op.LIST_TRANSACTIONS, coordinator=number, limit=limit)
 
 
 async def _found(call: Call, txn: TxnId) -> TransactionStats:
     """Returns the statistics of a transaction. Raises NotFound if it has not begun."""
-    found = await call.at_coordinator(op.LIST_TRANSACTIONS, txn=txn, limit=1)
+    found = await call.call_coordinator(op.LIST_TRANSACTIONS, txn=txn, limit=1)
     if not found.items:
         raise NotFound(f"no transaction {txn} has begun")
     return found.items[0]
@@ -75,7 +77,7 @@ async def _at(call: Call, found: TransactionStats) -> dict[str, TransactionHere 
 
     async def ask(topic: str) -> TransactionHere | MagnetarError:
         try:
-            return await call.anywhere(op.TOPIC_TRANSACTION, TopicName.parse(topic), txn=found.txn)
+            return await call.call_owner(op.TOPIC_TRANSACTION, TopicName.parse(topic), txn=found.txn)
         except MagnetarError as error:
             return error
 
@@ -89,57 +91,61 @@ async def _metadata(call: Call, found: TransactionStats, *, asked: bool = True) 
         at |= {
             topic: None if isinstance(here, MagnetarError) else here for topic, here in (await _at(call, found)).items()
         }
-    return forms.metadata(found, at, call.broker.world.clock.wall_ms())
+    return forms.transaction_metadata(found, at, call.broker.world.clock.wall_ms())
 
 
 # ------------------------------------------------------------------ coordinators
-@route("GET", BASE + "/coordinators", "The coordinators, and where the broker of each is, or the one that is asked.",
+@register_route("GET", BASE + "/coordinators",
+    "The coordinators, and where the broker of each is, or the one that is asked.",
        answer="[TransactionCoordinatorInfo]")  # fmt: skip
 async def coordinators(call: Call) -> object:
     await call.authorize(op.LIST_TRANSACTIONS)
     urls = {
         each.name: next(iter(each.pulsar.get("", ())), f"magnetar://{each.endpoint}")
-        for each in await call.broker.brokers()
+        for each in await call.broker.list_brokers()
     }
     here = urls.get(call.broker.name, "")  # it takes one that no broker has; Pulsar's tools need a URL
-    owners = await call.broker.transactions.owners()
+    owners = await call.broker.transactions.read_owners()
     return [{"id": number, "brokerServiceUrl": urls.get(owner, here)} for number, owner in enumerate(owners)]
 
 
-@route("GET", BASE + "/coordinatorStats", "Statistics of each coordinator, or of `coordinatorId`.",
+@register_route("GET", BASE + "/coordinatorStats", "Statistics of each coordinator, or of `coordinatorId`.",
        answer="{id: TransactionCoordinatorStats} | TransactionCoordinatorStats")  # fmt: skip
 async def coordinator_stats(call: Call) -> object:
-    found = {number: forms.coordinator_stats(await _listed(call, number)) for number in await numbers(call)}
+    found = {number: forms.coordinator_stats(await _listed(call, number)) for number in await coordinator_numbers(call)}
     return next(iter(found.values())) if call.query.get("coordinatorId") else found
 
 
-@route("GET", BASE + "/coordinatorInternalStats/{coordinator}", "The ledger of a coordinator.",
+@register_route("GET", BASE + "/coordinatorInternalStats/{coordinator}", "The ledger of a coordinator.",
        answer="TransactionCoordinatorInternalStats")  # fmt: skip
 async def coordinator_internals(call: Call) -> object:
     number = _coordinator(call, call.names["coordinator"])
     return forms.coordinator_internals(number, await _listed(call, number))
 
 
-@route("POST", BASE + "/transactionCoordinator/replicas", "Takes the number that there is; it is fixed.", body="int")
+@register_route(
+    "POST", BASE + "/transactionCoordinator/replicas", "Takes the number that there is; it is fixed.", body="int"
+)
 async def coordinator_replicas(call: Call) -> None:
     await call.authorize(op.ABORT_TRANSACTION)
-    wanted, count = call.json(int), await call.broker.transactions.count_now()
+    wanted, count = call.parse_body(int), await call.broker.transactions.read_count()
     if wanted != count:
         raise NotAllowed(f"there are {count} coordinators: `transaction_coordinators`, fixed by the first transaction")
 
 
 # ------------------------------------------------------------------ transactions
-@route("GET", BASE + "/transactionMetadata" + ID, "A transaction, and what each of its topics has of it.",
+@register_route("GET", BASE + "/transactionMetadata" + ID, "A transaction, and what each of its topics has of it.",
        answer="TransactionMetadata")  # fmt: skip
 async def transaction_metadata(call: Call) -> object:
     return await _metadata(call, await _found(call, txn_of(call)))
 
 
-@route("GET", BASE + "/slowTransactions/{timeout}", "Those that are open for so many ms; `coordinatorId`: of this one.",
+@register_route("GET", BASE + "/slowTransactions/{timeout}",
+    "Those that are open for so many ms; `coordinatorId`: of this one.",
        answer="{id: TransactionMetadata}")  # fmt: skip
 async def slow_transactions(call: Call) -> object:
-    least_ms, slow = call.number(call.names["timeout"], "a time in ms"), {}
-    for number in await numbers(call):
+    least_ms, slow = call.parse_number(call.names["timeout"], "a time in ms"), {}
+    for number in await coordinator_numbers(call):
         items = (await _listed(call, number, LIST_DEFAULT)).items
         found = [each for each in items if each.age_ms >= least_ms and each.state in (TxnState.OPEN, TxnState.PREPARED)]
         for position, each in enumerate(found):
@@ -147,16 +153,16 @@ async def slow_transactions(call: Call) -> object:
     return slow
 
 
-@route("POST", BASE + "/abortTransaction" + ID, "Aborts one that is open or prepared. 409: it is committed.")
+@register_route("POST", BASE + "/abortTransaction" + ID, "Aborts one that is open or prepared. 409: it is committed.")
 async def abort_transaction(call: Call) -> None:
     txn = txn_of(call)
-    if await call.at_coordinator(op.ABORT_TRANSACTION, **txn._asdict()) is TxnState.COMMITTED:
+    if await call.call_coordinator(op.ABORT_TRANSACTION, **txn._asdict()) is TxnState.COMMITTED:
         raise TransactionEnded(f"transaction {txn} is committed")
 
 
 # ------------------------------------------------------------------ of one topic
 async def _here(call: Call) -> TransactionHere:
-    return await call.admin(op.TOPIC_TRANSACTION, topic=_topic(call).full, txn=txn_of(call))
+    return await call.call_here(op.TOPIC_TRANSACTION, topic=_topic(call).full, txn=txn_of(call))
 
 
 async def _outcome(call: Call) -> TransactionStats | None:
@@ -167,32 +173,37 @@ async def _outcome(call: Call) -> TransactionStats | None:
         return None
 
 
-@route("GET", BASE + "/transactionInBufferStats" + OF_TOPIC + ID, "The first message of a transaction in a topic.",
+@register_route("GET", BASE + "/transactionInBufferStats" + OF_TOPIC + ID,
+    "The first message of a transaction in a topic.",
        answer="TransactionInBufferStats")  # fmt: skip
 async def transaction_in_buffer(call: Call) -> object:
-    return forms.in_buffer(await _here(call), await _outcome(call))
+    return forms.transaction_in_buffer(await _here(call), await _outcome(call))
 
 
-@route("GET", BASE + "/transactionInPendingAckStats" + OF_SUBSCRIPTION + ID,
+@register_route("GET", BASE + "/transactionInPendingAckStats" + OF_SUBSCRIPTION + ID,
        "What a transaction has acknowledged in a subscription.", answer="TransactionInPendingAckStats")  # fmt: skip
 async def transaction_in_pending_acks(call: Call) -> object:
     found = await _here(call)
     await _subscription(call)
     name = call.names["subscription"]
-    return forms.in_pending_acks(next((each for each in found.subscriptions if each.name == name), None))
+    return forms.transaction_in_acks(next((each for each in found.subscriptions if each.name == name), None))
 
 
-@route("GET", BASE + "/transactionBufferStats" + OF_TOPIC, "The last stable position, what is open and aborted.",
+@register_route("GET", BASE + "/transactionBufferStats" + OF_TOPIC,
+    "The last stable position, what is open and aborted.",
        answer="TransactionBufferStats")  # fmt: skip
 async def buffer_stats(call: Call) -> object:
     name = _topic(call).full
-    stats, log = await call.admin(op.TOPIC_STATS, name=name), await call.admin(op.TOPIC_INTERNAL_STATS, name=name)
-    return forms.buffer_stats(stats, log)
+    stats, log = (
+        await call.call_here(op.TOPIC_STATS, name=name),
+        await call.call_here(op.TOPIC_INTERNAL_STATS, name=name),
+    )
+    return forms.transaction_buffer_stats(stats, log)
 
 
 async def _subscription(call: Call) -> SubscriptionStats:
     """Returns the statistics of a subscription. Raises NotFound."""
-    stats = await call.admin(op.TOPIC_STATS, name=_topic(call).full)
+    stats = await call.call_here(op.TOPIC_STATS, name=_topic(call).full)
     wanted = call.names["subscription"]
     found = next((each for each in stats.subscriptions if each.name == wanted), None)
     if found is None:
@@ -200,20 +211,20 @@ async def _subscription(call: Call) -> SubscriptionStats:
     return found
 
 
-@route("GET", BASE + "/pendingAckStats" + OF_SUBSCRIPTION, "What open transactions have acknowledged there.",
+@register_route("GET", BASE + "/pendingAckStats" + OF_SUBSCRIPTION, "What open transactions have acknowledged there.",
        answer="TransactionPendingAckStats")  # fmt: skip
 async def pending_ack_stats(call: Call) -> object:
     return forms.pending_ack_stats(await _subscription(call))
 
 
-@route("GET", BASE + "/positionStatsInPendingAck" + OF_SUBSCRIPTION + "/{ledger}/{entry}",
+@register_route("GET", BASE + "/positionStatsInPendingAck" + OF_SUBSCRIPTION + "/{ledger}/{entry}",
        "Whether an entry (`batchIndex`: a message of it) is acknowledged, and in a transaction.",
        answer="{state}")  # fmt: skip
 async def position_in_pending_acks(call: Call) -> object:
     await _subscription(call)
-    ledger, entry = (call.number(call.names[each], f"the id of the {each}") for each in ("ledger", "entry"))
+    ledger, entry = (call.parse_number(call.names[each], f"the id of the {each}") for each in ("ledger", "entry"))
     index = call.query.get("batchIndex", "")
-    bit = call.number(index, "batchIndex", least=-1) if index else -1
+    bit = call.parse_number(index, "batchIndex", least=-1) if index else -1
     if bit >= call.broker.config.max_message_bytes:
         raise InvalidRequest(f"no batch has {bit} messages")
     topic = await call.broker.topic(call.topic)
@@ -227,42 +238,48 @@ def _state_of(cursor: Cursor, position: Position, bit: int) -> str:
     if cursor.is_acked(position):
         return "MarkDelete"
     pending = cursor.pending
-    bits, whole = (pending.bits_at(position), pending.holds(position)) if pending is not None else (0, False)
-    if bit >= 0 and cursor.hidden(position) & ~bits & (1 << bit):
+    bits, whole = (pending.bits_at(position), pending.is_pending(position)) if pending is not None else (0, False)
+    if bit >= 0 and cursor.hidden_bits(position) & ~bits & (1 << bit):
         return "MarkDelete"
     return "PendingAck" if whole or (bits >> bit & 1 if bit >= 0 else bits) else "NotInPendingAck"
 
 
-@route("GET", BASE + "/pendingAckInternalStats" + OF_SUBSCRIPTION, "Refused: pending ones are a part of the cursor.",
+@register_route("GET", BASE + "/pendingAckInternalStats" + OF_SUBSCRIPTION,
+    "Refused: pending ones are a part of the cursor.",
        answer="nothing: 405")  # fmt: skip
 async def pending_ack_internals(call: Call) -> object:
     await _subscription(call)
     raise NotAllowed("pending acknowledgements have no log of their own: they are stored with the cursor")
 
 
-@route("GET", BASE + "/transactionBufferInternalStats" + OF_TOPIC, "Refused: outcomes have no topic of snapshots.",
+@register_route("GET", BASE + "/transactionBufferInternalStats" + OF_TOPIC,
+    "Refused: outcomes have no topic of snapshots.",
        answer="nothing: 405")  # fmt: skip
 async def buffer_internals(call: Call) -> object:
-    await call.admin(op.TOPIC_STATS, name=_topic(call).full)
+    await call.call_here(op.TOPIC_STATS, name=_topic(call).full)
     raise NotAllowed("outcomes of transactions have no topic of snapshots: they are stored in a ledger beside the log")
 
 
 # ------------------------------------------------------------------ as `magnetar transactions`
-@route("GET", BASE, "Those that are not done, the oldest first; `coordinatorId`, `limit` (of each coordinator).",
+@register_route("GET", BASE,
+    "Those that are not done, the oldest first; `coordinatorId`, `limit` (of each coordinator).",
        answer="[{txn, state, owner, address, …, topics}]")  # fmt: skip
 async def list_transactions(call: Call) -> object:
-    limit = call.number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1)
-    asked = await numbers(call)
+    limit = call.parse_number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1)
+    asked = await coordinator_numbers(call)
     found = [each for number in asked for each in (await _listed(call, number, min(limit, LIST_DEFAULT))).items]
     return [transaction_form(each) for each in sorted(found, key=lambda each: -each.age_ms)]
 
 
-@route("GET", BASE + "/status", "The coordinators: epochs and counts.", answer="[{coordinator, epoch, open, …}]")
+@register_route(
+    "GET", BASE + "/status", "The coordinators: epochs and counts.", answer="[{coordinator, epoch, open, …}]"
+)
 async def status(call: Call) -> object:
-    return [coordinator_form(number, await _listed(call, number)) for number in await numbers(call)]
+    return [coordinator_form(number, await _listed(call, number)) for number in await coordinator_numbers(call)]
 
 
-@route("GET", BASE + "/id" + ID, "Who began it, and for each topic what it has there and what waits for its end.",
+@register_route("GET", BASE + "/id" + ID,
+    "Who began it, and for each topic what it has there and what waits for its end.",
        answer="{txn, state, owner, address, …, at}")  # fmt: skip
 async def show(call: Call) -> object:
     found = await _found(call, txn_of(call))
@@ -274,39 +291,42 @@ async def show(call: Call) -> object:
     return {**transaction_form(found), "at": at}
 
 
-@route("POST", BASE + "/id" + ID + "/abort", "As abortTransaction, with the state.", answer="{txn, state}")
+@register_route("POST", BASE + "/id" + ID + "/abort", "As abortTransaction, with the state.", answer="{txn, state}")
 async def abort(call: Call) -> object:
     txn = txn_of(call)
-    state = await call.at_coordinator(op.ABORT_TRANSACTION, **txn._asdict())
+    state = await call.call_coordinator(op.ABORT_TRANSACTION, **txn._asdict())
     return {"txn": str(txn), "state": state.name}
 
 
-@route("POST", BASE + "/id" + ID + "/detach", "Stops waiting for a topic that cannot store the outcome.", body="topic")
+@register_route(
+    "POST", BASE + "/id" + ID + "/detach", "Stops waiting for a topic that cannot store the outcome.", body="topic"
+)
 async def detach(call: Call) -> None:
-    topic = TopicName.parse(call.json(str)).full
-    await call.at_coordinator(op.DETACH_TRANSACTION, txn=txn_of(call), topic=topic)
+    topic = TopicName.parse(call.parse_body(str)).full
+    await call.call_coordinator(op.DETACH_TRANSACTION, txn=txn_of(call), topic=topic)
 
 
 # ------------------------------------------------------------------ half messages, as `magnetar transactions halves`
 HALVES = BASE + "/halves"
 
 
-@route("GET", HALVES, "Half messages that are not decided, the oldest first; `coordinatorId`, `group`, `parked=true`, "
+@register_route("GET", HALVES,
+    "Half messages that are not decided, the oldest first; `coordinatorId`, `group`, `parked=true`, "
        "`limit` (of each coordinator).", answer="[{half, state, owner, group, …, reason}]")  # fmt: skip
 async def list_halves(call: Call) -> object:
-    limit = min(call.number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1), LIST_DEFAULT)
-    group, parked, rows = call.query.get("group", ""), call.flag("parked"), list[dict[str, Any]]()
-    for number in await numbers(call):
-        found = await call.at_coordinator(op.LIST_HALVES, coordinator=number, group=group, limit=limit)
+    limit = min(call.parse_number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1), LIST_DEFAULT)
+    group, parked, rows = call.query.get("group", ""), call.parse_flag("parked"), list[dict[str, Any]]()
+    for number in await coordinator_numbers(call):
+        found = await call.call_coordinator(op.LIST_HALVES, coordinator=number, group=group, limit=limit)
         rows += map(half_form, found.items)
     return sorted((each for each in rows if each["state"] == "PARKED" or not parked), key=lambda each: -each["ageMs"])
 
 
-@route("GET", HALVES + ID, "A half message. 404: it is decided, or never was.",
+@register_route("GET", HALVES + ID, "A half message. 404: it is decided, or never was.",
        answer="{half, state, owner, group, …, reason}")  # fmt: skip
 async def show_half(call: Call) -> object:
     half = txn_of(call)
-    found = await call.at_coordinator(op.LIST_HALVES, half=half, limit=1)
+    found = await call.call_coordinator(op.LIST_HALVES, half=half, limit=1)
     if not found.items:
         raise NotFound(f"no half {half} is open")
     return half_form(found.items[0])

@@ -30,7 +30,7 @@ from ...runtime.network import Endpoint, World, rpc
 from ..cluster.bundles_core import bundle_of
 from ..common.config import FIXED, as_policies, resolve
 from ..common.refusals import check_incarnation
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic
@@ -46,13 +46,13 @@ FORWARD_TIMEOUT_S = 30.0
 """Seconds that a request to another broker may take."""
 
 
-def request_for(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
+def make_request(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
     """Returns the request message of an operation. Raises InvalidRequest if a value does not fit its field."""
     kind: type[Message] = rpc(operation.service, operation.name).request
     return request_of(kind, arguments, operation.name)
 
 
-def answered(operation: Operation[T], reply: object) -> T:
+def answer_value(operation: Operation[T], reply: object) -> T:
     """Returns the plain value of an operation's reply; a `reply` that is no wire message is returned as it is."""
     if isinstance(reply, Message):
         kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
@@ -60,15 +60,15 @@ def answered(operation: Operation[T], reply: object) -> T:
     return cast(T, reply)
 
 
-async def ask(
+async def ask_broker(
     world: World, endpoint: str, operation: Operation[T], *, timeout_s: float = FORWARD_TIMEOUT_S, **arguments: object
 ) -> T:
     """Calls the operation at another broker, with the rights of this broker; returns its answer as a plain value."""
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         target = rpc(operation.service, operation.name)
-        reply = await channel.call(target, request_for(operation, arguments), timeout_s=timeout_s)
-        return answered(operation, reply)
+        reply = await channel.call(target, make_request(operation, arguments), timeout_s=timeout_s)
+        return answer_value(operation, reply)
     finally:
         await channel.close()
 
@@ -81,7 +81,7 @@ LIST_TIMEOUT_S = 5.0
 """Seconds to wait for another broker's list of topics in memory: a broker that hangs must not delay the whole list."""
 
 
-def lost_of(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
+def count_lost(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
     """Returns how many messages of the lost `ranges` the subscription will not get, estimated where it has acknowledged
     a part of a range; -1: it is not known how many messages a range had."""
     total = 0
@@ -102,28 +102,28 @@ class Administration:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
-    async def topic(self, name: TopicName) -> Topic:
+    async def load_topic(self, name: TopicName) -> Topic:
         """Returns an existing topic, loaded at this broker. Raises TopicNotFound, NotOwner."""
         await self._broker.catalog.existing_partitions(name)
         return await self._broker.topic(name)
 
     async def _ask(self, broker: BrokerRecord, operation: Operation[T], **arguments: Any) -> T:
-        return await ask(self._broker.world, broker.endpoint, operation, **arguments)
+        return await ask_broker(self._broker.world, broker.endpoint, operation, **arguments)
 
     async def _other_brokers(self) -> list[BrokerRecord]:
-        return [each for each in await self._broker.brokers() if each.name != self._broker.name]
+        return [each for each in await self._broker.list_brokers() if each.name != self._broker.name]
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
         """Deletes a namespace; with `force` also its topics. Raises Busy if it has topics and not `force`."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
-            for topic in [*await catalog.topics(name, partitions=False), *sorted(in_memory)]:
+            for topic in [*await catalog.list_topics(name, partitions=False), *sorted(in_memory)]:
                 await self.delete_topic(TopicName.parse(topic), force=True)
         elif in_memory:
             raise Busy(f"namespace {name} has non-persistent topics in use; delete them first, or use force")
         await catalog.delete_namespace(name)
-        await self._broker.schemas.forget_namespace(name)
+        await self._broker.schemas.delete_namespace_schemas(name)
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
         """Unloads one bundle of a namespace, or all if `bundle` is empty: only those of this broker if `here`, else
@@ -136,7 +136,7 @@ class Administration:
         return Unloaded(topics, bundles)
 
     # ------------------------------------------------------------------ permissions
-    async def permissions(self, namespace: str, topic: str) -> GrantsRecord:
+    async def get_permissions(self, namespace: str, topic: str) -> GrantsRecord:
         """Returns the permissions that were granted on a namespace, or on one topic (without those of its
         namespace)."""
         name, of_topic = await self._place(namespace, topic)
@@ -162,20 +162,20 @@ class Administration:
             name = TopicName.parse(topic).base
             await self._broker.catalog.existing_partitions(name)
             return name.namespace_name, name
-        await self._broker.catalog.namespace(NamespaceName.parse(namespace))
+        await self._broker.catalog.get_namespace(NamespaceName.parse(namespace))
         return NamespaceName.parse(namespace), None
 
-    async def policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
+    async def get_policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
         """Returns the policies that are set for a namespace or a topic; if `applied`, every field, including inherited
         ones. Without namespace and topic: those of all brokers; if `applied`, those in force at this broker."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
-            return as_policies(defaults) if applied else await self._broker.policies.own(None, None)
+            return as_policies(defaults) if applied else await self._broker.policies.read_own(None, None)
         place, name = await self._place(namespace, topic)
-        found = await self._broker.policies.own(place, name)
+        found = await self._broker.policies.read_own(place, name)
         if not applied:
             return found
-        levels = (found,) if name is None else (await self._broker.policies.own(place, None), found)
+        levels = (found,) if name is None else (await self._broker.policies.read_own(place, None), found)
         return as_policies(resolve(defaults, *levels))
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
@@ -220,24 +220,24 @@ class Administration:
         await self._broker.policies.change_properties(place, name, changed)
 
     # ------------------------------------------------------------------ topics
-    async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
+    async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the full names of the stored topics and of the non-persistent ones that brokers have in memory,
         sorted. `partitions`: the partitions instead of the partitioned topics."""
-        stored = await self._broker.catalog.topics(name, partitions=partitions)
+        stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
-    async def topics_here(self, name: NamespaceName, after: str) -> list[str]:
+    async def list_owned(self, name: NamespaceName, after: str) -> list[str]:
         """Returns the sorted names, greater than `after`, of the partitions and unpartitioned topics that this broker
         owns, or becomes the owner of by this look-up (one per bundle). Empty if there is no such namespace."""
         broker = self._broker
         try:
-            stored = await broker.catalog.topics(name, partitions=True)
-            bundles = (await broker.catalog.known_namespace(name)).bundles
+            stored = await broker.catalog.list_topics(name, partitions=True)
+            bundles = (await broker.catalog.cached_namespace(name)).bundles
         except NotFound:
             return []
         here: dict[str, bool] = {}
         found: list[str] = []
-        for each in sorted({*stored, *await self.topics_in_memory(name)}):
+        for each in sorted({*stored, *await self.list_non_persistent(name)}):
             if each <= after:
                 continue
             topic = TopicName.parse(each)
@@ -248,9 +248,9 @@ class Administration:
                 found.append(each)
         return found
 
-    async def topics_in_memory(self, name: NamespaceName) -> set[str]:
+    async def list_non_persistent(self, name: NamespaceName) -> set[str]:
         """Returns the names of the non-persistent topics of the namespace that are loaded at this broker."""
-        found, turns = set[str](), Turns(self._broker.world.clock)
+        found, turns = set[str](), TimeSlices(self._broker.world.clock)
         for topic in list(self._broker.loaded.values()):
             if not topic.name.persistent and topic.name.namespace_name == name:
                 found.add(topic.name.full)
@@ -261,8 +261,8 @@ class Administration:
     async def _non_persistent(self, name: NamespaceName, *, partitions: bool) -> set[str]:
         """Returns the names of the non-persistent topics at all brokers; those of a broker that does not answer in time
         are missing."""
-        stored = set(await self._broker.catalog.volatile_topics(name, partitions=partitions))
-        found, others = await self.topics_in_memory(name), await self._other_brokers()
+        stored = set(await self._broker.catalog.list_non_persistent(name, partitions=partitions))
+        found, others = await self.list_non_persistent(name), await self._other_brokers()
         asked = {"namespace": str(name), "in_memory_here": True}
         answers = await asyncio.gather(
             *(self._ask(other, op.LIST_TOPICS, timeout_s=LIST_TIMEOUT_S, **asked) for other in others),
@@ -297,15 +297,17 @@ class Administration:
         for number, which in there.items():
             with contextlib.suppress(NotFound):
                 await self._delete_one(topic.with_partition(number), force=force, incarnation=which)
-        while (still := await catalog.still_partitioned(topic, ended)) is not None:
+        while (still := await catalog.check_partitioned_unchanged(topic, ended)) is not None:
             with contextlib.suppress(BadVersion):  # it is gone, grew, or is another one: asked again
                 await self._broker.grants.delete_topic(topic, still)
-                await self._broker.schemas.end_with(topic, partial(catalog.forget_partitions, topic, still))
+                await self._broker.schemas.delete_with_topic(
+                    topic, partial(catalog.delete_partitioned_record, topic, still)
+                )
 
     async def _partitioned(self, topic: TopicName) -> PartitionedRecord | None:
         """Returns the record of a partitioned topic; None: it exists, and has no partitions. Raises TopicNotFound."""
         partitions = await self._broker.catalog.existing_partitions(topic)
-        return await self._broker.catalog.partitioned(topic) if partitions and not topic.is_partition else None
+        return await self._broker.catalog.get_partitioned(topic) if partitions and not topic.is_partition else None
 
     async def _delete_one(self, topic: TopicName, *, force: bool, incarnation: int) -> None:
         owner = await self._broker.lookup(topic)
@@ -353,7 +355,7 @@ class Administration:
             LostRange(each.ledger_id, each.first_entry, each.last_entry, each.first_index, each.end_index, each.forced)
             for each in ranges
         )
-        missed = (LostOfSubscription(each, lost_of(cursor, ranges)) for each, cursor in sorted(cursors.items()))
+        missed = (LostOfSubscription(each, count_lost(cursor, ranges)) for each, cursor in sorted(cursors.items()))
         return SkippedLost(tuple(lost), tuple(missed))
 
     async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
@@ -367,8 +369,8 @@ class Administration:
             return {}
         return {each.name: each.cursor for each in topic.subscriptions.values() if each.durable}
 
-    async def compact(self, name: TopicName) -> None:
+    async def start_compaction(self, name: TopicName) -> None:
         """Starts compaction of the topic. Raises Busy if it is running."""
-        topic = await self.topic(name)
+        topic = await self.load_topic(name)
         if not topic.compaction.start():
             raise Busy(f"topic {topic.name} is being compacted; see compaction-status", topic=topic.name)

@@ -15,12 +15,12 @@ from ...proto.operations import Permission
 from ...runtime.network import CallContext
 from ..common.config import HAND_OUT_BYTES
 from ..common.refusals import check_incarnation
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import LogShape
 from ..node.topic_manager import TopicManager
-from ..subscription.dead_letters import before_whole, message_of
+from ..subscription.dead_letters import find_whole_message, mark_before_message
 from ..subscription.subscription import Subscription
 from ..topic import statistics as backlog
 from ..topic import statistics as examine
@@ -31,7 +31,7 @@ from ..topic.topic import Topic
 # Where a cursor is placed that starts at a message, or is moved to it.
 
 
-def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
+def mark_at(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
     """Returns the mark-delete position of a cursor that starts at `start` (just after it if not `inclusive`), and how
     many messages of the next entry count as acknowledged.
 
@@ -49,20 +49,20 @@ def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: b
     return shape.clamp(shape.before(position) if inclusive else position), 0
 
 
-async def last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
+async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
     """Returns the cursor of a reader that is opened at `latest`, inclusive: its mark-delete position, how many messages
     of the next entry count as acknowledged, and which later entries do. So only the last message is delivered again:
     the last one of a batch, or all chunks of a chunked one."""
     shape = log.shape
-    last = shape.last_there
+    last = shape.last_existing
     if last.entry_id < 0:
         return last, 0, ()
-    entry = await log.reader.entry(last)
+    entry = await log.reader.read_entry(last)
     mark = shape.before(last)
     if not entry.chunk_of:
         return mark, entry.count - 1, ()
     try:
-        message = await message_of(log, entry, shape.before(shape.start), log.world.clock.wall_ms())
+        message = await find_whole_message(log, entry, shape.before(shape.start), log.world.clock.wall_ms())
     except Unavailable:
         message = None  # its last chunk is not here yet
     if message is None:
@@ -75,15 +75,15 @@ async def last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Positi
     return mark, 0, others
 
 
-async def place_of(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
+async def find_start(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
     """Returns the mark-delete position of a cursor that starts at `start`, and how many messages of the next entry
     count as acknowledged. Reads that entry if there are any, to check that it has more messages than that."""
     shape = log.shape
-    mark, done = mark_of(shape, start, inclusive)
-    if not done or shape.hole(start.position) is not None:
+    mark, done = mark_at(shape, start, inclusive)
+    if not done or shape.lost_run_end(start.position) is not None:
         return mark, 0
     position = start.position
-    found = log.reader.cached(position, 1, 1) or await log.reader.read(position, 1)
+    found = log.reader.read_cached(position, 1, 1) or await log.reader.read(position, 1)
     if not found or found[0].position != position:
         return mark, 0  # compaction removed it
     return (mark, done) if done < found[0].count else (shape.clamp(position), 0)
@@ -104,7 +104,7 @@ class FilteredEntry(msgspec.Struct, frozen=True):
     hidden: list[int]
 
 
-class Backlogs:
+class TopicBacklogs:
     """The administrative operations on the subscriptions and messages of one loaded topic."""
 
     def __init__(self, topic: Topic) -> None:
@@ -114,16 +114,16 @@ class Backlogs:
         """Returns the subscription of that name, or all durable ones if `name` is empty."""
         every = self._topic.subscriptions
         names = [name] if name else [name for name, each in every.items() if each.durable]
-        return [self._topic.subscription(each) for each in names]
+        return [self._topic.find_subscription(each) for each in names]
 
     # ------------------------------------------------------------------ subscriptions
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
         """Creates a subscription at `start`, or at the end if that is None. Raises AlreadyExists."""
-        mark = mark_of(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
+        mark = mark_at(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
     def properties(self, name: str) -> dict[str, str]:
-        store = self._topic.subscription(name).store
+        store = self._topic.find_subscription(name).store
         return store.properties if store is not None else {}
 
     async def set_properties(self, name: str, properties: dict[str, str]) -> None:
@@ -131,23 +131,23 @@ class Backlogs:
         topic = self._topic
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
-        await topic.registry.set_properties(topic.subscription(name), properties)
+        await topic.registry.set_properties(topic.find_subscription(name), properties)
 
     async def reset(
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True
     ) -> None:
         """Moves a subscription to a message, or to the first one that arrived at that time or later. The new position
         is durable when this returns."""
-        log, subscription = self._topic.shown, self._topic.subscription(name)
+        log, subscription = self._topic.shown, self._topic.find_subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")
-        async with subscription.moving:
+        async with subscription.seek_lock:
             acked = 0
             if to is not None:
-                mark, acked = await place_of(log, to, inclusive=inclusive)
+                mark, acked = await find_start(log, to, inclusive=inclusive)
             else:
                 place = await log.reader.locate_time(publish_time_ms or 0)
-                mark = await before_whole(log, log.shape.before(place.position))
+                mark = await mark_before_message(log, log.shape.before(place.position))
             await subscription.seek(mark, acked)
 
     async def skip(self, name: str, messages: int) -> None:
@@ -167,45 +167,45 @@ class Backlogs:
         life, entries = self._topic.maintenance, 0
         for subscription in self._named(name):
             if up_to is not None:
-                entries += await life.give_up_whole(subscription, self._topic.shown.shape.clamp(up_to))
+                entries += await life.skip_whole_messages(subscription, self._topic.shown.shape.clamp(up_to))
             else:
                 entries += await life.expire_older(subscription, older_than_s)
-            await subscription.durable_now()
+            await subscription.wait_durable()
         return entries
 
     async def peek(self, name: str, messages: int) -> list[FilteredEntry]:
         """Returns entries with the next `messages` messages of the subscription, without consuming them."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
-        subscription = self._topic.subscription(name)
+        subscription = self._topic.find_subscription(name)
         entries = await backlog.peek(self._topic.shown, subscription, messages)
         return [FilteredEntry(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
     async def analyze(self, name: str) -> examine.Backlog:
-        return await examine.analyze(self._topic.shown, self._topic.subscription(name))
+        return await examine.analyze(self._topic.shown, self._topic.find_subscription(name))
 
     # ------------------------------------------------------------------ messages
-    async def nth(self, number: int, *, from_latest: bool) -> FilteredEntry:
+    async def read_nth(self, number: int, *, from_latest: bool) -> FilteredEntry:
         """Returns the n-th message of the topic, counted from 1 from the oldest, or the newest if `from_latest`; the
         other messages of its batch are hidden."""
-        entry, at = await examine.nth(self._topic.shown, number, from_latest=from_latest)
+        entry, at = await examine.find_nth_message(self._topic.shown, number, from_latest=from_latest)
         return FilteredEntry(entry, [index for index in range(entry.count) if index != at])
 
-    async def message(self, position: Position) -> FilteredEntry:
-        return FilteredEntry(await examine.message(self._topic.shown, position), [])
+    async def read_message(self, position: Position) -> FilteredEntry:
+        return FilteredEntry(await examine.read_message(self._topic.shown, position), [])
 
-    async def at_time(self, publish_time_ms: int) -> MessageId:
+    async def find_by_time(self, publish_time_ms: int) -> MessageId:
         """Returns the id of the first message that arrived at that time or later; if there is none, the position of the
         next message to come."""
         position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 
-    async def last_message_id(self) -> MessageId:
+    async def find_last_message(self) -> MessageId:
         last = await self._topic.shown.reader.last_shown()
         position, batch_index, _ = last or (self._topic.shown.shape.last, -1, -1)
         return MessageId(*position, self._topic.name.partition, batch_index)
 
-    def size_after(self, position: Position) -> int:
+    def bytes_after(self, position: Position) -> int:
         """Returns how many bytes are stored after that position."""
         shape = self._topic.shown.shape
         return backlog_bytes(shape, shape.clamp(position))
@@ -223,7 +223,7 @@ class Backlogs:
 READ_BYTES_MAX = 16 << 20
 
 
-class Range(msgspec.Struct, frozen=True):
+class IndexRange(msgspec.Struct, frozen=True):
     """A range of message indexes of a topic: `first` inclusive, `end` exclusive."""
 
     topic: str
@@ -236,13 +236,13 @@ class Range(msgspec.Struct, frozen=True):
 class RangeReader:
     """Reads an index range. `next_index` is the first index that the entries yielded so far do not cover."""
 
-    def __init__(self, broker: TopicManager, wanted: Range, caller: CallContext) -> None:
+    def __init__(self, broker: TopicManager, wanted: IndexRange, caller: CallContext) -> None:
         self._caller = caller
         self.next_index = wanted.first
         self._broker = broker
         self._wanted = wanted
 
-    async def entries(self, turns: Turns) -> AsyncGenerator[StoredEntry, None]:
+    async def read_entries(self, turns: TimeSlices) -> AsyncGenerator[StoredEntry, None]:
         """Yields the entries of the range. Raises Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable,
         DataLost; perhaps after some entries."""
         wanted = self._wanted
@@ -257,12 +257,12 @@ class RangeReader:
         if wanted.first >= end:
             return
         place = await log.reader.locate(wanted.first)
-        position, self.next_index = log.shape.there(place.position), max(wanted.first, place.first_index)
+        position, self.next_index = log.shape.next_existing(place.position), max(wanted.first, place.first_index)
         left = wanted.bytes_max or READ_BYTES_MAX
         while self.next_index < end and left > 0 and log.shape.readable(position):
             await self._require(name)
             size = min(left, chunk_bytes)
-            for entry in log.reader.cached(position, 1000, size) or await log.reader.read(position, size):
+            for entry in log.reader.read_cached(position, 1000, size) or await log.reader.read(position, size):
                 if entry.first_index >= end or left <= 0:
                     self.next_index = max(self.next_index, min(end, entry.first_index))  # none before it is kept
                     break
@@ -273,7 +273,7 @@ class RangeReader:
                 position = log.shape.after(entry.position)
                 if turns.is_over:
                     await turns.next()
-            position = log.shape.there(position)
+            position = log.shape.next_existing(position)
         if left > 0:
             self.next_index = max(self.next_index, end)  # none of the rest is kept
         self.next_index = min(self.next_index, wanted.end)

@@ -39,11 +39,11 @@ from ...proto.states import AckedEntry, EntrySet, InitialPosition, Isolation, La
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
-from ...runtime.tasks import followed_by, undone_by
+from ...runtime.tasks import run_or_undo, run_then
 from ..cluster.schema_registry import SchemaRules
-from ..common.refusals import SubscribeRefusal, is_another
-from ..common.token_bucket import Turns
-from ..common.transactions import writer_of
+from ..common.refusals import SubscribeRefusal, is_other_incarnation
+from ..common.token_bucket import TimeSlices
+from ..common.transactions import writing_role
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer, Outlet
 from ..subscription.core.cursor_state import TxnAcks
@@ -51,11 +51,11 @@ from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import NO_OPTIONS, Member, PolicyOptions
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionType
-from ..subscription.dead_letters import before_whole
+from ..subscription.dead_letters import mark_before_message
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
-from .backlogs import last_message, mark_of, place_of
-from .producer import check_size
+from .backlogs import find_last_message, find_start, mark_at
+from .producer import check_name_size
 
 ACK_ENTRIES = 100
 """Entries that are acknowledged in one step: some tenths of a millisecond."""
@@ -89,17 +89,17 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     ordered: bool = False  # likewise: what failed holds back what follows it
     incarnation: int = 0  # of the topic that it read before; 0: it begins
 
-    def at(self, topic: Topic) -> SubscribeOptions:
+    def for_topic(self, topic: Topic) -> SubscribeOptions:
         """Returns the options for this topic. If it was deleted and created again since the consumer read it, the
         consumer begins at the earliest message."""
-        if not is_another(topic.incarnation, self.incarnation):
+        if not is_other_incarnation(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
 
     def check(self) -> None:
         """Checks the options. Raises InvalidName, InvalidRequest, NotAllowed."""
-        check_size("consumer", self.consumer_name)
-        check_size("instance", self.instance)
+        check_name_size("consumer", self.consumer_name)
+        check_name_size("instance", self.instance)
         check_subscription_name(self.subscription)
         self.policy.check()
         if self.ordered and not (self.type.policy.keeps_order and self.durable and self.policy.keeps_order):
@@ -144,7 +144,7 @@ class ConsumerSession:
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
         await _check_schema(broker, topic, options, caller)
-        options = options.at(topic)
+        options = options.for_topic(topic)
         session, id_ = cls(topic, port, broker.world.clock), broker.next_id()
         member = Member(
             id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,
@@ -155,9 +155,9 @@ class ConsumerSession:
             client=caller.client, since_ms=broker.world.clock.wall_ms(), properties=options.properties,
         )  # fmt: skip
         now = broker.world.clock.monotonic()
-        topic.admission.check_rate(topic.applied, consumer, options.consumer_name, now)
+        topic.admission.check_subscribe_rate(topic.applied, consumer, options.consumer_name, now)
         session.subscription = await _subscription(topic, options)
-        await undone_by(session._joined(broker, options, caller), session.leave)
+        await run_or_undo(session._joined(broker, options, caller), session.leave)
         return session
 
     async def _joined(self, broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:
@@ -166,11 +166,11 @@ class ConsumerSession:
 
     async def _join(self, options: SubscribeOptions) -> None:
         topic, subscription, consumer = self.topic, self.subscription, self._consumer
-        await subscription.expect(consumer)
+        await subscription.wait_returned(consumer)
         if not subscription.durable and topic.subscriptions.get(subscription.name) is not subscription:
             raise SubscribeRefusal.ENDED.error()
         topic.registry.check_consumer(subscription, options.type, consumer)
-        subscription.isolate(options.isolation)
+        subscription.set_isolation(options.isolation)
         topic.choose_log(subscription, compacted=options.read_compacted)
         subscription.join(consumer, options.type)
         compacted = topic.compaction.record if options.read_compacted else None
@@ -185,13 +185,13 @@ class ConsumerSession:
         """The consumer's state in the dispatcher. It must only be read."""
         return self._consumer.member
 
-    def messages_of(self, position: Position) -> int:
+    def count_messages(self, position: Position) -> int:
         """Returns how many messages the entry has, which must be outstanding at this consumer; 0: it is not known."""
         cursor, member = self.subscription.cursor, self.member
         if position in member.unshown:
             return member.unshown[position].size
         held = member.outstanding.get(position, 0)
-        return cursor.size_of(position, 0) or held + cursor.hidden(position).bit_count()
+        return cursor.size_of(position, 0) or held + cursor.hidden_bits(position).bit_count()
 
     # ------------------------------------------------------------------ as the consumer's outlet
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
@@ -208,8 +208,8 @@ class ConsumerSession:
     def on_end_of_topic(self) -> None:
         self._port.on_end_of_topic()
 
-    def active(self, active: bool) -> None:
-        self._port.active(active)
+    def on_active_changed(self, active: bool) -> None:
+        self._port.on_active_changed(active)
 
     def on_closed(self, error: MagnetarError) -> None:
         if not (self._over or self._removing):
@@ -267,8 +267,8 @@ class ConsumerSession:
     def redeliver(
         self, entries: Iterable[Position], sets: Sequence[EntrySet] = (), *, counted: bool = True
     ) -> Iterator[None]:
-        """Returns the entries for redelivery, in steps; without `entries` and `sets` all that are outstanding at the
-        consumer. `counted`: the delivery counts, as the application has seen the messages."""
+        """Returns the entries for redelivery, in steps; without `entries` and `entry_sets` all that are outstanding at
+        the consumer. `counted`: the delivery counts, as the application has seen the messages."""
         wanted: list[Position] = []
         entries = iter(entries)
         while some := list(islice(entries, ACK_ENTRIES)):
@@ -281,7 +281,7 @@ class ConsumerSession:
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
 
     # ------------------------------------------------------------------ requests
-    async def ack_in(
+    async def ack_in_transaction(
         self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = (), *, cumulative: bool = False,
         rest: bool = False,
     ) -> None:  # fmt: skip
@@ -298,7 +298,7 @@ class ConsumerSession:
         Coordinators.join raises, before any is pending. After another error or a cancellation the outcome is unknown:
         the caller must repeat the request, in the same transaction.
         """
-        subscription, turns, wanted, last = self.subscription, Turns(self._clock), TxnAcks(), None
+        subscription, turns, wanted, last = self.subscription, TimeSlices(self._clock), TxnAcks(), None
         subscription.check_transactional()
         if cumulative:
             *others, last = entries
@@ -309,25 +309,26 @@ class ConsumerSession:
                 if turns.is_over:
                     await turns.next()
         transactions = self.topic.transactions
-        if not transactions.joins.join_now(txn, writer_of(self._consumer.principal)):
-            await transactions.joins.join(txn, writer_of(self._consumer.principal))
+        if not transactions.joins.join_now(txn, writing_role(self._consumer.principal)):
+            await transactions.joins.join(txn, writing_role(self._consumer.principal))
         for left in reversed(range(PREDECESSORS_MAX)):
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 raise ConnectionLost("the consumer is closed: nothing was acknowledged")
             if not transactions.is_open(txn):
                 raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
             try:
-                subscription.ack_in(self._consumer, txn, wanted, last, rest=rest)
+                subscription.ack_in_transaction(self._consumer, txn, wanted, last, rest=rest)
                 break
             except TransactionConflict as error:
                 conflict = error
             if not left or not await self._ends(conflict, txn, cumulative=cumulative):
                 raise conflict
-        await subscription.durable_now()
+        await subscription.wait_durable()
 
-    def pend_now(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
-        """Makes a few entries pending like `ack_in`, but without waiting until that is durable (`when_durable`).
-        Returns False if nothing was done: then the caller must use `ack_in`, which waits or raises."""
+    def ack_in_nowait(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
+        """Makes a few entries pending like `ack_in_transaction`, but without waiting until that is durable
+        (`when_durable`). Returns False if nothing was done: then the caller must use `ack_in_transaction`, which waits
+        or raises."""
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_transactional()
@@ -335,16 +336,16 @@ class ConsumerSession:
                 pass
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 return False
-            if not self.topic.transactions.joins.join_now(txn, writer_of(self._consumer.principal)):
+            if not self.topic.transactions.joins.join_now(txn, writing_role(self._consumer.principal)):
                 return False
-            subscription.ack_in(self._consumer, txn, wanted)
+            subscription.ack_in_transaction(self._consumer, txn, wanted)
         except MagnetarError:
             return False
         return True
 
     async def _ends(self, conflict: TransactionConflict, txn: TxnId, *, cumulative: bool) -> bool:
         """Whether a transaction that conflicts with `txn` has ended, so that the acknowledgement may be retried."""
-        for other in self.subscription.holders(Position.parse(conflict.fields["position"])):
+        for other in self.subscription.conflicting_transactions(Position.parse(conflict.fields["position"])):
             if other != txn and (outcome := await self.topic.transactions.questions.outcome(other)) is not None:
                 return outcome is TxnState.COMMITTED or not cumulative
         return False
@@ -354,29 +355,29 @@ class ConsumerSession:
         after which that is unknown."""
         self.subscription.when_durable(tell)
 
-    async def durable(self) -> None:
+    async def wait_durable(self) -> None:
         """Returns when what was acknowledged up to now survives a crash."""
-        await self.subscription.durable_now()
+        await self.subscription.wait_durable()
 
     async def seek_message(self, message_id: MessageId) -> None:
         """Moves the subscription so that the message is delivered next; durable when this returns. The other consumers
         of the subscription are disconnected, and nothing from the new position is delivered before this returns. The
         same holds for `seek_time` and `seek_index`."""
-        async with self.subscription.moving:
-            mark, acked = await place_of(self.subscription.log, message_id, inclusive=True)
+        async with self.subscription.seek_lock:
+            mark, acked = await find_start(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
         """Moves the subscription: the first message that arrived at that time or later is delivered next."""
-        async with self.subscription.moving:
+        async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.locate_time(publish_time_ms)
-            mark = await before_whole(log, log.shape.before(place.position))
+            mark = await mark_before_message(log, log.shape.before(place.position))
             await self.subscription.seek(mark, keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
         """Moves the subscription: the message of that index is delivered next, or the first later one that exists."""
-        async with self.subscription.moving:
+        async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.locate(index)
             done = max(0, index - place.first_index) if log.shape.readable(place.position) else 0
@@ -398,7 +399,7 @@ class ConsumerSession:
         finally:
             self._removing = False
 
-    async def last_message(self) -> LastMessage:
+    async def find_last_message(self) -> LastMessage:
         """Returns the last message that the subscription can get. Raises Unavailable if another broker may have taken
         the topic over."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
@@ -412,7 +413,7 @@ class ConsumerSession:
         this returns."""
         self._over = True
         self.subscription.leave(self._consumer)
-        await followed_by(self.durable(), self.leave)
+        await run_then(self.wait_durable(), self.leave)
 
     async def leave(self) -> None:
         """Ends the session at once, as after a lost connection: its outstanding messages go to other consumers.
@@ -425,9 +426,9 @@ class ConsumerSession:
 async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
     """Checks the consumer's schema against those of the topic. Raises IncompatibleSchema, InvalidRequest."""
     if options.schema is not None:
-        idle = not topic.log.queued_index and not len(topic.producers)
+        idle = not topic.log.next_index and not len(topic.producers)
         rules, user = SchemaRules.from_policies(topic.applied), caller.principal.name
-        await broker.schemas.of_consumer(topic.name, options.schema, rules, user, idle=idle)
+        await broker.schemas.check_consumer_schema(topic.name, options.schema, rules, user, idle=idle)
 
 
 async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:
@@ -444,25 +445,25 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
     if options.durable:
         mark = shape.start if options.initial_position is InitialPosition.EARLIEST else None
         if start is not None:
-            mark = mark_of(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
+            mark = mark_at(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
         return await topic.registry.subscribe(
             options.subscription, mark, properties, compacted=compacted, by_consumer=True
         )
     shared = options.type is not EXCLUSIVE  # a reader has its own, whatever its name is
-    if shared and (found := topic.registry.shared_passing(options.subscription)) is not None:
+    if shared and (found := topic.registry.find_transient(options.subscription)) is not None:
         return found
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
     log = topic.readable(compacted=compacted)
     done: Sequence[Position] = ()
     if start.position >= LATEST and options.start_inclusive:
-        mark, acked, done = await last_message(log)
+        mark, acked, done = await find_last_message(log)
     else:
-        mark, acked = await place_of(log, start, options.start_inclusive)
-    if shared and (found := topic.registry.shared_passing(options.subscription)) is not None:  # made meanwhile
+        mark, acked = await find_start(log, start, options.start_inclusive)
+    if shared and (found := topic.registry.find_transient(options.subscription)) is not None:  # made meanwhile
         return found
-    subscription = topic.registry.passing(options.subscription, mark, compacted=compacted, tracks=shared)
+    subscription = topic.registry.make_transient(options.subscription, mark, compacted=compacted, tracks=shared)
     if acked:
         subscription.cursor.ack_first(shape.after(mark), acked)
     for position in done:

@@ -42,7 +42,7 @@ from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ..node.topic_manager import TopicManager
 from ..topic.producer import Outcomes, Producer
 from ..topic.topic import Topic
-from ..topic.transactions import Awaited
+from ..topic.transactions import AwaitedEvent
 
 METADATA_BYTES = (10 << 10) - 512
 """Bytes of an entry besides its payload: Pulsar's clients compare the payload alone with the largest size that they are
@@ -53,7 +53,7 @@ CREDIT_SHARE = 4
 entries."""
 
 
-def room_of(config: BrokerConfig) -> int:
+def metadata_bytes_max(config: BrokerConfig) -> int:
     """Returns how many bytes an entry may have besides a payload of `max_message_bytes`: what a ledger entry has room
     for, up to METADATA_BYTES."""
     return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
@@ -77,17 +77,17 @@ class ProducerOptions(msgspec.Struct, frozen=True):
         """Checks the options. Raises InvalidName."""
         if self.name:
             check_producer_name(self.name)
-        check_size("instance", self.instance)
+        check_name_size("instance", self.instance)
 
 
 class ProducerPort(Outcomes, Protocol):
     """What a session sends its answers to. No method is called after `on_closed`."""
 
-    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+    def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
         """Sends the receipt of an entry that is stored at `position`; `index` is that of its last message."""
         ...
 
-    def credit(self, size: int) -> None:
+    def grant_credit(self, size: int) -> None:
         """Grants credit: `size` more bytes may be published."""
         ...
 
@@ -138,7 +138,9 @@ class ProducerSession:
             properties=options.properties, room=options.room,
         )  # fmt: skip
         rules = SchemaRules.from_policies(topic.applied)
-        session.schema_version = await broker.schemas.of_producer(topic_name, options.schema, rules, principal.name)
+        session.schema_version = await broker.schemas.register_producer_schema(
+            topic_name, options.schema, rules, principal.name
+        )
         if options.initial_subscription:
             await topic.registry.subscribe(options.initial_subscription, topic.log.shape.start)
         try:
@@ -218,22 +220,22 @@ class ProducerSession:
         """Publishes an entry while rates or a backlog quota apply: counts it, or refuses it if the quota says so."""
         topic, producer = self.topic, self.producer
         why, counts = topic.maintenance.refusal() if topic.maintenance.quota is not None else None, topic.gate.limited
-        before = topic.log.queued_index if counts else 0
+        before = topic.log.next_index if counts else 0
         published = producer.publish(entry) if why is None else producer.refuse(entry, why)
-        if counts and not isinstance(published, Awaited):
-            topic.gate.took(topic.log.queued_index - before, len(entry))
+        if counts and not isinstance(published, AwaitedEvent):
+            topic.gate.count_published(topic.log.next_index - before, len(entry))
         if published is not True:
             self._not_published(entry, published)
 
-    def _not_published(self, entry: Buffer, published: bool | Awaited) -> None:
+    def _not_published(self, entry: Buffer, published: bool | AwaitedEvent) -> None:
         """Puts the entry at the front of the waiting ones if it must wait for its transaction; else it was answered
         already, and its credit is returned."""
-        if isinstance(published, Awaited):
+        if isinstance(published, AwaitedEvent):
             self._awaiting = True
             if self._waiting is None:
                 self._waiting = deque()
             self._waiting.appendleft(bytes(entry))
-            self.topic.transactions.when(published, self._go_on)
+            self.topic.transactions.call_when_ready(published, self._go_on)
         else:
             self.on_freed(len(entry))
 
@@ -248,7 +250,7 @@ class ProducerSession:
         if self._waiting:
             self.topic.gate.when_open(self._step)
         else:
-            self._give_credit()
+            self._grant_owed()
 
     def _step(self) -> bool:
         """Called when the gate is open: publishes the first waiting entry; returns whether more are to be published."""
@@ -257,17 +259,17 @@ class ProducerSession:
         if self._waiting:
             self._publish(self._waiting.popleft())
         if not self._waiting:
-            self._give_credit()
+            self._grant_owed()
         return bool(self._waiting) and not self._awaiting
 
-    def _give_credit(self) -> None:
+    def _grant_owed(self) -> None:
         if self._owed and self.producer.close_error is None:
             if self.topic.gate.must_wait:
                 self.topic.gate.when_open(self._step)
                 return
             owed, self._owed = self._owed, 0
             self._freed += owed
-            self._port.credit(owed)
+            self._port.grant_credit(owed)
 
     # ------------------------------------------------------------------ as the producer's outlet
     def on_freed(self, size: int) -> None:
@@ -275,18 +277,18 @@ class ProducerSession:
         self._owed += cost
         self._memory.held -= cost
         if self._owed * CREDIT_SHARE >= self._grant:
-            self._give_credit()
+            self._grant_owed()
 
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
         cost = size + ENTRY_COST_BYTES
         self._owed += cost
         self._memory.held -= cost
         if self._owed * CREDIT_SHARE >= self._grant:
-            self._give_credit()
-        self._port.receipt(sequence_id, position, index)
+            self._grant_owed()
+        self._port.send_receipt(sequence_id, position, index)
 
-    def duplicate(self, sequence_id: int) -> None:
-        self._port.duplicate(sequence_id)
+    def on_duplicate(self, sequence_id: int) -> None:
+        self._port.on_duplicate(sequence_id)
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         self._port.on_failed(sequence_id, error)
@@ -304,29 +306,29 @@ class ProducerSession:
     async def close(self) -> None:
         """Closes the session: refuses the entries that wait, waits until the published ones have their answers, and
         removes the producer from the topic."""
-        waiting = self._forget_waiting()
+        waiting = self._drop_waiting()
         for entry in waiting:
             self.producer.refuse(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))
         try:
-            await self.producer.wait_settled()
+            await self.producer.wait_idle()
         finally:
             self.leave()
 
     def leave(self) -> None:
         """Ends the session at once; the port is not called any more. Idempotent."""
         self._opened = False
-        self._forget_waiting()
+        self._drop_waiting()
         self.topic.producers.leave(self.producer)
         self.producer.close(ConnectionLost("the producer has left"))
 
-    def _forget_waiting(self) -> deque[bytes]:
+    def _drop_waiting(self) -> deque[bytes]:
         self.topic.gate.remove(self._step)
         waiting, self._waiting = self._waiting or deque(), None
         self._memory.held -= sum(map(len, waiting)) + ENTRY_COST_BYTES * len(waiting)
         return waiting
 
 
-def check_size(kind: str, name: str) -> None:
+def check_name_size(kind: str, name: str) -> None:
     """Raises InvalidName if a name of that kind is too long."""
     if len(name.encode()) > NAME_BYTES_MAX:
         raise InvalidName(f"{kind} name of {len(name)} characters is too long", size=len(name), limit=NAME_BYTES_MAX)

@@ -30,7 +30,7 @@ OLDEST_S = 1.0
 """Seconds that reading a subscription's oldest message may take."""
 
 
-async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
+async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
     """Returns the statistics of a topic. `precise`: the backlog counts batches that are acknowledged, wholly or in
     part, message by message. `ages` False: no `oldest_ms`, which may be a read from a bookie for each subscription."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.maintenance
@@ -44,12 +44,13 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: boo
             for each in topic.producers
         ),
         subscriptions=tuple(
-            [await of_subscription(topic, each, precise, ages) for each in [*topic.subscriptions.values()]]
+            [await subscription_stats(topic, each, precise, ages) for each in [*topic.subscriptions.values()]]
         ),
         dropped=topic.dropped, quota=life.quota or states.BacklogQuotaState.NOT_REACHED,
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled,
         terminated=topic.log.state is states.TopicState.TERMINATED, created_ms=topic.incarnation,
-        published_ms=topic.log.published_ms, unsubscribed=topic.unread().in_words(), transactions=_transactions(topic),
+        published_ms=topic.log.published_ms, unsubscribed=topic.unsubscribed_retention().in_words(),
+        transactions=_transactions(topic),
     )  # fmt: skip
 
 
@@ -63,20 +64,20 @@ def _transactions(topic: Topic) -> values.TopicTransactions | None:
     )  # fmt: skip
 
 
-def of_transaction(topic: Topic, txn: TxnId) -> values.TransactionHere:
+def transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHere:
     subscriptions = tuple(
         values.PendingOfTransaction(each.name, acks.count, acks.up_to if acks.up_to != NOWHERE else None)
         for each in topic.subscriptions.values()
         if each.cursor.pending is not None and (acks := each.cursor.pending.of.get(txn)) is not None
     )
-    found = topic.transactions.open_here(txn)
+    found = topic.transactions.find_open(txn)
     if found is None:
         return values.TransactionHere(bool(subscriptions), None, 0, 0, False, 0, subscriptions)
     entries = found.entries, found.size, found.holds, found.waiting
     return values.TransactionHere(True, found.first, *entries, subscriptions)
 
 
-async def of_subscription(
+async def subscription_stats(
     topic: Topic, subscription: Subscription, precise: bool = False, ages: bool = True
 ) -> values.SubscriptionStats:  # fmt: skip
     log = topic.readable(uncommitted=subscription.uncommitted)
@@ -137,7 +138,7 @@ def _consumer(consumer: Consumer, slots: list[values.SlotRange]) -> values.Consu
     )  # fmt: skip
 
 
-def internals(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
+def internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
     """Returns the internal statistics of a topic's log. `cache_bytes`: the size of the broker's cache."""
     log = topic.log
     return values.TopicInternalStats(
@@ -151,11 +152,11 @@ def internals(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
             for span, (_, stays) in zip(log.shape.spans, topic.why_ledgers_stay(), strict=True)
         ),
         last_confirmed=log.shape.last, cache_bytes=cache_bytes, pending_adds=log.pending_entries,
-        replication=str(log.replication or ""), wanted_replication=str(log.wanted), degraded=log.degraded,
+        replication=str(log.replication or ""), wanted_replication=str(log.wanted_replication), degraded=log.degraded,
     )  # fmt: skip
 
 
-def of_compaction(topic: Topic) -> values.CompactionStatus:
+def compaction_stats(topic: Topic) -> values.CompactionStatus:
     progress, record = topic.compaction.progress, topic.compaction.record
     found = values.CompactionStatus(
         progress.state, progress.step, progress.error, progress.looked_at, progress.to_look_at, progress.rounds,

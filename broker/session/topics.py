@@ -1,8 +1,9 @@
 """Requests of any protocol about topics besides producing and consuming: owners, partitions, offsets, schemas, and
 changes of a namespace's topics.
 
-Any broker answers `lookup`, `partitions` and `watch`; `offsets` and `advance` are answered by the topic's owner
-(NotOwner). Guarding tests: tests/broker/grpc/test_services.py, tests/broker/cluster/test_topic_watch.py.
+Any broker answers `lookup`, `partitions` and `watch_topics`; `get_offsets` and `advance_subscription` are answered by
+the topic's owner (NotOwner). Guarding tests: tests/broker/grpc/test_services.py,
+tests/broker/cluster/test_topic_watch.py.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ...proto.schema import Compatibility, SchemaInfo, SchemaVersion
 from ...proto.states import AckedEntry
 from ...runtime.access import Principal
-from ..access.authorizer import may_everything
-from ..cluster.policy_cache import Added, Removed, Told
-from ..cluster.policy_cache import Topics as TopicsNow
+from ..access.authorizer import may_do_everything
+from ..cluster.policy_cache import Told, TopicAdded, TopicList, TopicRemoved
 from ..cluster.schema_registry import SchemaRules
 from ..common.refusals import check_incarnation
-from ..common.token_bucket import Turns
+from ..common.token_bucket import TimeSlices
 from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
 
@@ -32,7 +32,7 @@ TIMES_MAX = 1000
 """Most timestamps in one request for offsets: each costs some reads."""
 
 
-class Owner(msgspec.Struct, frozen=True):
+class TopicOwner(msgspec.Struct, frozen=True):
     """The broker that serves a topic."""
 
     endpoint: str  # HOST:PORT
@@ -43,7 +43,7 @@ class Partitions(msgspec.Struct, frozen=True):
     """The number of partitions of a topic."""
 
     count: int  # 0: the topic is not partitioned
-    owner: Owner | None = None  # of a topic without partitions, where it is known
+    owner: TopicOwner | None = None  # of a topic without partitions, where it is known
 
 
 class Offsets(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Offsets(msgspec.Struct, frozen=True):
     incarnation: int = 0  # of the topic; 0: not known
 
 
-def reached_by(broker: BrokerRecord, listener: str) -> str:
+def listener_endpoint(broker: BrokerRecord, listener: str) -> str:
     """Returns the address (HOST:PORT) at which callers of a listener reach the broker's gRPC. Raises NotFound if the
     broker has no `magnetar://` URL for it."""
     if not listener:
@@ -70,17 +70,17 @@ def reached_by(broker: BrokerRecord, listener: str) -> str:
     raise NotFound(f"broker {broker.name} has no magnetar:// URL for the listener {named}: see pulsar_listeners")
 
 
-class Topics:
+class TopicQueries:
     """The requests about topics besides producing and consuming."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
-    async def lookup(self, topic: TopicName, listener: str = "") -> Owner:
+    async def lookup(self, topic: TopicName, listener: str = "") -> TopicOwner:
         """Returns the owner of a topic, which need not exist. Raises Unavailable if the owner is not known at the
         moment, NotFound if the owner has no such listener."""
         owner = await self._broker.lookup(topic)
-        return Owner(reached_by(owner, listener), owner.name == self._broker.name)
+        return TopicOwner(listener_endpoint(owner, listener), owner.name == self._broker.name)
 
     async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
         """Returns how many partitions a topic has. `create`: a missing topic is created with the default of its
@@ -89,7 +89,7 @@ class Topics:
         if topic.is_partition:
             return Partitions(0)  # a partition is used like a topic without partitions
         if not create:
-            await catalog.namespace(topic.namespace_name)
+            await catalog.get_namespace(topic.namespace_name)
             return Partitions(await catalog.existing_partitions(topic))
         count, owner = await catalog.partitions_or_create(topic, by_use=by_use), None
         if not count:
@@ -97,7 +97,7 @@ class Topics:
                 owner = await self.lookup(topic)
         return Partitions(count, owner)
 
-    async def offsets(
+    async def get_offsets(
         self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> Offsets:  # fmt: skip
@@ -113,7 +113,7 @@ class Topics:
         if subscription:
             check_subscription_name(subscription)
             index = await reader.index_after((await topic.registry.subscribe(subscription, shape.start)).cursor.mark)
-        by_time, turns = list[int](), Turns(self._broker.world.clock)
+        by_time, turns = list[int](), TimeSlices(self._broker.world.clock)
         for time_ms in times_ms:
             by_time.append((await reader.locate_time(time_ms)).first_index)
             if turns.is_over:
@@ -135,12 +135,14 @@ class Topics:
             first = name.with_partition(0)
             raise NotAllowed(f"{name} has {count} partitions, and offsets are of one: ask for {first}") from None
 
-    async def advance(self, name: TopicName, subscription_name: str, index: int, incarnation: int = 0) -> None:
+    async def advance_subscription(
+        self, name: TopicName, subscription_name: str, index: int, incarnation: int = 0
+    ) -> None:
         """Acknowledges every message before the index; durable when this returns. Never moves the cursor backwards.
         `incarnation`: see `check_incarnation`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
-        subscription, shape = topic.subscription(subscription_name), topic.shown.shape
+        subscription, shape = topic.find_subscription(subscription_name), topic.shown.shape
         if index >= shape.end_index:
             if shape.last.entry_id >= 0:
                 subscription.ack_cumulative(None, AckedEntry(shape.last))
@@ -150,30 +152,30 @@ class Topics:
             position = place.position if done else shape.before(place.position)
             if position.entry_id >= 0:
                 subscription.ack_cumulative(None, AckedEntry(position, 1 << done >> 1))
-        await subscription.durable_now()
+        await subscription.wait_durable()
 
-    async def watch(
+    async def watch_topics(
         self, namespace: NamespaceName, after_revision: int, principal: Principal
     ) -> AsyncIterator[Told]:
         """Yields the topics of the namespace that the caller may look up, then each change of them, without a gap.
         Topics that it may see only after a later grant are not reported: it must watch again. The removal of a topic
         is reported only if the topic was. So for a caller that may not see everything `after_revision` is ignored: it
         always gets the list first."""
-        if may_everything(principal):
-            async for told in self._broker.topic_feed().changes(namespace, after_revision):
+        if may_do_everything(principal):
+            async for told in self._broker.topic_watcher().watch_namespace(namespace, after_revision):
                 yield told
             return
         known: set[str] = set()
-        tell_missing = await self._broker.access.administers(principal, namespace.tenant)
-        async for told in self._broker.topic_feed().changes(namespace, 0, tell_missing=tell_missing):
-            shown = await self._broker.access.shown(principal, namespace)
-            if isinstance(told, TopicsNow):
+        tell_missing = await self._broker.access.is_administrator(principal, namespace.tenant)
+        async for told in self._broker.topic_watcher().watch_namespace(namespace, 0, tell_missing=tell_missing):
+            shown = await self._broker.access.visibility_filter(principal, namespace)
+            if isinstance(told, TopicList):
                 known = {name for name in told.names if shown(name)}
                 yield told._replace(names=[name for name in told.names if name in known])
-            elif isinstance(told, Added) and shown(told.name):
+            elif isinstance(told, TopicAdded) and shown(told.name):
                 known.add(told.name)
                 yield told
-            elif isinstance(told, Removed) and told.name in known:
+            elif isinstance(told, TopicRemoved) and told.name in known:
                 known.remove(told.name)
                 yield told
 
@@ -184,14 +186,14 @@ class Topics:
 # Guarding tests: tests/broker/grpc/test_schemas.py.
 
 
-class Tested(NamedTuple):
+class SchemaVerdict(NamedTuple):
     """Whether a schema could be registered, and the rule that decided."""
 
     refused: str  # why it could not be registered; empty: it could
     compatibility: Compatibility  # the rule
 
 
-class Schemas:
+class SchemaQueries:
     """The operations on the schemas of topics."""
 
     def __init__(self, broker: TopicManager) -> None:
@@ -206,11 +208,11 @@ class Schemas:
         await check(topic, incarnation)
         return found
 
-    async def all(self, topic: TopicName) -> list[SchemaVersion]:
+    async def list_versions(self, topic: TopicName) -> list[SchemaVersion]:
         """Returns the versions that are not deleted, in their order. Raises SchemaNotFound if there is none."""
-        return await self._broker.schemas.all(topic)
+        return await self._broker.schemas.list_versions(topic)
 
-    async def put(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
+    async def register_schema(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
         """Registers a schema; returns its version. The namespace must exist, the topic need not. `by_hand`: an operator
         registers it, which is allowed even if `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest,
         NotAllowed."""
@@ -221,10 +223,10 @@ class Schemas:
         """Returns the version of the topic's schema that equals `info`. Raises SchemaNotFound, InvalidRequest."""
         return await self._broker.schemas.find(topic, info)
 
-    async def test(self, topic: TopicName, info: SchemaInfo) -> Tested:
+    async def judge_schema(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
         """Returns whether the schema could be registered, and by which rule. Raises InvalidRequest if it is invalid."""
         mode = (await self._rules(topic)).compatibility
-        return Tested(await self._broker.schemas.find_refusal(topic, info, mode) or "", mode)
+        return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
         """Deletes all versions of the topic's schema. Returns the number of the newest one, or None if there were none.
@@ -232,5 +234,5 @@ class Schemas:
         return await self._broker.schemas.delete(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaRules:
-        await self._broker.catalog.known_namespace(topic.namespace_name)
-        return SchemaRules.from_policies(await self._broker.policies.applied(topic))
+        await self._broker.catalog.cached_namespace(topic.namespace_name)
+        return SchemaRules.from_policies(await self._broker.policies.get_applied(topic))

@@ -28,7 +28,7 @@ from ..common.refusals import AckRefusal
 from ..log.log_shape_core import LogShape
 from .core import pending_acks
 from .core.cursor import Cursor
-from .core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, Partial, TxnAcks
+from .core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, PartialBatch, TxnAcks
 from .core.dispatch import Dispatcher
 from .core.pending_acks import ENTRIES_MAX, Clash, Conflict, SettledAcks
 from .core.policy import NONE_UNSHOWN, Member
@@ -69,7 +69,7 @@ class Acks:
             if bits:
                 self._ack_batch(member, position, bits)
             elif self._cursor.ack(position):
-                self._dispatcher.acked(member, position)
+                self._dispatcher.on_acked(member, position)
         if refused:
             self._refuse(refused[0])
 
@@ -77,9 +77,9 @@ class Acks:
         cursor = self._cursor
         before = cursor.acked_count(position)
         if cursor.ack_bits(position, bits, self._size(member, position)) or cursor.is_done(position):
-            self._dispatcher.acked(member, position)
+            self._dispatcher.on_acked(member, position)
         elif member is not None:
-            self._dispatcher.acked_messages(member, position, cursor.acked_count(position) - before)
+            self._dispatcher.on_messages_acked(member, position, cursor.acked_count(position) - before)
 
     def _size(self, member: Member | None, position: Position) -> int:
         """Returns the number of messages of the batch; 0 if it is not known."""
@@ -99,7 +99,7 @@ class Acks:
         if not size:
             return 0
         everything, held = (1 << size) - 1, member.outstanding.get(position, 0)
-        left = everything & ~(cursor.hidden(position) | unshown)
+        left = everything & ~(cursor.hidden_bits(position) | unshown)
         if held and held == left.bit_count():
             return left  # the rest of them was acknowledged by this consumer, or was not shown to it
         return everything & ~unshown if unshown else 0
@@ -110,7 +110,7 @@ class Acks:
         if pending is None or self._cursor.is_acked(position):
             return False
         of_batch = pending.bits_at(position)
-        return pending.holds(position) or bool(of_batch & bits if bits else of_batch)
+        return pending.is_pending(position) or bool(of_batch & bits if bits else of_batch)
 
     def _refuse(self, position: Position) -> None:
         raise AckRefusal.PENDING.error(f"entry {position} {Conflict.PENDING.value}", position=position)
@@ -131,7 +131,7 @@ class Acks:
             wanted -= BitMap([each[1] for each in batches])
         new = self._cursor.ack_set(ledger_id, wanted)
         if new:
-            self._dispatcher.acked_set(member, ledger_id, new)
+            self._dispatcher.on_set_acked(member, ledger_id, new)
         refused = self._first_pending(ledger_id, wanted)
         try:
             self.ack(member, [AckedEntry(each) for each in batches])
@@ -155,7 +155,7 @@ class Acks:
         pending = self._cursor.pending
         if pending is None:
             return None
-        held = wanted - pending.without(ledger_id, wanted)
+        held = wanted - pending.exclude_pending(ledger_id, wanted)
         found = (Position(ledger_id, each) for each in held)
         return next((each for each in found if not self._cursor.is_acked(each)), None)
 
@@ -168,7 +168,7 @@ class Acks:
         if bits:
             size = self._size(member, position)
             self._cursor.ack_cumulative_batch(position, self._checked(position, bits).bit_length() - 1, size)
-            self._dispatcher.acked_up_to(self._cursor.mark)
+            self._dispatcher.on_mark_acked(self._cursor.mark)
         else:
             self.skip_to(position)
 
@@ -178,21 +178,21 @@ class Acks:
         if pending is None:
             return
         covered = (1 << bits.bit_length()) - 1
-        if pending.holds_any(self._shape.before(position)) or self._is_pending(position, covered):
+        if pending.has_any_until(self._shape.before(position)) or self._is_pending(position, covered):
             self._refuse(position)
 
     def skip_to(self, mark: Position) -> None:
         """Acknowledges everything up to `mark`, except what is pending: that is left to its transaction."""
         cursor = self._cursor
         cursor.ack_cumulative(mark)
-        self._dispatcher.acked_up_to(max(mark, cursor.mark))
+        self._dispatcher.on_mark_acked(max(mark, cursor.mark))
         if cursor.mark < mark:
             self._dispatcher.release(cursor.free_up_to(mark))  # batches of unknown size
 
     def ack_first(self, position: Position, messages: int) -> None:
         """Acknowledges the first `messages` messages of the entry, except those that are pending."""
         if self._cursor.ack_first(position, messages):
-            self._dispatcher.acked(None, position)
+            self._dispatcher.on_acked(None, position)
 
     def find_held(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
         """Yields, in slices, those entries of the sets that the consumer holds. Raises InvalidRequest if a set does not
@@ -310,7 +310,7 @@ class AcksInTxn(Acks):
             raise _conflict(Clash(Conflict.ACKNOWLEDGED, position))
 
     # ------------------------------------------------------------------ pending
-    def pend(
+    def add_pending(
         self, member: Member, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None, memory_bytes_max: int, *,
         rest: bool = False,
     ) -> bool:  # fmt: skip
@@ -318,7 +318,7 @@ class AcksInTxn(Acks):
         of it was pending already. `rest`: the client counts the messages of an entry itself (`_exact`), and never
         repeats a request. Raises TransactionConflict, InvalidRequest or BackPressure; nothing has changed then."""
         cursor, dispatcher = self._cursor, self._dispatcher
-        if rest and (clash := pending_acks.twice(cursor, txn, wanted)) is not None:
+        if rest and (clash := pending_acks.find_repeated(cursor, txn, wanted)) is not None:
             raise _conflict(clash)
         asked, named = wanted, NOWHERE
         if cumulative is not None or wanted.parts or member.unshown or cursor.has_parts:
@@ -335,19 +335,19 @@ class AcksInTxn(Acks):
         entries = before + sum(map(len, new.entries.values())) + len(new.parts)
         if entries > ENTRIES_MAX or cursor.memory_bytes > memory_bytes_max:
             raise AckRefusal.TOO_MANY_PENDING.error()
-        pending_acks.pend(cursor, txn, new)
+        pending_acks.add_pending(cursor, txn, new)
         for ledger_id, each in new.entries.items():
             if len(each) > 1:
-                dispatcher.acked_set(member, ledger_id, each)
+                dispatcher.on_set_acked(member, ledger_id, each)
             else:
-                dispatcher.acked(member, Position(ledger_id, each.min()))
+                dispatcher.on_acked(member, Position(ledger_id, each.min()))
         for position, part in new.parts.items():
             if cursor.is_done(position):
-                dispatcher.acked(member, position)
+                dispatcher.on_acked(member, position)
             else:
-                dispatcher.acked_messages(member, position, part.bits.bit_count())
+                dispatcher.on_messages_acked(member, position, part.bits.bit_count())
         if new.up_to != NOWHERE:
-            dispatcher.acked_up_to(max(new.up_to, cursor.mark))
+            dispatcher.on_mark_acked(max(new.up_to, cursor.mark))
         return True
 
     def _exact(self, member: Member, wanted: TxnAcks, *, rest: bool) -> TxnAcks:
@@ -356,14 +356,14 @@ class AcksInTxn(Acks):
         all of its messages, and is refused if one of them is acknowledged already."""
         cursor, exact = self._cursor, TxnAcks({id_: each.copy() for id_, each in wanted.entries.items()})
         touched = dict.fromkeys(pending_acks.touched_in(cursor, exact.entries))
-        touched |= dict.fromkeys(each for each in member.unshown if exact.holds(each))
+        touched |= dict.fromkeys(each for each in member.unshown if exact.has_entry(each))
         for position in touched:
             bits = self._shown(member, position) if rest else (1 << self._size(member, position)) - 1
             if bits:
                 exact.entries[position[0]].discard(position[1])
-                exact.parts[position] = Partial(bits, self._size(member, position))
+                exact.parts[position] = PartialBatch(bits, self._size(member, position))
         for position, part in wanted.parts.items():
-            if not wanted.holds(position):
+            if not wanted.has_entry(position):
                 self._add_part(member, position, part.bits, exact)
         exact.entries = {ledger_id: each for ledger_id, each in exact.entries.items() if each}
         return exact
@@ -372,10 +372,10 @@ class AcksInTxn(Acks):
         size = self._size(member, position)
         everything = (1 << size) - 1
         bits = bits & everything if size else bits
-        if bits == everything and size and not self._cursor.hidden(position):
+        if bits == everything and size and not self._cursor.hidden_bits(position):
             exact.add(position)
         elif bits:
-            exact.parts[position] = Partial(bits, size)
+            exact.parts[position] = PartialBatch(bits, size)
 
     def _add_cumulative(self, member: Member, acked: AckedEntry, exact: TxnAcks) -> None:
         """Adds a cumulative acknowledgement to `exact`. Raises TransactionConflict if its entry was trimmed;
@@ -387,7 +387,7 @@ class AcksInTxn(Acks):
             length, size = self._checked(position, bits).bit_length(), self._size(member, position)
             if not size or length < size:
                 exact.up_to = self._shape.before(position)
-                exact.parts[position] = Partial((1 << length) - 1, size)
+                exact.parts[position] = PartialBatch((1 << length) - 1, size)
 
     # ------------------------------------------------------------------ the end of a transaction
     def settle(self, txn: TxnId, *, committed: bool) -> SettledAcks | None:
@@ -399,7 +399,7 @@ class AcksInTxn(Acks):
         if committed:
             for position in settled.acks.parts:
                 if cursor.is_acked(position):
-                    self._dispatcher.acked(None, position)
+                    self._dispatcher.on_acked(None, position)
         return settled
 
 

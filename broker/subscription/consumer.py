@@ -44,8 +44,9 @@ class Outlet(Protocol):
         """Called when the topic is terminated and all of it was delivered."""
         ...
 
-    def active(self, active: bool) -> None:
-        """Called on a Failover subscription: `active` says whether this consumer is the one that gets the messages."""
+    def on_active_changed(self, active: bool) -> None:
+        """Called on a Failover subscription: `on_active_changed` says whether this consumer is the one that gets the
+        messages."""
         ...
 
     def on_closed(self, error: MagnetarError) -> None:

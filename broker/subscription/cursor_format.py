@@ -47,7 +47,16 @@ from ...proto.names import Position
 from ...proto.states import TxnId
 from ...proto.versions import CURSOR, check_format
 from .core.cursor import Cursor
-from .core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, ChunkKey, ChunkKind, Count, CursorState, Partial, TxnAcks
+from .core.cursor_state import (
+    BATCH_INDEXES_MAX,
+    NOWHERE,
+    ChunkKey,
+    ChunkKind,
+    CursorState,
+    PartialBatch,
+    RedeliveryCount,
+    TxnAcks,
+)
 from .core.pending_set import PendingAcks
 
 MAGIC = b"MC"
@@ -72,7 +81,7 @@ class DamagedState(ValueError):
     """Raised if bytes are not a piece of a cursor's state."""
 
 
-class Row(NamedTuple):
+class ChunkPlace(NamedTuple):
     """The place of a chunk in the cursor ledger: its first entry, the number of its pieces, and the bytes of all of
     them."""
 
@@ -94,11 +103,11 @@ class Piece(NamedTuple):
     body: bytes
 
     @property
-    def ends(self) -> bool:
+    def is_last(self) -> bool:
         """Returns True if it completes a state: it is the last piece of a marker."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
-    def belongs_to(self, key: ChunkKey, row: Row, piece: int) -> bool:
+    def belongs_to(self, key: ChunkKey, row: ChunkPlace, piece: int) -> bool:
         """Returns True if it is that piece of the chunk which the row describes."""
         return self[:6] == (key.kind, row.sequence, key.ledger_id, key.block, piece, row.pieces)
 
@@ -110,7 +119,7 @@ def encode_chunk(key: ChunkKey, sequence: int, body: bytes) -> list[bytes]:
     return _encode(version, key.kind, key.ledger_id, key.block, sequence, body)
 
 
-def encode_marker(mark: Position, rows: Mapping[ChunkKey, Row], sequence: int) -> list[bytes]:
+def encode_marker(mark: Position, rows: Mapping[ChunkKey, ChunkPlace], sequence: int) -> list[bytes]:
     """Returns the entries of a marker that names these chunks."""
     parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
     parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
@@ -129,7 +138,7 @@ def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, 
 
 def body_of(key: ChunkKey, cursor: Cursor) -> bytes:
     """Returns the body of the chunk, from the cursor's current state."""
-    covered = key.covers()
+    covered = key.entry_range()
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
     if key.kind is ChunkKind.HOLES:
         return _holes_body(cursor.acked[key.ledger_id], covered)
@@ -144,7 +153,7 @@ def body_of(key: ChunkKey, cursor: Cursor) -> bytes:
     return b"".join(parts)
 
 
-def _partial_row(position: Position, partial: Partial) -> tuple[bytes, bytes]:
+def _partial_row(position: Position, partial: PartialBatch) -> tuple[bytes, bytes]:
     bits = partial.bits.to_bytes((partial.bits.bit_length() + 7) // 8, "little")
     return _PARTIAL.pack(position[1], partial.size, len(bits)), bits
 
@@ -166,7 +175,7 @@ def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
 
 def _txn_row(txn: TxnId, acks: TxnAcks, key: ChunkKey) -> bytes:
     """Returns the bytes of those acknowledgements of the transaction that fall into this chunk."""
-    covered = key.covers()
+    covered = key.entry_range()
     here = acks.up_to[0] == key.ledger_id and max(0, acks.up_to[1]) in covered
     some = acks.entries.get(key.ledger_id)
     if some is not None and not covered.start <= some.min() <= some.max() < covered.stop:
@@ -213,7 +222,7 @@ def decode_piece(entry: bytes) -> Piece:
     return found
 
 
-def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, Row]]:
+def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, ChunkPlace]]:
     """Returns the mark and the places of all valid chunks. Raises DamagedState."""
     try:
         mark = Position(*_POSITION.unpack_from(body))
@@ -222,7 +231,7 @@ def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, Row]]:
         if len(body) != start + count * _ROW.size:
             raise DamagedState(f"a marker of {count} rows has {len(body)} bytes")
         rows = {
-            ChunkKey(ChunkKind(kind), ledger_id, block): Row(*where)
+            ChunkKey(ChunkKind(kind), ledger_id, block): ChunkPlace(*where)
             for kind, ledger_id, block, *where in _ROW.iter_unpack(body[start:])
         }
     except (struct.error, ValueError) as error:
@@ -241,12 +250,12 @@ def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
             _add_pending(state, key, body)
         else:
             for entry_id, redeliveries, until_ms in _REDELIVERED.iter_unpack(body):
-                state.counts[_inside(key, entry_id)] = Count(redeliveries, until_ms)
+                state.counts[_inside(key, entry_id)] = RedeliveryCount(redeliveries, until_ms)
     except struct.error as error:
         raise DamagedState(f"a chunk ends early: {error}") from error
 
 
-def _partials(key: ChunkKey, body: bytes) -> Iterator[tuple[Position, Partial]]:
+def _partials(key: ChunkKey, body: bytes) -> Iterator[tuple[Position, PartialBatch]]:
     offset = 0
     while offset < len(body):
         entry_id, messages, size = _PARTIAL.unpack_from(body, offset)
@@ -254,7 +263,7 @@ def _partials(key: ChunkKey, body: bytes) -> Iterator[tuple[Position, Partial]]:
         if not size or offset + size > len(body) or size * 8 > BATCH_INDEXES_MAX + 8:
             raise DamagedState(f"{size} bytes of bits at {offset} of {len(body)}")
         bits = int.from_bytes(body[offset : offset + size], "little")
-        yield _inside(key, entry_id), Partial(bits, messages)
+        yield _inside(key, entry_id), PartialBatch(bits, messages)
         offset += size
 
 
@@ -298,7 +307,7 @@ def _add_holes(state: CursorState, key: ChunkKey, holes: BitMap) -> None:
 
 def _inside(key: ChunkKey, entry_id: int) -> Position:
     """Returns the position of the entry. Raises DamagedState if it is not in the chunk's block."""
-    if entry_id not in key.covers():
+    if entry_id not in key.entry_range():
         raise DamagedState(f"entry {entry_id} is in block {key.block} of the {key.kind.name.lower()}")
     return Position(key.ledger_id, entry_id)
 

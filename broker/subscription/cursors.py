@@ -39,9 +39,9 @@ from ...proto.names import Position, TopicName
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
-from ..common.retry import until_done
+from ..common.retry import retry_until_done
 from ..log.log_shape_core import LogShape
-from ..log.managed_ledger import TopicFenced, still_claimed
+from ..log.managed_ledger import TopicFenced, claim_check
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from . import cursor_format as stored
 from .core.cursor import Cursor
@@ -184,7 +184,7 @@ class DurableCursor:
         def claim(record: CursorRecord) -> CursorRecord:
             return _changed(record, claim=self._claim)
 
-        together = (still_claimed(self.topic, self._claim),) if self._is_of_owner else ()
+        together = (claim_check(self.topic, self._claim),) if self._is_of_owner else ()
         await self._change(claim, claiming=True, together=together)
         state = self._snapshot()
         self._ledger.ledger_id = self._record.ledger_id
@@ -196,7 +196,7 @@ class DurableCursor:
             _LOG.error("%s/%s: mark %s is after the end %s of the topic: acknowledged data is lost",
                        self.topic, self.subscription, state.mark, shape.last)  # fmt: skip
         self._cursor = Cursor(shape, state)
-        self._cursor.fit()
+        self._cursor.adapt_to_log()
 
     def _snapshot(self) -> CursorState | None:
         """Returns the state that the last owner put into the record when it closed in order; None if there is none, or
@@ -215,7 +215,7 @@ class DurableCursor:
         mark, rows = stored.decode_marker(body)
         state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
 
-        async def chunk(key: ChunkKey, row: stored.Row) -> None:
+        async def chunk(key: ChunkKey, row: stored.ChunkPlace) -> None:
             async with reads:
                 found = [await self._ledger.piece(reader, row.first_entry + at) for at in range(row.pieces)]
             if not all(each.belongs_to(key, row, at) for at, each in enumerate(found)):
@@ -286,12 +286,12 @@ class DurableCursor:
         await self._change(change)
 
     # ------------------------------------------------------------------ writing
-    def touched(self) -> None:
+    def schedule_write(self) -> None:
         """Schedules a write of the cursor, because it has changed: it is durable after `cursor_flush_s` at most."""
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
 
-    def durable(self) -> asyncio.Future[None]:
+    def durable_future(self) -> asyncio.Future[None]:
         """Returns a future that is done when all that was acknowledged up to now is durable. It fails with TopicFenced
         if that cannot be."""
         future: asyncio.Future[None] = self._loop.create_future()
@@ -308,8 +308,8 @@ class DurableCursor:
         return future
 
     def when_durable(self, tell: Told) -> None:
-        """Does the same as `durable` with a callback instead of a future: futures of very many acknowledgements would
-        cost more than the write. `tell` may be called at once, and must not raise."""
+        """Does the same as `durable_future` with a callback instead of a future: futures of very many acknowledgements
+        would cost more than the write. `tell` may be called at once, and must not raise."""
         if not self.cursor.dirty:
             tell(None)
         elif self._closed:
@@ -351,10 +351,10 @@ class DurableCursor:
         finally:
             self._writing = None
         if self.cursor.dirty:
-            self.touched()
+            self.schedule_write()
 
     async def _write_until_stored(self) -> None:
-        await until_done(
+        await retry_until_done(
             self._write, self._world.clock, _LOG, f"{self.topic}/{self.subscription}: state not stored yet",
             pause_s=RETRY_S, ends=lambda error: isinstance(error, TopicFenced) or not error.retryable,
         )  # fmt: skip
@@ -362,7 +362,7 @@ class DurableCursor:
     async def _write(self) -> None:
         self._ledger.sequence += 1
         write = None
-        if self._log is not None and self._ledger.writable and self._log.ends(self._bounds()) is None:
+        if self._log is not None and self._ledger.writable and self._log.why_roll(self._bounds()) is None:
             write = await self._write_in(self._log, self._append)
         if write is None:
             log = CursorLog()
@@ -430,7 +430,7 @@ class DurableCursor:
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
                     if not await self._put_snapshot() and self.cursor.dirty:
-                        await self.durable()
+                        await self.durable_future()
             except TimeoutError:
                 _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
         self.abandon()
@@ -475,7 +475,7 @@ class DurableCursor:
         buckets = [bucket.ledger_id for bucket in self._record.delays]
         ledgers = [each for each in (self._record.ledger_id, self._ledger.ledger_id, *buckets) if each >= 0]
         if node is not None:  # else an earlier attempt of unknown outcome deleted it
-            await deletions.with_owner(self._metadata, ledgers, [Delete(self._path, node.version)])
+            await deletions.commit_with_owner(self._metadata, ledgers, [Delete(self._path, node.version)])
         await self._ledger.drop()
         await self._state_ledgers().delete(*buckets)
 

@@ -21,7 +21,7 @@ message may still be on its way to the log it is tried again. What is never whol
 Where the subscription is ordered (core/dispatch.py), Exclusive and Failover have back-off and dead letters too, and
 there is a back-off without a policy. Else subscriptions with one consumer at a time have none, and readers never. Nor
 has a topic that is the dead-letter topic of its own policy, or is named like one: a dead letter stays there
-(core/redelivery_backoff.py `DeadLetterPolicy.at`).
+(core/redelivery_backoff.py `DeadLetterPolicy.for_subscription`).
 
 Where it is ordered, counts are of the first message of a batch that is left (core/cursor.py), and that one is moved
 alone: what it holds back was not given to a program yet. (All of the batch, where its messages cannot be told apart:
@@ -48,12 +48,12 @@ from ...runtime.tasks import Tasks
 from ..common.retry import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
-from ..log.unfolding import aside
+from ..log.unfolding import run_off_loop
 from .core.cursor import Cursor
-from .core.cursor_state import ones
+from .core.cursor_state import bit_indexes
 from .core.dispatch import Dispatcher
-from .core.filters import Chunk, Run, run_at, runs_of
-from .core.redelivery_backoff import BackoffQueue, DeadLetterPolicy, Source, chunk_letter, letters_of, policy_of
+from .core.filters import Chunk, ChunkRun, run_at, runs_of
+from .core.redelivery_backoff import BackoffQueue, DeadLetterPolicy, LetterOrigin, chunk_letter, letters_of, policy_of
 from .cursors import DurableCursor
 
 # ------------------------------------------------------------------------------------------------ whole_messages
@@ -95,9 +95,9 @@ class _Budget:
         self.left = SEARCH_ENTRIES_MAX
 
 
-async def message_of(
+async def find_whole_message(
     log: ReadableLog, entry: StoredEntry, mark: Position, now_ms: int, budget: _Budget | None = None
-) -> Run | None:
+) -> ChunkRun | None:
     """Returns all chunks of the message of which `entry` is a chunk; None if the message is never complete. Raises
     Unavailable if the missing chunks may still be stored. Nothing before `mark` is searched."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
@@ -121,15 +121,15 @@ async def message_of(
     return None
 
 
-async def divided_by(log: ReadableLog, mark: Position) -> list[Run]:
+async def find_divided_messages(log: ReadableLog, mark: Position) -> list[ChunkRun]:
     """Returns the messages of which `mark` covers some chunks and not all. They are searched in the entry at the mark,
     and in those after it, as far as one read goes."""
-    shape, runs, seen, budget = log.shape, list[Run](), set[str](), _Budget()
+    shape, runs, seen, budget = log.shape, list[ChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
-    if shape.readable(mark) and shape.hole(mark) is None:
+    if shape.readable(mark) and shape.lost_run_end(mark) is None:
         with suppress(DataLost):  # a message of which a chunk is lost is not whole: no mark divides it
-            entries += [await log.reader.entry(mark)]
-    following = shape.there(shape.after(mark))
+            entries += [await log.reader.read_entry(mark)]
+    following = shape.next_existing(shape.after(mark))
     if shape.readable(following):
         with suppress(DataLost):
             entries += await log.reader.read(following, READ_BYTES)
@@ -138,7 +138,7 @@ async def divided_by(log: ReadableLog, mark: Position) -> list[Run]:
             continue
         seen.add(entry.chunk_of)
         try:
-            run = await message_of(log, entry, Position(-1, -1), log.world.clock.wall_ms(), budget)
+            run = await find_whole_message(log, entry, Position(-1, -1), log.world.clock.wall_ms(), budget)
         except (Unavailable, DataLost):
             continue  # the rest is not here yet, or never will be
         if run is not None and run.places[0] <= mark < run.places[-1]:
@@ -146,16 +146,16 @@ async def divided_by(log: ReadableLog, mark: Position) -> list[Run]:
     return runs
 
 
-async def rest_of(log: ReadableLog, mark: Position) -> list[Position]:
+async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
     """Returns the chunks after `mark` of messages that it divides, because a skip or an expiry of a part of a message
     applies to all of it."""
-    return [place for run in await divided_by(log, mark) for place in run.places if place > mark]
+    return [place for run in await find_divided_messages(log, mark) for place in run.places if place > mark]
 
 
-async def before_whole(log: ReadableLog, mark: Position) -> Position:
+async def mark_before_message(log: ReadableLog, mark: Position) -> Position:
     """Returns `mark`, or the mark before the first message that it divides, because a consumer that seeks into a
     message gets all of it."""
-    return min([mark, *(log.shape.before(run.places[0]) for run in await divided_by(log, mark))])
+    return min([mark, *(log.shape.before(run.places[0]) for run in await find_divided_messages(log, mark))])
 
 
 class _Search:
@@ -204,7 +204,7 @@ class _Search:
         """Yields all entries after the entry, until the end of the log or of the budget."""
         shape, budget = self._log.shape, self._budget
         position = shape.after(self._entry.position)
-        while budget.left > 0 and shape.readable(position := shape.there(position)):
+        while budget.left > 0 and shape.readable(position := shape.next_existing(position)):
             async for each in self._read(position, Position(position.ledger_id, (1 << 62) - 1), once=True):
                 yield each
                 budget.left -= 1
@@ -214,11 +214,11 @@ class _Search:
     async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
         """Yields the entries of one ledger from `first` to `last`; `once`: only those of one read."""
         shape = self._log.shape
-        position = shape.there(first)
+        position = shape.next_existing(first)
         while position <= last and shape.readable(position):
             for each in await self._log.reader.read(position, READ_BYTES, last.entry_id):
                 yield each
-                position = shape.there(shape.after(each.position))
+                position = shape.next_existing(shape.after(each.position))
             if once:
                 return
 
@@ -277,30 +277,30 @@ class DeadLetters:
 
     def _policy(self) -> DeadLetterPolicy:
         """Returns the policy that is in force now."""
-        return policy_of(self.applied, self._store.properties).at(self._topic, self._subscription)
+        return policy_of(self.applied, self._store.properties).for_subscription(self._topic, self._subscription)
 
     @property
-    def on(self) -> bool:
+    def is_active(self) -> bool:
         """Returns True if this object decides what becomes of entries that are given back."""
-        return self._dispatcher.ordered or self.counts_lost
+        return self._dispatcher.ordered or self.must_count_lost
 
     @property
-    def counts_lost(self) -> bool:
+    def must_count_lost(self) -> bool:
         """Returns True if entries count as given back that a consumer held when its connection was lost."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
-    def given_back(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
+    def on_given_back(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
         """Called before the dispatcher takes `positions` back: counts them, and holds them back for their back-off or
         as dead letters. `at_once`: only dead letters are held back."""
         policy, now_ms = self._policy(), self._clock.wall_ms()
         counted = [position for position in positions if not self._cursor.is_done(position)]
         for position in counted:
-            times = self._cursor.redeliveries(position) + 1
+            times = self._cursor.redelivery_count(position) + 1
             dead = bool(policy) and policy.is_dead(times)
             until_ms = 0 if dead or at_once else now_ms + self._wait_ms(policy, times)
-            self._cursor.given_back(position, until_ms)
+            self._cursor.count_redelivery(position, until_ms)
             if dead or not at_once:
-                self.held.hold(position, None if dead else now_ms + STORED_MS)  # until it is stored
+                self.held.add(position, None if dead else now_ms + STORED_MS)  # until it is stored
         if counted:
             self._spawn(self._stored(counted), "store of redelivery counts")
 
@@ -313,7 +313,7 @@ class DeadLetters:
         """Waits until the counts are stored; then starts the back-off of these entries, or moves those that are dead
         letters."""
         try:
-            await self._store.durable()
+            await self._store.durable_future()
         except MagnetarError:
             return  # the topic belongs to another broker
         policy, dead = self._policy(), list[Position]()
@@ -324,7 +324,7 @@ class DeadLetters:
             elif policy and policy.is_dead(count.redeliveries):
                 dead.append(position)
             elif position in self.held:
-                self.held.hold(position, count.until_ms)
+                self.held.add(position, count.until_ms)
         self._move_soon(dead)
         self._release()
 
@@ -355,14 +355,14 @@ class DeadLetters:
         """Moves one entry to the dead-letter topic, with retries, unless it need not be moved any more."""
         throttle, pause_s = LogThrottle(self._clock), PAUSE_S
         while position in self.held:
-            policy, times = self._policy(), self._cursor.redeliveries(position)
+            policy, times = self._policy(), self._cursor.redelivery_count(position)
             if not policy.is_dead(times) or not self._log.shape.readable(position):
                 break  # the policy has changed, or the entry is acknowledged or trimmed
             try:
                 await self._move(position, policy, times)
                 return
             except MagnetarError as error:
-                if throttle.news(error):
+                if throttle.should_log(error):
                     name = f"{self._log.topic}/{self._subscription}"
                     _LOG.warning("%s: %s is no dead letter yet: %s", name, position, error)
             await asyncio.sleep(pause_s)
@@ -373,7 +373,7 @@ class DeadLetters:
             self._wake()
 
     async def _move(self, position: Position, policy: DeadLetterPolicy, times: int) -> None:
-        entry = await self._log.reader.entry(position)
+        entry = await self._log.reader.read_entry(position)
         if not entry.chunk_of:
             await self._move_entry(entry, policy, times)
             return
@@ -381,7 +381,7 @@ class DeadLetters:
             self._message = asyncio.Lock()
         async with self._message:  # the first of its chunks takes the others along
             if position in self.held:
-                message = await message_of(self._log, entry, self._cursor.mark, self._clock.wall_ms())
+                message = await find_whole_message(self._log, entry, self._cursor.mark, self._clock.wall_ms())
                 if message is None:
                     await self._move_entry(entry, policy, times)
                 else:
@@ -389,9 +389,9 @@ class DeadLetters:
 
     async def _move_entry(self, entry: StoredEntry, policy: DeadLetterPolicy, times: int) -> None:
         position = entry.position
-        source = Source(self._log.topic, self._subscription, position, times, policy.max_redeliver_count)
-        done = frozenset(ones(self._cursor.hidden(position)))
-        letters = await aside(
+        source = LetterOrigin(self._log.topic, self._subscription, position, times, policy.max_redeliver_count)
+        done = frozenset(bit_indexes(self._cursor.hidden_bits(position)))
+        letters = await run_off_loop(
             entry.frames[-1], self._log.world, letters_of, source, entry.payload, done, self._clock.wall_ms()
         )
         if self._dispatcher.ordered and len(letters) == entry.count - len(done) > 1:  # what follows was not given yet
@@ -401,11 +401,13 @@ class DeadLetters:
         await self._publish(policy, source, letters)
         await self._moved(position, (position,), entry.count, times)
 
-    async def _move_message(self, position: Position, message: Run, policy: DeadLetterPolicy, times: int) -> None:
-        source = Source(self._log.topic, self._subscription, message.chunks[-1], times, policy.max_redeliver_count)
+    async def _move_message(self, position: Position, message: ChunkRun, policy: DeadLetterPolicy, times: int) -> None:
+        source = LetterOrigin(
+            self._log.topic, self._subscription, message.chunks[-1], times, policy.max_redeliver_count
+        )
         letters, now_ms = list[bytes](), self._clock.wall_ms()
         for place in message.chunks:
-            letters.append(chunk_letter(source, (await self._log.reader.entry(place)).payload, now_ms))
+            letters.append(chunk_letter(source, (await self._log.reader.read_entry(place)).payload, now_ms))
             if sum(map(len, letters)) >= GROUP_BYTES:
                 await self._publish(policy, source, letters)
                 letters = []
@@ -413,7 +415,7 @@ class DeadLetters:
             await self._publish(policy, source, letters)
         await self._moved(position, message.places, 1, times)
 
-    async def _publish(self, policy: DeadLetterPolicy, source: Source, letters: Sequence[bytes]) -> None:
+    async def _publish(self, policy: DeadLetterPolicy, source: LetterOrigin, letters: Sequence[bytes]) -> None:
         topic, here = policy.letter_topic(source.topic, self._subscription), (self._topic, self._incarnation)
         await self._forward(here, topic, source.producer_name, letters, source.position[1])
 
@@ -433,7 +435,7 @@ class DeadLetters:
             return  # acknowledged meanwhile, or the subscription was moved and wants it again
         for place in places:
             if self._cursor.ack(place) or self._ack_rest(place, count):
-                self._dispatcher.acked(None, place)
+                self._dispatcher.on_acked(None, place)
             self.held.drop(place)
         await self._on_stored(str(position), times)
 
@@ -441,7 +443,7 @@ class DeadLetters:
         self.letters += 1
         topic = self._log.topic
         _LOG.info("%s/%s: %s is a dead letter after %d redeliveries", topic, self._subscription, what, times - 1)
-        await self._store.durable()
+        await self._store.durable_future()
         self._wake()
 
     def _ack_rest(self, position: Position, messages: int) -> bool:
@@ -463,7 +465,7 @@ class DeadLetters:
         if self._tasks is not None:
             self._tasks.cancel()
 
-    async def stopped(self) -> None:
+    async def drain(self) -> None:
         """Waits, after `stop`, until no task is running."""
         if self._tasks is not None:
             await self._tasks.drain()

@@ -38,9 +38,9 @@ from ...proto.applied import Applied
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound, Unavailable
 from ...proto.names import Position
 from ...runtime.network import World
-from ...runtime.tasks import Tasks, together
+from ...runtime.tasks import Tasks, run_together
 from ..common.config import BrokerConfig, Policy
-from ..common.retry import until_done
+from ..common.retry import retry_until_done
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import StateLedgers
 from . import delays_format as stored
@@ -69,7 +69,7 @@ CLOSE_ENTRIES_MIN = 1000
 def _not_started() -> None: ...
 
 
-class _Used:
+class _BucketWork:
     """What a subscription needs once it has buckets: their readers, and the tasks that write and delete them."""
 
     __slots__ = ("drops", "readers", "tasks", "to_drop")
@@ -104,7 +104,7 @@ class DelayedDelivery:
         self._topic = store.topic
         self.applied = applied  # `Subscription.apply` changes it
         self._on_fenced = on_fenced
-        self._used: _Used | None = None
+        self._used: _BucketWork | None = None
         self._sealing: asyncio.Task[None] | None = None
         self._dropping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -114,10 +114,10 @@ class DelayedDelivery:
         self._loop = asyncio.get_running_loop()
 
     @property
-    def _stored(self) -> _Used:
+    def _stored(self) -> _BucketWork:
         """Returns the parts for buckets, made with their first use: most subscriptions store no delayed message."""
         if self._used is None:
-            self._used = _Used()
+            self._used = _BucketWork()
         return self._used
 
     @property
@@ -131,7 +131,7 @@ class DelayedDelivery:
         return self._world.clock.wall_ms()
 
     @property
-    def on(self) -> bool:
+    def is_enabled(self) -> bool:
         """Returns True if the policy delays messages."""
         return self.applied.delayed_delivery
 
@@ -144,9 +144,9 @@ class DelayedDelivery:
 
     def delay_until(self, position: Position, at_ms: int) -> None:
         """Holds an entry back until `at_ms`, when it was just stored and no consumer has got it yet."""
-        if at_ms > self.now_ms and self.on and not self.core.is_full:
-            self.core.hold(position, at_ms)
-            if self.core.seals:
+        if at_ms > self.now_ms and self.is_enabled and not self.core.is_full:
+            self.core.add_entry(position, at_ms)
+            if self.core.must_seal:
                 self._seal()
 
     def hand_out_due(self, dispatcher: Dispatcher) -> int:
@@ -161,7 +161,7 @@ class DelayedDelivery:
         core = self.core
         if self._closed:
             return
-        if core.count and not self.on and not core.released:
+        if core.count and not self.is_enabled and not core.released:
             core.release()
         if dispatcher.members:
             room = WAITING_MAX - dispatcher.policy.unread_entries
@@ -170,9 +170,9 @@ class DelayedDelivery:
                 dispatcher.add_due(due)
             if due or room <= 0:
                 self._looked_ms = now_ms
-            for load in core.wanted(now_ms):
+            for load in core.take_loads(now_ms):
                 self._spawn(self._load(load))
-        if core.seals:
+        if core.must_seal:
             self._seal()
         self._drop(core.take_drained())
 
@@ -182,7 +182,7 @@ class DelayedDelivery:
             return
         if not self.ready:
             return  # `_find` wakes when it has all
-        next_ms, applied, now_ms = self.core.next_look_ms, self.applied, self.now_ms
+        next_ms, applied, now_ms = self.core.next_due_ms, self.applied, self.now_ms
         if next_ms is None:
             return
         next_ms = max(next_ms, self._looked_ms + applied.delayed_tick_ms)
@@ -222,7 +222,9 @@ class DelayedDelivery:
     async def _store(self, draft: Draft) -> None:
         """Stores the draft in the order of `SEAL`, with retries until it is done."""
         try:
-            ledger_id = await self._try("sealed", lambda: self._bucket_ledgers.create_closed(stored.encode(draft)))
+            ledger_id = await self._try(
+                "sealed", lambda: self._bucket_ledgers.create_closed(stored.encode_bucket(draft))
+            )
             bucket = DelayBucket(
                 ledger_id=ledger_id, entries=sum(each.keys for each in draft.segments),
                 last_ms=draft.segments[-1].last_ms,
@@ -233,7 +235,7 @@ class DelayedDelivery:
                 if getattr(error, "unwritten", True):
                     await self._bucket_ledgers.delete(ledger_id)
                 raise
-            self.core.sealed(ledger_id)
+            self.core.on_sealed(ledger_id)
         finally:
             self._sealing = None
         self._wake()
@@ -241,7 +243,7 @@ class DelayedDelivery:
     async def _try(self, what: str, work: Callable[[], Coroutine[None, None, T]]) -> T:
         """Returns the result of `work`, retried until it succeeds, or the subscription has another owner, or is
         deleted."""
-        return await until_done(
+        return await retry_until_done(
             work, self._world.clock, _LOG, f"{self._who}: delayed messages are not {what} yet", pause_s=RETRY_S,
             ends=lambda error: self._closed or isinstance(error, TopicFenced | SubscriptionNotFound),
         )  # fmt: skip
@@ -291,7 +293,7 @@ class DelayedDelivery:
                 else:
                     self.core.add_bucket(bucket.ledger_id, segments, now_ms)
 
-        await together([one(bucket) for bucket in self._places.buckets], "directory of delayed messages")
+        await run_together([one(bucket) for bucket in self._places.buckets], "directory of delayed messages")
         self.ready = True
         self._drop(self.core.take_drained())
         self._wake()

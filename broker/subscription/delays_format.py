@@ -43,7 +43,7 @@ class DamagedBucket(ValueError):
     """Raised if bytes are not an entry of a bucket."""
 
 
-def encode(draft: Draft) -> list[bytes]:
+def encode_bucket(draft: Draft) -> list[bytes]:
     """Returns the entries of the bucket's ledger, in order."""
     entries = [_entry(SEGMENT, number, len(body) // KEY_BYTES, body) for number, body in enumerate(draft.bodies)]
     rows = b"".join(_ROW.pack(*each[:3], len(each.places)) + each.places for each in draft.segments)

@@ -3,7 +3,7 @@
 It asks the dispatcher what it wants, takes that from memory or has it read (read_ahead.py), hands it out, and repeats.
 `wake` pumps once in the next turn of the event loop, however often it is called: after new entries, permits,
 acknowledgements. Nothing here is per message. In each turn the entries that consumers give back are handled first
-(`Returns`); then consumers are notified of what the policy reports (`Policy.events`).
+(`ReturnQueue`); then consumers are notified of what the policy reports (`Policy.take_events`).
 `blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
 """
 
@@ -26,11 +26,11 @@ from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
-from ..common.token_bucket import SLICE_S, Rate, Turns, portion, wait_s
+from ..common.token_bucket import SLICE_S, Rate, TimeSlices, count_allowed, wait_s
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.reader import ReadMemory
-from ..log.unfolding import aside
+from ..log.unfolding import run_off_loop
 from .consumer import Consumer
 from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits
 from .core.policy import Member
@@ -57,7 +57,7 @@ SHARE = 16
 when the limit is reached."""
 
 
-def doubted(member: Member, limits: DispatchLimits) -> list[Position]:
+def find_oversized(member: Member, limits: DispatchLimits) -> list[Position]:
     """Returns those entries which the consumer holds that take more than their share of a limit."""
     share = max(1, min((each for each in limits if each), default=0) // SHARE)
     return [position for position, messages in member.outstanding.items() if messages > share]
@@ -105,7 +105,7 @@ class _Freed(msgspec.Struct):
     positions: Iterator[Position]
 
 
-class Returns:
+class ReturnQueue:
     """The entries that are being given back to one subscription. `counting` returns what counts redeliveries, where a
     policy of the broker does; else None."""
 
@@ -126,38 +126,38 @@ class Returns:
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Return(member, deque(positions), counted, leaves))
-        self.some()
+        self.return_some()
 
     def add_freed(self, positions: Iterator[Position]) -> None:
         """Queues entries of an aborted transaction. They must be neither outstanding nor pending any more."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Freed(positions))
-        self.some()
+        self.return_some()
 
-    def freed_in_part(self, batches: Iterable[Position]) -> None:
+    def add_partly_freed(self, batches: Iterable[Position]) -> None:
         """Gives back batches of which an aborted transaction had acknowledged some messages. Each counts as given back,
         also where a consumer holds the rest of it."""
         for position in batches:
-            holder = self._dispatcher.holder(position)
+            holder = self._dispatcher.find_holder(position)
             if holder is not None:
                 self.add(holder, (position,), counted=True)
             else:
-                self._dispatcher.cursor.given_back(position)
+                self._dispatcher.cursor.count_redelivery(position)
 
     def _some_freed(self, positions: Iterator[Position]) -> bool:
         """Gives back RETURN_ENTRIES of these entries. Returns True if there are no more."""
         some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
         free = [position for position in some if not cursor.is_done(position)]
         if (counting := self._counting()) is not None:
-            counting.given_back(free, at_once=self._dispatcher.ordered)  # in its place, and not later
+            counting.on_given_back(free, at_once=self._dispatcher.ordered)  # in its place, and not later
         else:
             for position in free:
-                cursor.given_back(position)
+                cursor.count_redelivery(position)
         self._dispatcher.add_freed(free)
         return len(some) < RETURN_ENTRIES
 
-    def some(self) -> bool:
+    def return_some(self) -> bool:
         """Gives back RETURN_ENTRIES of the entries that wait. Returns True if there are no more."""
         while self.waiting:
             first = self.waiting[0]
@@ -173,7 +173,7 @@ class Returns:
             if counted and self._dispatcher.ordered:
                 some = self._dispatcher.fail(member, some)
             if counted and (counting := self._counting()) is not None:
-                counting.given_back([each for each in some if each in member.outstanding])
+                counting.on_given_back([each for each in some if each in member.outstanding])
                 counted = False
             self._dispatcher.redeliver(member, some, counted=counted and not first.leaves)
             if first.positions:
@@ -184,15 +184,15 @@ class Returns:
         self.waiting = None
         return True
 
-    def all(self) -> None:
+    def return_all(self) -> None:
         """Gives back all entries that wait, now."""
-        while not self.some():
+        while not self.return_some():
             pass
 
     async def finish(self) -> None:
         """Gives back all entries that wait, in slices between which other tasks run."""
-        turns = Turns(self._clock)
-        while not self.some():
+        turns = TimeSlices(self._clock)
+        while not self.return_some():
             if turns.is_over:
                 await turns.next()
 
@@ -244,7 +244,7 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._memory = memory or ReadMemory(config.read_memory_bytes)
         self._buffer: ReadAheadBuffer | None = None  # None, as the next two: most subscriptions have no consumer
-        self._returned: Returns | None = None
+        self._returned: ReturnQueue | None = None
         self._started: Tasks | None = None
         self._due = False
         self._closed = False
@@ -260,14 +260,14 @@ class Pump:
             self._buffer = ReadAheadBuffer(
                 self._subscription.name, self._log, self._clock, self._config, self._dispatcher, self.wake,
                 self.hand_out, self._tasks, self._memory, self._subscription.disconnect_all,
-                self._subscription.discard,
+                self._subscription.skip_entries,
             )  # fmt: skip
         return self._buffer
 
     @property
-    def returns(self) -> Returns:
+    def returns(self) -> ReturnQueue:
         if self._returned is None:
-            self._returned = Returns(self._dispatcher, self._counting, self._clock)
+            self._returned = ReturnQueue(self._dispatcher, self._counting, self._clock)
         return self._returned
 
     @property
@@ -283,7 +283,7 @@ class Pump:
     def _counting(self) -> DeadLetters | None:
         """Returns the object that counts redeliveries; None where no policy of the broker does."""
         letters = self._subscription.dead_letters
-        return letters if letters is not None and letters.on else None
+        return letters if letters is not None and letters.is_active else None
 
     def wake(self) -> None:
         """Makes the pump run in the next turn of the loop, once, however often it is called."""
@@ -306,12 +306,14 @@ class Pump:
             self.blocked = Blocked.MOVING
             return  # the store wakes it when that is durable
         returns, policy = self._returned, self._dispatcher.policy
-        while (returns is not None and returns.waiting and not returns.some()) or not policy.rebalance(SLOTS_AT_ONCE):
+        while (returns is not None and returns.waiting and not returns.return_some()) or not policy.rebalance(
+            SLOTS_AT_ONCE
+        ):
             if self._clock.monotonic() > end:
                 self.wake()
                 return
-        for event in policy.events():
-            self._subscription.consumers[event.member.id].outlet.active(event.active)
+        for event in policy.take_events():
+            self._subscription.consumers[event.member.id].outlet.on_active_changed(event.active)
         now_ms = ALL_TIME
         if self._delayed is not None and self._dispatcher.delaying:
             if not self._delayed.ready:
@@ -329,19 +331,19 @@ class Pump:
                 return
             if self._buffer is not None and self._buffer.reading_again and self._subscription.consumers:
                 return  # it is handed out before anything new
-            want = self._dispatcher.want()
+            want = self._dispatcher.choose_read()
             if isinstance(want, Blocked):
                 self.blocked = want
                 if want is Blocked.HOLES or self._full_said:
-                    self._say_full(want)
+                    self._log_full(want)
                 if self._log.state is TopicState.TERMINATED:
-                    self._tell_end()
+                    self._notify_end()
                 return
             self.blocked = None
             entries = self._at_hand.next_entries(want, end)
             if not entries:
                 return
-            entries = entries[: portion(rates, entries, now)] if rates else entries
+            entries = entries[: count_allowed(rates, entries, now)] if rates else entries
             before = self._dispatcher.progress
             deliveries = self._dispatcher.assign(entries, now_ms)
             for rate in rates:
@@ -349,12 +351,12 @@ class Pump:
                     rate.spend(each.entry.count, each.entry.size, now)
             self._deliver(deliveries)
             if self._dispatcher.parked:
-                self._at_hand.keep_entries(
+                self._at_hand.park_entries(
                     [entry for entry in self._dispatcher.parked if isinstance(entry, StoredEntry)]
                 )
             handed_out += len(entries)
             if not deliveries and self._dispatcher.progress == before:
-                self.blocked = self._dispatcher.blocked() or Blocked.NO_PERMITS
+                self.blocked = self._dispatcher.why_blocked() or Blocked.NO_PERMITS
                 return
         self.wake()
 
@@ -367,7 +369,7 @@ class Pump:
             if consumer.outlet.deliver(own):
                 self._pause(consumer)
             if consumer.member.blocked or self._dispatcher.full:
-                positions = doubted(consumer.member, self._dispatcher.limits)
+                positions = find_oversized(consumer.member, self._dispatcher.limits)
                 if positions:
                     self._tasks.spawn(self._judge(positions), "look at entries that block consumers")
         if self._buffer is not None:
@@ -379,19 +381,19 @@ class Pump:
             if self._cursor.is_done(position):
                 continue
             try:
-                entry = await self._log.reader.entry(position)
+                entry = await self._log.reader.read_entry(position)
             except MagnetarError:
                 continue  # trimmed, or not to be read now: its consumer has it
-            if await aside(entry.frames[-1], self._log.world, is_malformed, entry.payload):
+            if await run_off_loop(entry.frames[-1], self._log.world, is_malformed, entry.payload):
                 _LOG.error("%s: entry %s is malformed, and discarded", self._title, position)
-                self._subscription.discard([position])
+                self._subscription.skip_entries([position])
 
     def delay_entry(self, position: Position, at_ms: int) -> None:
         """Holds a new entry back until `at_ms` (ms since the epoch), on types that delay."""
         if self._delayed is not None and (self._dispatcher.delaying or self._delayed.core.count):
             self._delayed.delay_until(position, at_ms)
 
-    def _say_full(self, why: Blocked) -> None:
+    def _log_full(self, why: Blocked) -> None:
         """Logs that the acknowledgement state has become too large, or has shrunk again."""
         if why is Blocked.HOLES and not self._full_said:
             _LOG.warning(
@@ -425,7 +427,7 @@ class Pump:
         self._timer = None
         self.wake()
 
-    def _tell_end(self) -> None:
+    def _notify_end(self) -> None:
         """Notifies the consumers of a terminated topic, once everything was delivered, that nothing more will come."""
         if self._end_told or not self._subscription.consumers:
             return
@@ -474,7 +476,7 @@ class Pump:
         if self._buffer is not None:
             self._buffer.switch_log(log)
 
-    def forget_buffer(self) -> None:
+    def clear_buffer(self) -> None:
         """Drops what was read ahead."""
         if self._buffer is not None:
             self._buffer.clear()

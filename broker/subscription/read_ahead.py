@@ -41,7 +41,7 @@ from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import data_lost
 from ..log.reader import ReadMemory
-from ..log.unfolding import slots_of
+from ..log.unfolding import compute_slots
 from .core.dispatch import Delivery, Dispatcher, Read, ReplayRange
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
@@ -115,14 +115,14 @@ class ReadAheadBuffer:
         """Drops everything, also reads in progress, because the position in the log has changed, or no consumer is
         connected."""
         self._seeks += 1
-        self.give_back()
+        self.release_memory()
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         """Drops all entries in memory; they are read again when they are wanted."""
         self._kept, self._kept_bytes = None, 0
-        self._forget_ahead()
+        self._drop_ahead()
 
-    def _forget_ahead(self) -> None:
+    def _drop_ahead(self) -> None:
         self._ahead, self._ahead_bytes = _NONE, 0
         self._count()
 
@@ -131,7 +131,7 @@ class ReadAheadBuffer:
         now = self._ahead_bytes + self._kept_bytes
         if now != self._counted:
             self._counted = now
-            self._memory.holds(self, now)
+            self._memory.set_held(self, now)
 
     # ------------------------------------------------------------------ what is in memory
     def next_entries(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
@@ -163,7 +163,7 @@ class ReadAheadBuffer:
 
     async def _unfold(self, entry: StoredEntry) -> None:
         try:
-            entry.has_slots(await slots_of(entry.frames[-1], self._log.world))
+            entry.set_slots(await compute_slots(entry.frames[-1], self._log.world))
         except Exception as error:
             self._cannot_read(entry.position, error)
         else:
@@ -179,7 +179,7 @@ class ReadAheadBuffer:
                 self._ahead_bytes -= ahead.popleft().size
             self._count()
         if not ahead or ahead[0].position != position:
-            found = self._log.reader.cached(position, CHUNK_ENTRIES, self._most)
+            found = self._log.reader.read_cached(position, CHUNK_ENTRIES, self._most)
             if not found or not self._log.shape.readable(self._log.shape.after(found[-1].position)):
                 return found
             ahead = self._ahead = deque(found)  # more than is handed out at once: it lags
@@ -203,19 +203,20 @@ class ReadAheadBuffer:
             found.append(entry)
         return found
 
-    def keep_entries(self, entries: Iterable[StoredEntry]) -> None:
+    def park_entries(self, entries: Iterable[StoredEntry]) -> None:
         """Adds entries that wait for their keys' consumers; when they take too much memory, those that have waited
         longest are dropped."""
         kept = self._kept
         if kept is None:
             kept = self._kept = OrderedDict()  # of a plain dict, taking the first gets slower the more were taken
         while self._kept_bytes > self._config.key_shared_waiting_bytes:
-            self._kept_bytes -= kept.popitem(last=False)[1].weight  # the oldest first: what was just read is wanted now
+            # the oldest first: what was just read is wanted now
+            self._kept_bytes -= kept.popitem(last=False)[1].memory_bytes
         for entry in entries:
             if entry.position not in kept:
-                entry.stand_alone()
+                entry.copy_views()
                 kept[entry.position] = entry
-                self._kept_bytes += entry.weight
+                self._kept_bytes += entry.memory_bytes
         self._count()
 
     def drop_delivered(self, deliveries: Iterable[Delivery]) -> None:
@@ -224,7 +225,7 @@ class ReadAheadBuffer:
             for each in deliveries:
                 kept = self._kept.pop(each.entry.position, None)
                 if kept is not None:
-                    self._kept_bytes -= kept.weight
+                    self._kept_bytes -= kept.memory_bytes
             self._count()
 
     # ------------------------------------------------------------------ reading from bookies
@@ -234,7 +235,7 @@ class ReadAheadBuffer:
             self.reading_again = True
             self._tasks.spawn(self._read_again(first, last, frozenset(want.positions)), "read of what comes again")
         elif not self._reading:
-            self._forget_ahead()
+            self._drop_ahead()
             self._read_soon(want.position)
 
     def _read_soon(self, position: Position) -> None:
@@ -243,12 +244,16 @@ class ReadAheadBuffer:
 
     def _read_ahead(self) -> None:
         """Reads what follows while this is handed out: from a cache, before that drops it, or from bookies."""
-        if self._reading or not self._ahead or self._ahead_bytes > AHEAD * self._memory.chunk(self._config.read_bytes):
+        if (
+            self._reading
+            or not self._ahead
+            or self._ahead_bytes > AHEAD * self._memory.read_size(self._config.read_bytes)
+        ):
             return
         following = self._log.shape.after(self._ahead[-1].position)
         if not self._log.shape.readable(following):
             return
-        if found := self._log.reader.cached(following, 2 * CHUNK_ENTRIES, 2 * self._most):
+        if found := self._log.reader.read_cached(following, 2 * CHUNK_ENTRIES, 2 * self._most):
             self._ahead.extend(found)
             self._ahead_bytes += sum(entry.size for entry in found)
             self._count()
@@ -260,8 +265,8 @@ class ReadAheadBuffer:
         try:
             if self._passes_over(position):
                 return
-            size = self._memory.chunk(self._config.read_bytes)
-            async with self._memory.reading(size):
+            size = self._memory.read_size(self._config.read_bytes)
+            async with self._memory.reserve(size):
                 entries = await self._log.reader.read(position, size)
         except DataLost as error:
             self._lost(self._lost_range(position, error))
@@ -273,7 +278,7 @@ class ReadAheadBuffer:
             self._reading = False
         if seeks == self._seeks:
             if self._ahead and self._log.shape.after(self._ahead[-1].position) != position:
-                self._forget_ahead()
+                self._drop_ahead()
             if self._ahead is _NONE:
                 self._ahead = deque()
             self._ahead.extend(entries)
@@ -286,8 +291,8 @@ class ReadAheadBuffer:
         try:
             if self._passes_over(first):
                 return
-            size = self._memory.chunk(self._config.read_bytes)
-            async with self._memory.reading(size):
+            size = self._memory.read_size(self._config.read_bytes)
+            async with self._memory.reserve(size):
                 entries = await self._log.reader.read(first, size, last.entry_id)
         except DataLost as error:
             self._lost(self._lost_range(first, error))
@@ -297,13 +302,13 @@ class ReadAheadBuffer:
             return
         finally:
             self.reading_again = False
-        self.keep_entries([entry for entry in entries if entry.position in wanted])
+        self.park_entries([entry for entry in entries if entry.position in wanted])
         self._wake()
 
     def _passes_over(self, position: Position) -> bool:
         """Acknowledges the lost entries at `position` if an operator passed over them; returns False if none are there.
         """
-        last = self._log.shape.hole(position)
+        last = self._log.shape.lost_run_end(position)
         if last is None:
             return False
         end = min(last[1], position[1] + PASSED_AT_ONCE - 1)
@@ -313,7 +318,7 @@ class ReadAheadBuffer:
     def _lost_range(self, position: Position, error: DataLost) -> DataLost:
         """Returns the error that consumers get: it names the lost entries as far as they are known."""
         run = int(error.fields.get("first", position[1])), int(error.fields.get("last", position[1]))
-        if self._throttle.news(error):
+        if self._throttle.should_log(error):
             _LOG.error("%s/%s: %s; its consumers are told", self._log.topic, self._subscription, error)
         told = data_lost(position[0], run, f"subscription {self._subscription!r} of {self._log.topic}: ")
         told.fields |= {"topic": str(self._log.topic), "subscription": self._subscription}
@@ -324,7 +329,7 @@ class ReadAheadBuffer:
             self._dispatcher.discard((position,))  # trimmed meanwhile
             self._wake()
             return
-        if self._throttle.news(error):
+        if self._throttle.should_log(error):
             unforeseen = None if isinstance(error, MagnetarError) else error
             _LOG.warning(
                 "%s/%s: cannot read %s yet: %r", self._log.topic, self._subscription, position, error,
@@ -336,7 +341,7 @@ class ReadAheadBuffer:
 
     def stop(self) -> None:
         """Begins no more reads. The owner must cancel those that run."""
-        self.give_back()
+        self.release_memory()
         if self._retry is not None:
             self._retry.cancel()
 

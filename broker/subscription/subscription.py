@@ -6,9 +6,9 @@ handed out to any consumer before the caller of `seek` was resumed, so its answe
             move         cursor and dispatcher, in one step
             store        durably; nothing is handed out meanwhile, to consumers that join in between neither
             answer       the caller goes on, and only the next turn of the loop hands out
-Seeks run one after the other, in the order of the requests (`moving`), each from finding its position on. A seek that
-is cancelled, or whose store fails, leaves the cursor at the new position in memory: entries are handed out from there,
-and the position is stored with the next write. When that fails for good, the topic is lost and every consumer is
+Seeks run one after the other, in the order of the requests (`seek_lock`), each from finding its position on. A seek
+that is cancelled, or whose store fails, leaves the cursor at the new position in memory: entries are handed out from
+there, and the position is stored with the next write. When that fails for good, the topic is lost and every consumer is
 notified; then the next owner begins at the old position. To the caller the outcome is unknown; no message is lost in
 either case.
 
@@ -142,19 +142,19 @@ class Subscription:
     def on_decided(self) -> None:
         """Called when transactions have ended: more entries are shown, or some never will be."""
         if self.cursor.advance() and self.store is not None:
-            self.store.touched()
+            self.store.schedule_write()
         if self.consumers:
             self.pump.wake()
 
     def _leave_out(self) -> None:
         """Acknowledges the entries that compaction removed, if the subscription reads compacted."""
-        for ledger_id, removed in self.log.left_out():
+        for ledger_id, removed in self.log.removed_entries():
             if ledger_id >= self.cursor.mark[0]:
                 self.cursor.ack_set(ledger_id, removed)
         if self.compacted and self.store is not None:
-            self.store.touched()
+            self.store.schedule_write()
 
-    def isolate(self, isolation: Isolation) -> None:
+    def set_isolation(self, isolation: Isolation) -> None:
         """Sets the isolation level of a consumer that is about to join. Raises ConsumerBusy if connected consumers have
         another one."""
         if self.consumers and self.isolation is not isolation:
@@ -163,7 +163,7 @@ class Subscription:
             )
         self.isolation = isolation
 
-    def needs(self, horizon: Position) -> bool:
+    def has_undelivered_before(self, horizon: Position) -> bool:
         """Returns True if an entry up to `horizon` is not delivered, or is not acknowledged and may be delivered again.
         """
         return self.dispatcher.read_position <= horizon or (self.dispatcher.tracks and self.cursor.mark < horizon)
@@ -173,12 +173,12 @@ class Subscription:
         """Adds the consumer. Raises ConsumerBusy if the connected consumers have another type, or the policy refuses
         it.
 
-        Entries that others are giving back are given back first, all at once: await `expect` before, so that this
-        happens in slices."""
+        Entries that others are giving back are given back first, all at once: await `wait_returned` before, so that
+        this happens in slices."""
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
-        self.pump.returns.all()
+        self.pump.returns.return_all()
         self._admit(consumer.member, type_)
         self.consumers[consumer.member.id] = consumer
         self.dispatcher.join(consumer.member)
@@ -199,7 +199,7 @@ class Subscription:
             )
         if newcomer.ordered is not self.dispatcher.ordered:
             raise self._refusal(SubscribeRefusal.OTHER_MODE, "its consumers differ on redelivery_order")
-        if (why := policy.differs(newcomer)) is not None:
+        if (why := policy.why_incompatible(newcomer)) is not None:
             raise self._refusal(SubscribeRefusal.OTHER_MODE, why)
         if (why := policy.why_refused(newcomer)) is not None:
             raise self._refusal(SubscribeRefusal.POLICY, why)
@@ -218,7 +218,7 @@ class Subscription:
             return
         if consumer.waiting is not None:
             consumer.waiting.cancel()
-        member, counted = consumer.member, lost and self.dead_letters is not None and self.dead_letters.counts_lost
+        member, counted = consumer.member, lost and self.dead_letters is not None and self.dead_letters.must_count_lost
         member.paused = True
         if self.consumers or counted or self.pump.returns:
             self.pump.returns.add(member, list(member.outstanding), counted=counted, leaves=True)
@@ -226,10 +226,10 @@ class Subscription:
             self.dispatcher.leave_all()  # the next one that joins begins anew
         if not self.consumers:
             self.type = None
-            self.pump.forget_buffer()
+            self.pump.clear_buffer()
         self.pump.wake()
 
-    async def expect(self, consumer: Consumer) -> None:
+    async def wait_returned(self, consumer: Consumer) -> None:
         """Waits, before a consumer joins, until the entries are back that others give back, and those that its own last
         connection held."""
         for other in self.consumers.values():
@@ -295,7 +295,7 @@ class Subscription:
             self.acks.ack_first(self.log.shape.after(mark), messages)
         self._on_mark_moved()
 
-    def discard(self, positions: Sequence[Position]) -> None:
+    def skip_entries(self, positions: Sequence[Position]) -> None:
         """Acknowledges entries that no consumer will acknowledge, such as lost or malformed ones; those that are
         pending are left to their transaction."""
         if positions:
@@ -313,25 +313,26 @@ class Subscription:
     def has_pending(self, txn: TxnId) -> bool:
         return self.cursor.pending is not None and txn in self.cursor.pending.of
 
-    def holders(self, position: Position) -> Sequence[TxnId]:
+    def conflicting_transactions(self, position: Position) -> Sequence[TxnId]:
         """Returns the transactions because of which an acknowledgement of the entry may have been refused."""
-        return self.cursor.pending.holders(position) if self.cursor.pending is not None else ()
+        return self.cursor.pending.find_transactions(position) if self.cursor.pending is not None else ()
 
-    def ack_in(
+    def ack_in_transaction(
         self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None, *,
         rest: bool = False,
     ) -> None:  # fmt: skip
         """Makes all of it pending in the transaction, in one step: it is acknowledged if the transaction commits.
         Repeating it changes nothing. The topic must have joined the transaction in the same turn of the loop. `rest`:
-        as in `AcksInTxn.pend`.
+        as in `AcksInTxn.add_pending`.
 
         Raises NotAllowed if the subscription is not durable, or several consumers may share it and `cumulative` is
-        given; TransactionConflict, InvalidRequest or BackPressure as `AcksInTxn.pend` does. Nothing has changed then.
+        given; TransactionConflict, InvalidRequest or BackPressure as `AcksInTxn.add_pending` does. Nothing has changed
+        then.
         """
         self.check_transactional()
         if cumulative is not None and self.dispatcher.policy.individual:
             self.check_cumulative(consumer, cumulative)
-        if self.acks.pend(consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes, rest=rest):
+        if self.acks.add_pending(consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes, rest=rest):
             self._on_mark_moved()
 
     def check_transactional(self) -> None:
@@ -341,7 +342,7 @@ class Subscription:
 
     def settle(self, txn: TxnId, committed: bool) -> None:
         """Applies the outcome of a transaction: what it acknowledged here counts, or is delivered again. Idempotent;
-        durable when `durable_now` returns."""
+        durable when `wait_durable` returns."""
         settled = self.acks.settle(txn, committed=committed)
         if settled is None:
             return
@@ -350,7 +351,7 @@ class Subscription:
         if not committed:
             self._come_again(settled)
         if self.store is not None:
-            self.store.touched()
+            self.store.schedule_write()
         self.pump.wake()
 
     def _come_again(self, settled: SettledAcks) -> None:
@@ -361,8 +362,8 @@ class Subscription:
         first = first_of(cursor, settled.acks)
         if ordered and first is not None:
             self.dispatcher.step_back(first)
-            self.pump.forget_buffer()
-        self.pump.returns.freed_in_part(sorted(settled.shown))
+            self.pump.clear_buffer()
+        self.pump.returns.add_partly_freed(sorted(settled.shown))
         self.pump.returns.add_freed(freed_entries(cursor, settled, tail=ordered))
 
     def _acked(self, consumer: Consumer | None) -> None:
@@ -375,7 +376,7 @@ class Subscription:
         if self._marked != self.cursor.mark:
             self._marked, self.activity.marked_ms = self.cursor.mark, self._clock.wall_ms()
         if self.store is not None:
-            self.store.touched()
+            self.store.schedule_write()
         blocked = self.pump.blocked
         if blocked is not None and (blocked not in AT_THE_END or self.dispatcher.replay_entries):
             self.pump.wake()  # a consumer may take more, a key is free, or a batch has messages that an abort freed
@@ -388,7 +389,7 @@ class Subscription:
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
         self.pump.returns.add(consumer.member, wanted, counted=counted)
         if self.store is not None:
-            self.store.touched()
+            self.store.schedule_write()
         self.pump.wake()
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
@@ -399,24 +400,24 @@ class Subscription:
         else:
             tell(None)
 
-    async def durable_now(self) -> None:
+    async def wait_durable(self) -> None:
         """Returns when all that was acknowledged up to now is durable."""
         if self.store is not None:
-            await self.store.durable()
+            await self.store.durable_future()
 
     @cached_property
-    def moving(self) -> asyncio.Lock:
+    def seek_lock(self) -> asyncio.Lock:
         """Returns the lock that must be held while the subscription is moved: from finding the new position until it is
         durable."""
         return asyncio.Lock()
 
     async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
-        """Starts over after `mark`, and after the first `acked_messages` messages of the next entry; durable when it
+        """Starts over after `mark`, and after the first `on_messages_acked` messages of the next entry; durable when it
         returns.
 
-        The caller must hold `moving`. All consumers but `keep` are disconnected: their outstanding entries have no
+        The caller must hold `seek_lock`. All consumers but `keep` are disconnected: their outstanding entries have no
         meaning any more."""
-        assert self.moving.locked(), "one after the other"
+        assert self.seek_lock.locked(), "one after the other"
         why = Unavailable(f"the subscription {self.name!r} was moved; subscribe again", moved=True)
         for consumer in list(self.consumers.values()):
             if consumer is not keep:
@@ -427,10 +428,10 @@ class Subscription:
             self.cursor.ack_first(self.log.shape.after(mark), acked_messages)
         self.dispatcher.seek()
         self.pump.returns.clear()
-        self.pump.forget_buffer()
+        self.pump.clear_buffer()
         self.pump.is_moving = True
         try:
-            await self.durable_now()
+            await self.wait_durable()
         finally:
             self.pump.is_moving = False
             self.pump.wake()  # in the next turn: the caller goes on first
@@ -450,7 +451,7 @@ class Subscription:
         self.stop()
         await self.pump.drain()
         if self.dead_letters is not None:
-            await self.dead_letters.stopped()
+            await self.dead_letters.drain()
         if self.store is not None:
             await self.store.close()
 

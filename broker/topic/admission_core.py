@@ -10,7 +10,7 @@ counts as connected, so its own old connection never locks it out.
 | `check_subscription` | max_subscriptions; auto_subscription_creation | NotAllowed; SubscriptionNotFound |
 | `check_consumer` | subscription_types | NotAllowed |
 | | max_consumers, max_consumers_per_subscription; max_same_address_consumers | ConsumerBusy |
-| `check_rate` | subscribe_rate: so many times in subscribe_rate_period_s | BackPressure |
+| `check_subscribe_rate` | subscribe_rate: so many times in subscribe_rate_period_s | BackPressure |
 
 An address is a host, without its port: clients of one gateway are one. The rate is kept for each consumer by host and
 name (for one without a name by its instance): a token bucket of `subscribe_rate` tokens, filled in a period, so a
@@ -29,13 +29,13 @@ from ...proto.errors import MagnetarError, ProducerBusy
 from ...proto.names import Position, TopicName
 from ...proto.states import BacklogQuotaState
 from ..common.refusals import SubscribeRefusal
-from ..log.log_shape_core import NOTHING, LogShape, Retention, Safe, would_go
+from ..log.log_shape_core import NOTHING, LogShape, Retention, TrimLimit, may_trim_last
 from ..subscription.core.subscription_types import SubscriptionType
 
 BUCKETS_MAX = 10_000
 
 
-class Present(Protocol):
+class ClientIdentity(Protocol):
     """The address and the instance of a producer or consumer: of one that is connected, or of one that asks to join."""
 
     @property
@@ -49,7 +49,7 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0] or address
 
 
-def _returns(who: Present, there: Collection[Present]) -> bool:
+def _returns(who: ClientIdentity, there: Collection[ClientIdentity]) -> bool:
     """Returns True if it is connected already under the same instance: it connects again."""
     return bool(who.instance) and any(each.instance == who.instance for each in there)
 
@@ -65,7 +65,7 @@ class Admission:
         self._same_address_consumers = same_address_consumers
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}  # whose → tokens, and when they were counted
 
-    def check_producer(self, applied: Applied, who: Present, there: Collection[Present]) -> None:
+    def check_producer(self, applied: Applied, who: ClientIdentity, there: Collection[ClientIdentity]) -> None:
         """Raises ProducerBusy if the topic has as many producers as it may have, altogether or from that address.
         `there`: the connected producers."""
         limited = applied.max_producers or self._same_address_producers
@@ -90,8 +90,8 @@ class Admission:
             )
 
     def check_consumer(
-        self, applied: Applied, type_: SubscriptionType, who: Present, subscription: str,
-        everybody: Collection[Present], mine: Collection[Present],
+        self, applied: Applied, type_: SubscriptionType, who: ClientIdentity, subscription: str,
+        everybody: Collection[ClientIdentity], mine: Collection[ClientIdentity],
     ) -> None:  # fmt: skip
         """Raises NotAllowed if the topic does not allow the subscription type; ConsumerBusy if the topic, the
         subscription, or the address has as many consumers as it may have. `everybody`: the topic's consumers; `mine`:
@@ -117,7 +117,7 @@ class Admission:
         )
 
     def _check_address(
-        self, limit: int, who: Present, there: Collection[Present], what: str,
+        self, limit: int, who: ClientIdentity, there: Collection[ClientIdentity], what: str,
         error: Callable[..., MagnetarError],
     ) -> None:  # fmt: skip
         host = host_of(who.address)
@@ -128,7 +128,7 @@ class Admission:
             )
 
     # ------------------------------------------------------------------ the rate of subscribing
-    def check_rate(self, applied: Applied, who: Present, name: str, now: float) -> None:
+    def check_subscribe_rate(self, applied: Applied, who: ClientIdentity, name: str, now: float) -> None:
         """Takes a token from the bucket of the consumer with that name. Raises BackPressure if there is none."""
         rate, period_s = applied.subscribe_rate, applied.subscribe_rate_period_s
         if not rate:
@@ -164,7 +164,8 @@ class Admission:
 # --------------------------------------------------------------------------------------------------- upkeep_core
 # The upkeep of a topic: which work is due, decided from facts, without a clock of its own.
 #
-# - **Rolling an idle ledger** (`rolls`; complaints 26, 28). Retention frees whole closed ledgers, and the last one of
+# - **Rolling an idle ledger** (`must_roll`; complaints 26, 28). Retention frees whole closed ledgers, and the last one
+# of
 #   the list is never freed. So the one that is written ends, although it is not full, when nothing was published for
 #   `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will release it some
 #   day; or when it is older than the retention time (a topic with few publishes keeps at most twice that). In a topic
@@ -190,8 +191,8 @@ _POLICIES = {
 }
 
 
-def rolls(
-    shape: LogShape, applied: Applied, holders: Sequence[Safe], *, quiet_s: float, age_s: float, idle_s: float,
+def must_roll(
+    shape: LogShape, applied: Applied, holders: Sequence[TrimLimit], *, quiet_s: float, age_s: float, idle_s: float,
     now_ms: int, unread: Retention = NOTHING,
 ) -> bool:  # fmt: skip
     """Returns True if the last ledger, not written for `quiet_s` and `age_s` old, is to be followed by another one, so
@@ -201,14 +202,14 @@ def rolls(
     tail = shape.tail
     if not tail.open:
         retention = Retention(applied.retention_minutes, applied.retention_mib)
-        return quiet_s >= idle_s and would_go(tail, holders, retention, now_ms, unread)
+        return quiet_s >= idle_s and may_trim_last(tail, holders, retention, now_ms, unread)
     if applied.retention_minutes < 0 and applied.retention_mib < 0:
         return False
     if unread != NOTHING:
         return unread.minutes > 0 and age_s >= unread.minutes * 60
     if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * 60:
         return True
-    return quiet_s >= idle_s and all(holder.is_past(tail) for holder in holders)
+    return quiet_s >= idle_s and all(holder.has_released(tail) for holder in holders)
 
 
 def backlog_bytes(shape: LogShape, mark: Position) -> int:
@@ -248,7 +249,7 @@ def mark_within(shape: LogShape, limit: int) -> Position:
     return shape.start
 
 
-def inactive(applied: Applied, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
+def is_inactive(applied: Applied, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
     """Returns True if the topic is inactive. `users`: its producers and consumers; `backlog`: whether a durable
     subscription has something left to read."""
     if not applied.inactive_s or users or unused_s < applied.inactive_s:

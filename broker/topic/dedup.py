@@ -12,7 +12,7 @@ PR9; invariants 32, 33, 34)
   entry of one that is open, so a replay finds them again, and a commit merges them.
 - A snapshot ledger that cannot be read raises an alarm in the log, and the whole log that is left is replayed.
 - The record has deduplication on before an entry is judged by it, so that the next owner continues it.
-- A producer is opened when nothing of it is in flight (`wait_settled`): it learns what is stored, and sends the rest.
+- A producer is opened when nothing of it is in flight (`wait_idle`): it learns what is stored, and sends the rest.
 
 A snapshot is made every `dedup_snapshot_entries`, or `dedup_snapshot_s` after the first entry that is in none (a
 policy; 0: never by time); one at a time. One that cannot be stored is retried at the next occasion; meanwhile the
@@ -43,7 +43,7 @@ from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
 from ..log.log import Log
 from ..log.log_queue_core import SequenceRange
-from ..log.log_shape_core import Safe
+from ..log.log_shape_core import TrimLimit
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from . import dedup_format as stored
 from .dedup_core import Dedup, SequenceProgress, Snapshot
@@ -55,7 +55,7 @@ ROLL_SNAPSHOTS = 1_000
 """Snapshots of one ledger: it costs their bytes, only the last one counts."""
 
 
-def numbers_of(metadata: MessageMetadata) -> SequenceRange:
+def sequence_range(metadata: MessageMetadata) -> SequenceRange:
     """Returns the sequence ids of an entry."""
     first, last = metadata.sequence_id, metadata.highest_sequence_id
     if last < first:
@@ -133,7 +133,7 @@ class Deduplication:
     @staticmethod
     async def _whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> Snapshot:
         """Returns the snapshot that these pieces contain."""
-        return stored.assemble(pieces)
+        return stored.decode_snapshot(pieces)
 
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s: %s, the log is replayed further back: %s", self._log.topic, what, error)
@@ -158,10 +158,10 @@ class Deduplication:
         if aborted:
             back = BitMap64()
             numbers.add_to(back)
-            self.core.taken_back({name: back})
+            self.core.add_gaps({name: back})
         self.replayed += 1
 
-    def replay_done(self) -> None:
+    def finish_replay(self) -> None:
         self._since = self.replayed
         self._due()
 
@@ -170,11 +170,11 @@ class Deduplication:
     def enabled(self) -> bool:
         return self.core.enabled
 
-    def trim_limit(self, applied: Applied) -> Safe | None:
+    def trim_limit(self, applied: Applied) -> TrimLimit | None:
         """Returns what deduplication no longer needs of the log: up to the last stored snapshot. None if it needs
         nothing."""
         held = self._stored if self.core.enabled or self._working is not None else None
-        return Safe(held, why=LedgerStays.NOT_IN_SNAPSHOT) if held is not None else None
+        return TrimLimit(held, why=LedgerStays.NOT_IN_SNAPSHOT) if held is not None else None
 
     def own_ledgers(self) -> list[int]:
         place = self._log.record.dedup
@@ -194,9 +194,9 @@ class Deduplication:
             producers_max=self._config.dedup_producers,
         )  # fmt: skip
 
-    async def wait_settled(self, name: str) -> None:
+    async def wait_idle(self, name: str) -> None:
         """Returns when no entry of the producer is in flight; at once while deduplication is off."""
-        if self.core.enabled and not self.core.is_settled(name):
+        if self.core.enabled and not self.core.is_idle(name):
             future: asyncio.Future[None] = self._loop.create_future()
             if self.waiting is None:
                 self.waiting = {}
@@ -225,12 +225,12 @@ class Deduplication:
         """Called when a transaction has ended: its sequence ids count from now on. The ids in `sent` are in the log;
         those in `back` are not."""
         self.core.on_merged(numbers, sent)
-        self.core.taken_back(back)
+        self.core.add_gaps(back)
         if self.core.enabled:
             self._since += 1
             self._due()
 
-    def hold_before(self, undecided: Callable[[], Position | None]) -> None:
+    def limit_snapshots(self, undecided: Callable[[], Position | None]) -> None:
         """Limits snapshots to the position that `undecided` returns: the entries after it are in open transactions."""
         self._undecided = undecided
 
@@ -240,7 +240,7 @@ class Deduplication:
 
     def _outcome(self, name: str) -> None:
         """Resumes the callers that wait for the producer, if nothing of it is in flight."""
-        if self.waiting and self.core.is_settled(name):
+        if self.waiting and self.core.is_idle(name):
             for future in self.waiting.pop(name, ()):
                 if not future.done():
                     future.set_result(None)
@@ -256,9 +256,9 @@ class Deduplication:
 
     def run_due(self, applied: Applied) -> None:
         """Turns deduplication on or off, as the policy says."""
-        self.want(applied.deduplication)
+        self.set_enabled(applied.deduplication)
 
-    def want(self, enabled: bool) -> None:
+    def set_enabled(self, enabled: bool) -> None:
         """Turns deduplication on or off, in a task, if it is not already."""
         if enabled != self.core.enabled and self._working is None and not self._ended:
             self._start(self._turn_on if enabled else self._turn_off)
@@ -320,7 +320,7 @@ class Deduplication:
         self._expire_producers()
         snapshot, since = self._snapshot_now(), self._since
         self._ledger.sequence += 1
-        entries = stored.encode(snapshot, self._ledger.sequence)
+        entries = stored.encode_snapshot(snapshot, self._ledger.sequence)
         if self._written >= ROLL_SNAPSHOTS or not await self._ledger.append(entries):
             await self._ledger.roll(entries, partial(self._name, snapshot.position))
             self._written = 0
@@ -371,7 +371,7 @@ class Deduplication:
             async with asyncio.timeout(self._config.close_timeout_s):
                 if last and self._ledger.writable:
                     self._ledger.sequence += 1
-                    await self._ledger.append(stored.encode(self._snapshot_now(), self._ledger.sequence))
+                    await self._ledger.append(stored.encode_snapshot(self._snapshot_now(), self._ledger.sequence))
                 await self._ledger.close()
         except TimeoutError:
             _LOG.warning("%s: snapshot ledger %d stays open", self._log.topic, self._ledger.ledger_id)
@@ -397,7 +397,7 @@ class TopicPart(Protocol):
 
     async def open(self, applied: Applied) -> None: ...
     def run_due(self, applied: Applied) -> None: ...
-    def trim_limit(self, applied: Applied) -> Safe | None: ...
+    def trim_limit(self, applied: Applied) -> TrimLimit | None: ...
     def stop(self) -> None: ...
     async def close(self) -> None: ...
     def own_ledgers(self) -> list[int]: ...
@@ -421,13 +421,13 @@ async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions
     if starts:
         shape = log.shape
         position = shape.after(min(starts))
-        while shape.readable(position := shape.there(position)):
+        while shape.readable(position := shape.next_existing(position)):
             for entry in await log.reader.read(position, REPLAY_BYTES):
                 header = parse_header(split_broker_part(entry.payload)[2], verify=False)
-                numbers, txn = numbers_of(header.metadata), txn_of(header.metadata)
+                numbers, txn = sequence_range(header.metadata), txn_of(header.metadata)
                 aborted = txn is not None and transactions.replay(txn, header, numbers, entry)
                 hidden = txn is not None and transactions.is_hidden(txn, entry.position)
                 dedup.replay(header.producer_name, numbers, entry.position, counts=not hidden, aborted=aborted)
                 position = shape.after(entry.position)
-    dedup.replay_done()
-    transactions.replay_done()
+    dedup.finish_replay()
+    transactions.finish_replay()

@@ -106,7 +106,7 @@ class _Pushed:
 _NONE_SENT: Mapping[str, BitMap64] = {}
 
 
-def verdict(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
+def judge_range(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
     """Returns the verdict on an entry from the progress of its producer; `pushed` None: nothing of it is in flight."""
     if persisted.covers(numbers):
         return DedupVerdict.DUPLICATE
@@ -142,7 +142,7 @@ class Dedup:
         pushed, again = self._pushed.get(name), False
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
-            known = verdict(persisted, pushed.progress if pushed is not None and pushed.entries else None, numbers)
+            known = judge_range(persisted, pushed.progress if pushed is not None and pushed.entries else None, numbers)
             if known is not DedupVerdict.NEW:
                 if not (self._gaps and self._in_gap(name, numbers)):
                     return known
@@ -180,7 +180,7 @@ class Dedup:
                for each in flying):  # fmt: skip
             return DedupVerdict.UNKNOWN
         beside = pushed.progress if pushed is not None and numbers.last > persisted.number else None
-        return verdict(persisted._replace(number=numbers.first - 1), beside, numbers)
+        return judge_range(persisted._replace(number=numbers.first - 1), beside, numbers)
 
     def on_publish_confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
         """Called when the log has an entry after all that are known: one that was NEW, or an earlier one that is
@@ -236,7 +236,7 @@ class Dedup:
         if not self.enabled:
             return DedupVerdict.NEW
         persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
-        known = verdict(persisted, None, numbers)
+        known = judge_range(persisted, None, numbers)
         if known is DedupVerdict.NEW or not (self._gaps and self._in_gap(name, numbers)):
             return known
         return self._judge_gap(persisted, pushed, numbers)
@@ -247,7 +247,7 @@ class Dedup:
         assert position > self.position, "the log is taken in its order"
         self.position = position
 
-    def taken_back(self, numbers: Mapping[str, BitMap64]) -> None:
+    def add_gaps(self, numbers: Mapping[str, BitMap64]) -> None:
         """Adds gaps: the ids that each producer sent in an aborted transaction are not in the log."""
         for name, sent in numbers.items() if self.enabled else ():
             if not sent:
@@ -282,7 +282,7 @@ class Dedup:
             return
         del self._connected[name]
         self._away.pop(name, None)
-        if self.is_settled(name):
+        if self.is_idle(name):
             self._pushed.pop(name, None)
         if name in self._persisted or name in self._pushed or name in self._gaps:
             self._away[name] = now
@@ -303,7 +303,7 @@ class Dedup:
         """Returns the highest sequence id of the producer that is in the log; -1 if none is known."""
         return self._persisted.get(name, NOTHING).number
 
-    def is_settled(self, name: str) -> bool:
+    def is_idle(self, name: str) -> bool:
         """Returns True if no entry of the producer is in flight."""
         pushed = self._pushed.get(name)
         return pushed is None or not pushed.entries

@@ -50,7 +50,7 @@ class Piece(NamedTuple):
     body: bytes
 
     @property
-    def ends(self) -> bool:
+    def is_last(self) -> bool:
         """Returns True if it is the last piece of a snapshot."""
         return self.piece == self.pieces - 1
 
@@ -62,7 +62,7 @@ class _Stored(msgspec.Struct, frozen=True, omit_defaults=True):
     gaps: dict[str, bytes] = {}
 
 
-def encode(snapshot: Snapshot, sequence: int) -> list[bytes]:
+def encode_snapshot(snapshot: Snapshot, sequence: int) -> list[bytes]:
     """Returns the entries of the snapshot, in the order in which they are to be appended."""
     rows = [(name, *progress) for name, progress in snapshot.persisted.items()]
     gaps = {name: each.serialize() for name, each in snapshot.gaps.items()}
@@ -90,7 +90,7 @@ def decode_piece(entry: bytes) -> Piece:
     return Piece(sequence, piece, pieces, body)
 
 
-def assemble(pieces: Sequence[Piece]) -> Snapshot:
+def decode_snapshot(pieces: Sequence[Piece]) -> Snapshot:
     """Returns the snapshot that these pieces contain, in order. Raises DamagedSnapshot if it is damaged."""
     try:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)

@@ -23,11 +23,11 @@ from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...proto.states import BacklogQuotaState, TopicState
 from ...runtime.network import World
-from ...runtime.tasks import together
+from ...runtime.tasks import run_together
 from ..common.refusals import PublishRefusal
-from ..subscription.dead_letters import rest_of
+from ..subscription.dead_letters import find_remaining_chunks
 from ..subscription.subscription import Subscription
-from .admission_core import backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
+from .admission_core import backlog_bytes, delayed_bytes, is_inactive, mark_within, must_roll, over_quota
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -69,13 +69,13 @@ class TopicMaintenance:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
-    def inactive(self) -> bool:
+    def is_inactive(self) -> bool:
         """Returns True if the topic is to be deleted, because it is unused."""
         topic, now = self._topic, self._world.clock.monotonic()
         if topic.users or topic.transactions.still_open:
             self._unused_since = now
         durable = self._durable()
-        return inactive(
+        return is_inactive(
             topic.applied, users=topic.users, subscriptions=len(durable), unused_s=now - self._unused_since,
             backlog=any(each.cursor.mark < topic.shown.shape.last for each in durable),
         )  # fmt: skip
@@ -113,15 +113,15 @@ class TopicMaintenance:
         log = self._topic.readable(uncommitted=subscription.uncommitted)
         place = await log.reader.locate_time(limit_ms)
         subscription.activity.expired_ms = self._world.clock.wall_ms()
-        return await self.give_up_whole(subscription, log.shape.before(place.position))
+        return await self.skip_whole_messages(subscription, log.shape.before(place.position))
 
-    async def give_up_whole(self, subscription: Subscription, mark: Position) -> int:
+    async def skip_whole_messages(self, subscription: Subscription, mark: Position) -> int:
         """Acknowledges everything up to `mark`, like `skip_to`, and the remaining chunks of a message that the mark
         divides; returns about how many entries."""
         entries = self.skip_to(subscription, mark)
         if entries:
             log = self._topic.readable(uncommitted=subscription.uncommitted)
-            subscription.discard(await rest_of(log, mark))
+            subscription.skip_entries(await find_remaining_chunks(log, mark))
         return entries
 
     def skip_to(self, subscription: Subscription, mark: Position) -> int:
@@ -144,15 +144,15 @@ class TopicMaintenance:
         """Returns when (ms since the epoch) the subscription's oldest unacknowledged message arrived; None if there is
         none."""
         log = self._topic.readable(uncommitted=subscription.uncommitted)
-        position = log.shape.there(log.shape.after(subscription.cursor.mark))
+        position = log.shape.next_existing(log.shape.after(subscription.cursor.mark))
         if not log.shape.readable(position):
             return None
         known = self._ages.get(subscription.name)
         if known is None or known[0] != position:
-            known = self._ages[subscription.name] = position, (await log.reader.entry(position)).timestamp_ms
+            known = self._ages[subscription.name] = position, (await log.reader.read_entry(position)).timestamp_ms
         return known[1]
 
-    async def heed_quota(self) -> None:
+    async def apply_quota(self) -> None:
         """Checks the backlog quota: producers are held or refused, or the oldest messages are evicted, as the policy
         says."""
         applied, shape, durable = self._topic.applied, self._topic.log.shape, self._durable()
@@ -171,7 +171,7 @@ class TopicMaintenance:
             for subscription in durable:
                 if applied.backlog_quota_bytes:
                     mark = min(mark_within(shape, applied.backlog_quota_bytes), self._topic.shown.shape.stable)
-                    self.evicted += await self.give_up_whole(subscription, mark)
+                    self.evicted += await self.skip_whole_messages(subscription, mark)
                 if applied.backlog_quota_s:
                     self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)
             quota = None
@@ -192,7 +192,7 @@ class TopicMaintenance:
         if before is not None:
             self._topic.on_quota_met()
 
-    async def look_at_parts(self) -> None:
+    async def run_parts(self) -> None:
         """Lets each part of the topic begin what is due in it."""
         for part in self._topic.parts:
             part.run_due(self._topic.applied)
@@ -202,9 +202,9 @@ class TopicMaintenance:
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
-        if log.state is TopicState.SERVING and rolls(
-            log.shape, self._topic.applied, self._topic.holders(), quiet_s=now - self._quiet_since, age_s=log.age_s,
-            idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(), unread=self._topic.unread(),
+        if log.state is TopicState.SERVING and must_roll(
+            log.shape, self._topic.applied, self._topic.trim_limits(), quiet_s=now - self._quiet_since, age_s=log.age_s,
+            idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(), unread=self._topic.unsubscribed_retention(),
         ):  # fmt: skip
             await log.roll()
 
@@ -224,14 +224,14 @@ class TopicMaintenance:
 
 
 STEPS = (
-    TopicMaintenance.expire, TopicMaintenance.heed_quota, TopicMaintenance.look_at_parts, TopicMaintenance.roll,
+    TopicMaintenance.expire, TopicMaintenance.apply_quota, TopicMaintenance.run_parts, TopicMaintenance.roll,
     TopicMaintenance.trim, TopicMaintenance.drop_idle_subscriptions,
 )  # fmt: skip
 """The steps of `run_due`, in this order."""
 
 
-async def look_after(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
+async def run_maintenance(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
     """Runs the maintenance of all these topics, `at_once` of them at a time."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
-        await together([life.run_due() for life in waiting[start : start + at_once]], "topic-maintenance")
+        await run_together([life.run_due() for life in waiting[start : start + at_once]], "topic-maintenance")

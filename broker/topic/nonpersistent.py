@@ -85,7 +85,7 @@ class RecentEntries:
     def _end_position(self) -> IndexedPosition:
         return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
 
-    def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+    def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         first = self.start.position
         if position[0] != first[0] or position[1] < first[1]:
             return []
@@ -93,28 +93,28 @@ class RecentEntries:
         return list(itertools.islice(self._entries, begin, begin + entries_max))
 
     def get(self, position: Position) -> StoredEntry | None:
-        found = self.cached(position, 1, 1)
+        found = self.read_cached(position, 1, 1)
         return found[0] if found else None
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        found = self.cached(position, 1, bytes_max)
+        found = self.read_cached(position, 1, bytes_max)
         if not found:
             raise InvalidRequest(f"entry {position} of a non-persistent topic was dropped", position=position)
         return found
 
-    async def entry(self, position: Position) -> StoredEntry:
+    async def read_entry(self, position: Position) -> StoredEntry:
         return (await self.read(position, 1))[0]
 
     async def index_after(self, mark: Position) -> int:
         return self.index_at(self._shape.after(mark))
 
-    def index_now(self, mark: Position) -> int | None:
+    def cached_index_after(self, mark: Position) -> int | None:
         return self.index_at(self._shape.after(mark))
 
     def index_at(self, position: Position) -> int:
         """Returns the index of the first message of the entry at `position`; that of the oldest entry in flight if the
         entry was dropped."""
-        found = self.cached(position, 1, 1)
+        found = self.read_cached(position, 1, 1)
         if found:
             return found[0].first_index
         return self.start.first_index if position < self.start.position else self._shape.end_index
@@ -145,7 +145,7 @@ class NonPersistentLog:
     is_compacted = False
     record = TopicRecord()
     replication = None
-    wanted = Replication(0, 0, 0)
+    wanted_replication = Replication(0, 0, 0)
     degraded = False
     age_s = 0.0
     ensemble: ClassVar[dict[int, tuple[str, ...]]] = {}
@@ -161,7 +161,7 @@ class NonPersistentLog:
         self._taken: list[tuple[Publish, Position, int]] = []
 
     @property
-    def queued_index(self) -> int:
+    def next_index(self) -> int:
         return self.shape.end_index
 
     @property
@@ -195,7 +195,7 @@ class NonPersistentLog:
             asyncio.get_running_loop().call_soon(self._confirm_taken)
         self._taken.append((publish, position, index))
         if len(self._taken) % (IN_FLIGHT_ENTRIES // 2) == 0:
-            self._of.crowded()  # many arrived at once: consumers that keep up must not lose any for that
+            self._of.hand_out_now()  # many arrived at once: consumers that keep up must not lose any for that
 
     def _refusal(self) -> MagnetarError:
         if self.state is TopicState.TERMINATED:
@@ -208,7 +208,7 @@ class NonPersistentLog:
             publish.publisher.on_confirmed(publish, position, index)
         self._of.on_entries_confirmed()
 
-    def left_out(self) -> Iterable[tuple[int, BitMap]]:
+    def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
         """Returns nothing: a non-persistent topic is not compacted."""
         return ()
 
@@ -230,10 +230,10 @@ class NonPersistentLog:
         self._of.on_entries_confirmed()
         return self.shape.last
 
-    def lose(self, error: MagnetarError) -> None:
+    def abandon(self, error: MagnetarError) -> None:
         if self.state not in (TopicState.LOST, TopicState.CLOSED):
             self.state = TopicState.LOST
-            self._of.lose(error)
+            self._of.abandon(error)
 
     async def close(self) -> None:
         if self.state is not TopicState.LOST:
@@ -286,7 +286,7 @@ class NonPersistentPump(Pump):
         here = shape.at_or_after(of.dispatcher.read_position)
         self._next_index = self._recent.index_at(here)
         if not of.dispatcher.replay_entries and of.cursor.ack_cumulative(shape.before(here)):
-            of.dispatcher.acked_up_to(of.cursor.mark)
+            of.dispatcher.on_mark_acked(of.cursor.mark)
 
 
 class NonPersistent(msgspec.Struct, frozen=True):
@@ -298,14 +298,14 @@ class NonPersistent(msgspec.Struct, frozen=True):
     def log(self, topic: Topic) -> NonPersistentLog:
         return NonPersistentLog(self.world, topic)
 
-    async def subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
+    async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         return []
 
     async def create(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        return self.passing(topic, name, shape.last, shape, tracks=False)
+        return self.make_transient(topic, name, shape.last, shape, tracks=False)
 
-    def passing(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+    def make_transient(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
         assert isinstance(topic.log, NonPersistentLog), "made by this storage"
         return NonPersistentSubscription(name, topic.log, self.world.clock, self.config, topic.applied)

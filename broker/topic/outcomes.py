@@ -3,7 +3,7 @@
 A write is the parts that have changed and a marker with the position, the open transactions and a row for each valid
 part (broker/topic/transactions_format.py). It counts when the marker is stored. Rules
 - **Lazily**: `OUTCOME_DELAY_S` after an outcome, or at `OUTCOMES_MAX` of them; one write at a time, with all that
-  waits. `durable` returns after a write that has all outcomes of before the call.
+  waits. `wait_durable` returns after a write that has all outcomes of before the call.
 - What a crash leaves out is in the log after the position of the last write: its headers are replayed, and the
   coordinators are asked. So a write is never ahead of its position, and the log may go on past it by any distance.
 - The log after the position of the last *stored* write is not trimmed (`position`).
@@ -26,7 +26,7 @@ from ...proto.states import TopicState
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
-from ..common.retry import until_done
+from ..common.retry import retry_until_done
 from ..log.log import Log
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
@@ -46,7 +46,7 @@ STALE_ENTRIES = 10_000
 
 class OutcomesLedger:
     """The outcomes ledger of a loaded topic that has seen a transaction. `core` must be set before the first call of
-    `touched`."""
+    `schedule_write`."""
 
     __slots__ = (
         "_bytes", "_closed", "_config", "_entries", "_ledger", "_log", "_loop", "_outcomes", "_rows", "_tasks",
@@ -108,7 +108,7 @@ class OutcomesLedger:
         _LOG.error("%s: %s, outcomes of transactions are asked for again: %s", self._log.topic, what, error)
 
     # ------------------------------------------------------------------ writing
-    def touched(self) -> None:
+    def schedule_write(self) -> None:
         """Schedules a write, because there is an outcome that is not stored."""
         self._outcomes += 1
         if self._outcomes >= OUTCOMES_MAX:
@@ -116,7 +116,7 @@ class OutcomesLedger:
         elif self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(OUTCOME_DELAY_S, self._start)
 
-    async def durable(self) -> None:
+    async def wait_durable(self) -> None:
         """Returns when every outcome up to now is stored. Raises NotOwner if the topic has ended here."""
         version = self.core.version
         if self.version >= version:
@@ -146,7 +146,7 @@ class OutcomesLedger:
     async def _write_all(self) -> None:
         try:
             while True:
-                await until_done(
+                await retry_until_done(
                     self._write, self._world.clock, _LOG, f"{self._log.topic}: outcomes are not stored yet",
                     pause_s=RETRY_S, ends=lambda error: isinstance(error, TopicFenced) or not error.retryable,
                 )  # fmt: skip
@@ -160,14 +160,16 @@ class OutcomesLedger:
                 if not left:
                     break
         except MagnetarError as error:
-            self._log.lose(error)
+            self._log.abandon(error)
         except Exception as error:  # a fault of the broker resolves those that wait too
             _LOG.exception("%s: outcomes of transactions cannot be stored", self._log.topic)
-            self._log.lose(InternalError(f"outcomes of transactions of {self._log.topic} cannot be stored: {error!r}"))
+            self._log.abandon(
+                InternalError(f"outcomes of transactions of {self._log.topic} cannot be stored: {error!r}")
+            )
         finally:
             self._writing = None
         if self.core.version > self.version:
-            self.touched()
+            self.schedule_write()
 
     async def _write(self) -> None:
         core, ledger = self.core, self._ledger
@@ -211,7 +213,7 @@ class OutcomesLedger:
                 entries += pieces
             rows[ledger_id] = row
         entries += stored.encode_marker(
-            stored.Marker(position, core.open_transactions(), rows, core.ending()), sequence
+            stored.Marker(position, core.open_transactions(), rows, core.ended_in_flight()), sequence
         )
         return entries, rows
 

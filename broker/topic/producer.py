@@ -23,14 +23,14 @@ from ...runtime.access import LOCAL, Principal
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ..common.refusals import PublishRefusal
-from ..common.token_bucket import Rate, Turns, wait_s
-from ..common.transactions import writer_of
+from ..common.token_bucket import Rate, TimeSlices, wait_s
+from ..common.transactions import writing_role
 from ..log.appender import Publish
 from ..log.log_queue_core import ID_END, SPAN_MAX
-from .dedup import numbers_of
+from .dedup import sequence_range
 from .dedup_core import DedupVerdict
-from .publish_core import refusal
-from .transactions import Awaited, txn_of
+from .publish_core import why_refused
+from .transactions import AwaitedEvent, txn_of
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -42,7 +42,7 @@ UNNUMBERED = -1
 class Outcomes(Protocol):
     """Receives the outcomes of a producer's entries. No method may wait or raise."""
 
-    def duplicate(self, sequence_id: int) -> None:
+    def on_duplicate(self, sequence_id: int) -> None:
         """Called when the entry was stored before; its position is not known."""
         ...
 
@@ -114,7 +114,7 @@ class Producer:
         room: int = 0,
     ) -> None:  # fmt: skip
         self.principal = principal
-        self.writer = writer_of(principal)
+        self.writer = writing_role(principal)
         self.client = client  # its name and version, as it says
         self.since_ms = since_ms  # it was opened, wall clock
         self.properties = properties or {}
@@ -150,14 +150,14 @@ class Producer:
         return self._settled < self._logged
 
     # ------------------------------------------------------------------ in
-    def publish(self, client_part: Buffer) -> bool | Awaited:
+    def publish(self, client_part: Buffer) -> bool | AwaitedEvent:
         """Publishes an entry. Returns True if it was given to the log; False if it was answered, or the producer is
         closed; Awaited if nothing was done: the caller must publish the entry again after that event, before any later
         entry. No reference to `client_part` is kept."""
         topic = self._topic
         state = topic.log.state
         if self.close_error is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
-            why = refusal(
+            why = why_refused(
                 size=len(client_part), size_max=self.size_max, terminated=state is TopicState.TERMINATED,
                 owned=state is not TopicState.LOST, fenced=self.close_error is not None,
             )  # fmt: skip
@@ -175,16 +175,16 @@ class Producer:
             return self._refuse(client_part, PublishRefusal.TOO_LARGE, MessageTooLarge(text))
         wanted, dedup = topic.applied.deduplication, self._dedup.core
         if wanted is not dedup.enabled:
-            self._dedup.want(wanted)
+            self._dedup.set_enabled(wanted)
         if dedup.enabled and metadata.producer_name != self.name:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
-        numbers = numbers_of(metadata)
+        numbers = sequence_range(metadata)
         if txn is not None and dedup.enabled and numbers.is_wide:
             text = f"the sequence ids of an entry in a transaction span {SPAN_MAX} at most, and are below {ID_END}"
             wide = PublishRefusal.WIDE_IDS.error(f"{text}; this one has {numbers.first} to {numbers.last}")
             return self._refuse(client_part, PublishRefusal.WIDE_IDS, wide)
-        if dedup.enabled and (other := self.transactions.holding(self.name, txn, numbers)) is not None:
-            return Awaited(other, end=True)  # it is stored if that commits, and new if not
+        if dedup.enabled and (other := self.transactions.find_other_sender(self.name, txn, numbers)) is not None:
+            return AwaitedEvent(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:
             verdict = dedup.judge(self.name, numbers)
         elif self.transactions.joins.join_now(txn, self.writer):
@@ -192,7 +192,7 @@ class Producer:
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, metadata.producer_name, numbers)
         else:
-            return Awaited(txn, owner=self.writer)
+            return AwaitedEvent(txn, owner=self.writer)
         if verdict is not DedupVerdict.NEW:
             return self._judged(client_part, metadata.sequence_id, verdict)
         publish = Publish(
@@ -236,7 +236,7 @@ class Producer:
         sequence_id = sequence_id_of(client_part)
         return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 
-    async def wait_settled(self) -> None:
+    async def wait_idle(self) -> None:
         """Returns when no entry is in flight, or the producer is closed."""
         while self.pending and self.close_error is None:
             if self._idle is None:
@@ -312,7 +312,7 @@ class Producer:
         if self.close_error is not None:
             return
         if error is None:
-            self._outlet.duplicate(sequence_id)
+            self._outlet.on_duplicate(sequence_id)
         else:
             self._outlet.on_failed(sequence_id, error)
 
@@ -335,7 +335,8 @@ class Producer:
 # ---------------------------------------------------------------------------------------------------------- gate
 # The gate for publishes: open below the topic's publish rates and while its backlog quota does not block producers.
 #
-# A producer's session checks `must_wait` before it publishes, reports to `took` what it published, and queues entries
+# A producer's session checks `must_wait` before it publishes, reports to `count_published` what it published, and
+# queues entries
 # that arrive while the gate is closed. `when_open` calls the session once for each entry that may be published then, in
 # turn with the other sessions, so that no producer takes the share of another. So a producer that is too fast gets no
 # receipts, and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped,
@@ -367,11 +368,11 @@ class PublishGate:
 
     @property
     def limited(self) -> bool:
-        """Returns True if a rate limits publishes, so that they must be reported to `took`."""
+        """Returns True if a rate limits publishes, so that they must be reported to `count_published`."""
         own, of_broker = self.rates
         return own.limited or of_broker.limited
 
-    def took(self, messages: int, size: int) -> None:
+    def count_published(self, messages: int, size: int) -> None:
         """Takes tokens for messages that were published."""
         for rate in self.rates:
             if rate.limited:
@@ -405,7 +406,7 @@ class PublishGate:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        waiting, turns = self._waiting, Turns(self._clock)
+        waiting, turns = self._waiting, TimeSlices(self._clock)
         while waiting and not self.must_wait and not turns.is_over:
             step = next(iter(waiting))
             del waiting[step]

@@ -1,6 +1,6 @@
 """The decisions on publishing: which entries and which producers may publish, with their reasons.
 
-`refusal` decides for one entry, in the order of `PublishRefusal`; `ProducerTable` for the producers (Pulsar PR1):
+`why_refused` decides for one entry, in the order of `PublishRefusal`; `ProducerTable` for the producers (Pulsar PR1):
 
 | access mode | joins | |
 |---|---|---|
@@ -14,7 +14,7 @@ the earlier, because a broker detects a broken connection later than the client;
 refused, and so is another producer of that name, or one of another role, whatever it says it is, unless it takes the
 topic with EXCLUSIVE_WITH_FENCING: then the one that was there is fenced, as after any such taking.
 
-**Epoch** (`epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
+**Epoch** (`judge_epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
 publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another producer
 took the topic meanwhile, and it is fenced for good, also when it lost only its connection, to a broker that died, and
 not its registration. The count of a topic begins after when it was made (`next_epoch`), so that an epoch of a deleted
@@ -35,7 +35,7 @@ SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
 WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING
 
 
-def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
+def why_refused(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
     """Returns why an entry of `size` bytes is refused before its bytes are parsed; None if it is not."""
     if fenced:
         return PublishRefusal.PRODUCER_FENCED
@@ -55,7 +55,7 @@ class ProducerRegistration(NamedTuple):
     instance: str
     connection: int = 0
     owner: str | None = None
-    """The role of the producer; None: one that may write for each (broker/common/transactions.py `writer_of`)."""
+    """The role of the producer; None: one that may write for each (broker/common/transactions.py `writing_role`)."""
 
     def may_replace(self, other: ProducerRegistration) -> bool:
         """Returns True if it may be another connection of that producer. A caller that names no instance is recognised
@@ -65,7 +65,7 @@ class ProducerRegistration(NamedTuple):
         return not (other.instance and self.instance) or other.instance == self.instance
 
 
-class Epoch(enum.Enum):
+class EpochChange(enum.Enum):
     """What happens to the topic's epoch when a producer joins."""
 
     STAYS = "the producer shares the topic, or is the one that had it"
@@ -73,14 +73,14 @@ class Epoch(enum.Enum):
     FENCED = "another producer took the topic for itself since this one had it"
 
 
-def epoch(mode: AccessMode, had: int, topic: int) -> Epoch:
+def judge_epoch(mode: AccessMode, had: int, topic: int) -> EpochChange:
     """Returns what happens to the topic's epoch. `had`: the epoch of a producer that returns; 0: it never had the topic
     for itself. `topic`: the topic's epoch."""
     if mode == SHARED:
-        return Epoch.STAYS
+        return EpochChange.STAYS
     if had == 0:
-        return Epoch.GROWS
-    return Epoch.STAYS if had >= topic else Epoch.FENCED
+        return EpochChange.GROWS
+    return EpochChange.STAYS if had >= topic else EpochChange.FENCED
 
 
 def next_epoch(topic: int, created_ms: int) -> int:
@@ -89,7 +89,7 @@ def next_epoch(topic: int, created_ms: int) -> int:
     return max(topic, created_ms) + 1
 
 
-class Denied(enum.Enum):
+class JoinDenied(enum.Enum):
     """The reason why a producer may not join."""
 
     NAME_TAKEN = "a producer of that name is connected"
@@ -98,12 +98,12 @@ class Denied(enum.Enum):
     HAS_PRODUCERS = "the topic has producers, and exclusive access was asked for"
 
 
-class Joining(msgspec.Struct):
+class JoinResult(msgspec.Struct):
     """The answer to `join`: whether the producer is `registered` (if neither that nor `denied`, it waits), and which
     others are displaced: `replaced` by a new connection of the same producer, or `fenced` for good."""
 
     registered: bool = False
-    denied: Denied | None = None
+    denied: JoinDenied | None = None
     replaced: list[ProducerRegistration] = []
     fenced: list[ProducerRegistration] = []
 
@@ -117,19 +117,19 @@ class ProducerTable:
         self.registered: dict[int, ProducerRegistration] = {}
         self.waiting: dict[int, ProducerRegistration] = {}
 
-    def join(self, registration: ProducerRegistration) -> Joining:
+    def join(self, registration: ProducerRegistration) -> JoinResult:
         """Registers the producer, or lets it wait, or denies it; displaces others."""
-        answer = Joining()
+        answer = JoinResult()
         for other in [*self.registered.values(), *self.waiting.values()]:
             if other.name == registration.name:
                 if not registration.may_replace(other):
                     if registration.mode == EXCLUSIVE_WITH_FENCING:
                         continue  # it is fenced below, as all others are
                     alone = registration.mode == EXCLUSIVE  # what it asked for decides before its name does
-                    answer.denied = Denied.HAS_PRODUCERS if alone else Denied.NAME_TAKEN
+                    answer.denied = JoinDenied.HAS_PRODUCERS if alone else JoinDenied.NAME_TAKEN
                     return answer
                 if registration.connection < other.connection:
-                    answer.denied = Denied.STALE
+                    answer.denied = JoinDenied.STALE
                     return answer
                 answer.replaced.append(other)
         for other in answer.replaced:
@@ -160,12 +160,12 @@ class ProducerTable:
         self.registered.pop(registration.id, None)
         self.waiting.pop(registration.id, None)
 
-    def _denied(self, registration: ProducerRegistration) -> Denied | None:
+    def _denied(self, registration: ProducerRegistration) -> JoinDenied | None:
         if registration.mode == EXCLUSIVE and (self.registered or self.waiting):
-            return Denied.HAS_PRODUCERS
+            return JoinDenied.HAS_PRODUCERS
         exclusive = self.waiting or any(other.mode != SHARED for other in self.registered.values())
         if registration.mode == SHARED and exclusive:
-            return Denied.EXCLUSIVE_PRODUCER
+            return JoinDenied.EXCLUSIVE_PRODUCER
         return None
 
     def _free(self, registration: ProducerRegistration) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
 from ...proto.states import AccessMode
 from .producer import Producer
-from .publish_core import Denied, Epoch, ProducerRegistration, ProducerTable, epoch, next_epoch
+from .publish_core import EpochChange, JoinDenied, ProducerRegistration, ProducerTable, judge_epoch, next_epoch
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -47,22 +47,22 @@ class ProducerRegistry:
             raise refusal
         if producer.mode is not AccessMode.EXCLUSIVE:  # that is alone, or fenced, whatever may be here
             topic.admission.check_producer(topic.applied, producer, self._here.values())
-        change = epoch(producer.mode, producer.epoch, topic.log.record.epoch)
-        if change is Epoch.FENCED:
+        change = judge_epoch(producer.mode, producer.epoch, topic.log.record.epoch)
+        if change is EpochChange.FENCED:
             raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
         registered = self._register(producer)
         topic.dedup.on_producer_joined(producer.name)
         if not registered:
             producer.turn = asyncio.get_running_loop().create_future()
             await producer.turn
-        if change is Epoch.GROWS:
+        if change is EpochChange.GROWS:
             if self._epochs is None:
                 self._epochs = asyncio.Lock()
             async with self._epochs:
                 producer.epoch = next_epoch(topic.log.record.epoch, topic.log.record.created_ms)
                 await topic.log.commit_fields(epoch=producer.epoch)
-        await topic.dedup.wait_settled(producer.name)
-        await topic.transactions.wait_settled(producer.name)
+        await topic.dedup.wait_idle(producer.name)
+        await topic.transactions.wait_idle(producer.name)
         topic.check_open()
 
     def _register(self, producer: Producer) -> bool:
@@ -73,7 +73,7 @@ class ProducerRegistry:
             producer.id, producer.name, producer.mode, producer.instance, producer.connection, producer.writer
         ))  # fmt: skip
         if answer.denied is not None:
-            first = answer.denied is Denied.HAS_PRODUCERS and producer.epoch == 0  # one that returns tries again
+            first = answer.denied is JoinDenied.HAS_PRODUCERS and producer.epoch == 0  # one that returns tries again
             text = f"topic {name}, producer {producer.name!r}: {answer.denied.value}"
             raise (ProducerFenced if first else ProducerBusy)(text, topic=name, producer=producer.name)
         for other in answer.replaced:

@@ -9,11 +9,11 @@ from ...proto.errors import NotFound
 from ...proto.names import Position
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
-from ..common.token_bucket import Rate, Turns
+from ..common.token_bucket import Rate, TimeSlices
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import Span
-from ..subscription.dead_letters import rest_of
+from ..subscription.dead_letters import find_remaining_chunks
 from ..subscription.subscription import Subscription
 from .admission_core import backlog_bytes
 
@@ -88,7 +88,7 @@ async def count_messages(log: ReadableLog, subscription: Subscription) -> int:
 
 def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
     """Returns what `count_messages` returns; None if an entry would have to be read for it."""
-    after = log.reader.index_now(subscription.cursor.mark)
+    after = log.reader.cached_index_after(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
 
@@ -105,10 +105,10 @@ PEEK_BYTES_MAX = 8 << 20
 async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
     """Returns the next entries that are not acknowledged, with `messages` messages if there are so many, but no more
     than PEEK_BYTES_MAX after the first entry."""
-    shape, found, size, turns = log.shape, list[StoredEntry](), 0, Turns(log.world.clock)
+    shape, found, size, turns = log.shape, list[StoredEntry](), 0, TimeSlices(log.world.clock)
     position = shape.after(subscription.cursor.mark)
-    while messages > 0 and shape.readable(position := subscription.cursor.next_unacked(shape.there(position))):
-        entry = await log.reader.entry(position)
+    while messages > 0 and shape.readable(position := subscription.cursor.next_unacked(shape.next_existing(position))):
+        entry = await log.reader.read_entry(position)
         size += entry.size
         if found and size > PEEK_BYTES_MAX:
             break
@@ -126,12 +126,12 @@ async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> N
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:
-        index = shape.ahead(await log.reader.index_after(subscription.cursor.mark), messages)
+        index = shape.index_ahead(await log.reader.index_after(subscription.cursor.mark), messages)
         place = await log.reader.locate(index)
         mark, acked = shape.before(place.position), max(0, index - place.first_index)
     subscription.skip_to(mark, acked if shape.readable(shape.after(mark)) else 0)
-    subscription.discard(await rest_of(log, mark))
-    await subscription.durable_now()
+    subscription.skip_entries(await find_remaining_chunks(log, mark))
+    await subscription.wait_durable()
     subscription.pump.wake()
 
 
@@ -166,7 +166,7 @@ async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int
         first = mark[1] + 1 if span.ledger_id == mark[0] else 0
         if span.ledger_id < mark[0] or first > span.last_entry:
             continue
-        entries += shape.shown_in(span.ledger_id, first)
+        entries += shape.count_shown(span.ledger_id, first)
         holes = len(cursor.acked.get(span.ledger_id, ()))
         entries -= holes
         partial = any(position[0] == span.ledger_id for position in cursor.partial)
@@ -182,31 +182,31 @@ async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int
 async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span, first: int) -> int:
     """Returns how many messages of the ledger, from entry `first` on, the subscription has acknowledged."""
     cursor, found = subscription.cursor, 0
-    position = log.shape.there(Position(span.ledger_id, first))
+    position = log.shape.next_existing(Position(span.ledger_id, first))
     while position[0] == span.ledger_id and log.shape.readable(position):
         for entry in await log.reader.read(position, CHUNK_BYTES):
             if cursor.is_acked(entry.position):
                 found += entry.count
             else:
                 found += len(cursor.acked_indexes(entry.position))
-            position = log.shape.there(log.shape.after(entry.position))
+            position = log.shape.next_existing(log.shape.after(entry.position))
     return found
 
 
-async def nth(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
+async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
     """Returns the entry with the message of that number (from 1, counted from the oldest or the newest), and the
     message's place in it. Raises NotFound if there are fewer messages."""
     shape = log.shape
     count = shape.messages_from(shape.first_index)
     if not 1 <= number <= count:
         raise NotFound(f"topic {log.topic} has {count} messages; there is no message number {number}")
-    index = shape.ahead(shape.first_index, count - number if from_latest else number - 1)
+    index = shape.index_ahead(shape.first_index, count - number if from_latest else number - 1)
     place = await log.reader.locate(index)
-    return await log.reader.entry(place.position), max(0, index - place.first_index)
+    return await log.reader.read_entry(place.position), max(0, index - place.first_index)
 
 
-async def message(log: ReadableLog, position: Position) -> StoredEntry:
+async def read_message(log: ReadableLog, position: Position) -> StoredEntry:
     """Returns the entry at `position`. Raises NotFound if there is none (any more)."""
-    if not log.shape.readable(position) or log.shape.hole(position) is not None:
+    if not log.shape.readable(position) or log.shape.lost_run_end(position) is not None:
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
-    return await log.reader.entry(position)
+    return await log.reader.read_entry(position)

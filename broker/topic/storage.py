@@ -44,7 +44,7 @@ class Storage(Protocol):
 
     def log(self, topic: Topic) -> Log: ...
 
-    async def subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
+    async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         """Opens the stored subscriptions and returns them; the log must be taken over before. `shape`: the topic as a
         compacted reader sees it, in whose positions their marks may be."""
 
@@ -54,7 +54,7 @@ class Storage(Protocol):
         """Creates a subscription that has acknowledged everything up to `mark` (None: up to the end), and returns it.
         """
 
-    def passing(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+    def make_transient(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
         """Returns a subscription that stores nothing and ends with its last consumer. `tracks` False: deliveries are
         not outstanding, as for a reader, and are never given back."""
 
@@ -74,13 +74,13 @@ class DurableStorage(msgspec.Struct, frozen=True):
     def log(self, topic: Topic) -> TopicLog:
         return TopicLog(
             self.world, self.metadata, self.ledgers, self.cache, self.config, topic.name,
-            replication=topic.replication, on_confirmed=topic.on_entries_confirmed, on_delayed=topic.delayed,
-            on_lost=topic.lose,
+            replication=topic.replication, on_confirmed=topic.on_entries_confirmed, on_delayed=topic.on_delayed,
+            on_lost=topic.abandon,
             owned=topic.owned, publish_seconds=self.publish_seconds, on_waits=topic.on_waiting,
             claims=claims,
         )  # fmt: skip
 
-    async def subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
+    async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         name, found = topic.name, list[Subscription]()
         for each in await self.metadata.children(paths.cursors(name.tenant, name.namespace, name.stored_local)):
             store = self._store(topic, paths.name(each), topic.log.record.claim)
@@ -97,7 +97,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
         await store.create(shape, mark, properties, partial(topic.registry.commit, name))
         return self._subscription(topic, store)
 
-    def passing(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+    def make_transient(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
         cursor, clock = Cursor(shape, CursorState(shape.clamp(mark))), self.world.clock
         return Subscription(
             name, topic.shown, cursor, None, clock, self.config, topic.applied, tracks=tracks, memory=self.reads
@@ -106,7 +106,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
     def _store(self, topic: Topic, subscription: str, claim: str = "") -> DurableCursor:
         return DurableCursor(
             self.world, self.metadata, self.ledgers, self.config, topic.name, subscription,
-            replication=topic.replication, on_fenced=topic.log.lose, claim=claim,
+            replication=topic.replication, on_fenced=topic.log.abandon, claim=claim,
         )  # fmt: skip
 
     def _subscription(self, topic: Topic, store: DurableCursor) -> Subscription:
@@ -114,7 +114,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
         delays = DelayIndex(log.shape, store.cursor, config.delayed_seal_entries, config.delayed_memory_bytes)
         delayed = DelayedDelivery(
             self.world, self.ledgers, config, store, delays, applied=topic.applied, replication=topic.replication,
-            on_fenced=topic.log.lose,
+            on_fenced=topic.log.abandon,
         )  # fmt: skip
         subscription = Subscription(
             store.subscription, log, store.cursor, store, clock, config, topic.applied, delayed, memory=self.reads

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...metadata.store import Change
 from ...proto.errors import AlreadyExists, Busy, SubscriptionNotFound
 from ...proto.names import Position, check_subscription_name
-from ...runtime.tasks import unbroken
+from ...runtime.tasks import run_to_end
 from ..common.refusals import SubscribeRefusal
 from ..log.log_shape_core import LogShape
 from ..subscription.consumer import Consumer
@@ -54,7 +54,7 @@ class SubscriptionRegistry:
     async def open(self) -> None:
         """Opens the stored subscriptions; the log must be taken over before."""
         topic = self._topic
-        for subscription in await self._storage.subscriptions(topic, topic.compaction.shape):
+        for subscription in await self._storage.open_subscriptions(topic, topic.compaction.shape):
             self.add(subscription)
             mark = subscription.cursor.mark
             if topic.compaction.shape.after(mark) != topic.log.shape.after(mark):
@@ -77,7 +77,7 @@ class SubscriptionRegistry:
             properties = {RECORD_LOST: str(self._topic.world.clock.wall_ms())}
             shape = self._topic.shape(compacted=False)
             making = self._storage.create(self._topic, name, self._topic.log.shape.start, properties, shape)
-            self.add(await unbroken(making))
+            self.add(await run_to_end(making))
 
     async def commit(self, name: str, record: Change) -> None:
         """Commits the record of a new subscription, and in the same commit its name in the topic's record, beside the
@@ -128,12 +128,12 @@ class SubscriptionRegistry:
                 if exclusive:
                     raise AlreadyExists(f"subscription {name!r} of topic {self._topic.name} exists already")
                 if self._unnamed and found.durable:
-                    await unbroken(self._name_subscriptions())
+                    await run_to_end(self._name_subscriptions())
                 return found
             self.check_subscription(name, by_consumer=by_consumer)
             if properties:
                 check_properties(properties)
-            return await unbroken(self._make(name, mark, properties or {}, self._topic.shape(compacted=compacted)))
+            return await run_to_end(self._make(name, mark, properties or {}, self._topic.shape(compacted=compacted)))
 
     async def _make(
         self, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
@@ -152,11 +152,15 @@ class SubscriptionRegistry:
         mine = subscription.consumers.values()
         self._topic.admission.check_consumer(self._topic.applied, type_, consumer, subscription.name, everybody, mine)
 
-    def passing(self, name: str, mark: Position, *, compacted: bool = False, tracks: bool = False) -> Subscription:
+    def make_transient(
+        self, name: str, mark: Position, *, compacted: bool = False, tracks: bool = False
+    ) -> Subscription:
         """Returns a subscription that stores nothing and ends with its last consumer (storage.py)."""
-        return self._storage.passing(self._topic, name, mark, self._topic.shape(compacted=compacted), tracks=tracks)
+        return self._storage.make_transient(
+            self._topic, name, mark, self._topic.shape(compacted=compacted), tracks=tracks
+        )
 
-    def shared_passing(self, name: str) -> Subscription | None:
+    def find_transient(self, name: str) -> Subscription | None:
         """Returns the non-durable subscription of that name, which other consumers may join; None if there is none.
         Raises NotAllowed if the subscription of that name is durable."""
         found = self._by_name.get(name)
@@ -189,10 +193,10 @@ class SubscriptionRegistry:
         """Deletes a subscription. Raises Busy if consumers are connected and `force` is False; SubscriptionNotFound if
         there is none of that name."""
         async with self.changing:
-            subscription = self._topic.subscription(name)
+            subscription = self._topic.find_subscription(name)
             if subscription.consumers and not force:
                 raise Busy(f"subscription {name!r} of {self._topic.name} has {len(subscription.consumers)} consumers")
-            await unbroken(self._remove(subscription))
+            await run_to_end(self._remove(subscription))
 
     async def _remove(self, subscription: Subscription) -> None:
         del self._by_name[subscription.name]
@@ -208,5 +212,5 @@ class SubscriptionRegistry:
         InvalidRequest if they are too large, or the policy does not parse."""
         check_properties(properties)
         assert subscription.store is not None, "it is durable"
-        await unbroken(subscription.store.set_properties(properties))
+        await run_to_end(subscription.store.set_properties(properties))
         subscription.pump.wake()

@@ -1,7 +1,7 @@
 """A topic that this broker owns for a while: its log, its producers, its subscriptions.
 
 `Topic.open` loads it (take-over of the log, then of every durable cursor). It ends by `close` (in order: producers and
-consumers are notified, cursors stored, the ledger closed) or by `lose` (another broker has it: everything stops at
+consumers are notified, cursors stored, the ledger closed) or by `abandon` (another broker has it: everything stops at
 once). Changes of the set of subscriptions and trimming are serialised: a subscription that is being made keeps its
 data (invariant 34).
 """
@@ -18,14 +18,14 @@ from ...proto.errors import Busy, MagnetarError, NotOwner, SubscriptionNotFound,
 from ...proto.names import Position, TopicName
 from ...proto.states import LedgerStays, TopicState
 from ...runtime.network import World
-from ...runtime.tasks import unbroken
+from ...runtime.tasks import run_to_end
 from ..common.config import BrokerConfig, Replication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import Rate
 from ..common.transactions import Coordinators, NoCoordinators, Settlement
 from ..log.compaction import Compaction
 from ..log.log import CommittedView, ReadableLog
-from ..log.log_shape_core import NOTHING, LogShape, Retention, Safe, trimmable, verdicts
+from ..log.log_shape_core import NOTHING, LogShape, Retention, TrimLimit, find_trimmable, judge_ledgers
 from ..subscription.subscription import Subscription
 from . import statistics as backlog
 from .admission_core import Admission
@@ -109,7 +109,7 @@ class Topic:
         self.transactions = TopicTransactions(
             world, ledgers, config, self, self.log, self.replication, coordinators or NoCoordinators()
         )
-        self.dedup.hold_before(self.transactions.undecided)
+        self.dedup.limit_snapshots(self.transactions.mark_before_open)
         self.parts: tuple[TopicPart, ...] = (self.dedup, self.transactions, self.compaction)
         self.apply(applied)
 
@@ -184,13 +184,13 @@ class Topic:
             if subscription.consumers and (not waits or subscription.uncommitted):
                 subscription.pump.wake()
 
-    def crowded(self) -> None:
+    def hand_out_now(self) -> None:
         """Called when the log is about to drop entries: hands out at once."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
                 subscription.pump.hand_out()
 
-    def delayed(self, position: Position, at_ms: int) -> None:
+    def on_delayed(self, position: Position, at_ms: int) -> None:
         """Called with the delivery time of a new entry: subscriptions hold it back."""
         for subscription in self.subscriptions.values():
             subscription.pump.delay_entry(position, at_ms)
@@ -237,10 +237,10 @@ class Topic:
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
         for subscription in list(self.subscriptions.values()):
-            if subscription.compacted and subscription.needs(horizon):
+            if subscription.compacted and subscription.has_undelivered_before(horizon):
                 subscription.disconnect_all(Unavailable(f"topic {self.name} was compacted; subscribe again"))
 
-    def subscription(self, name: str) -> Subscription:
+    def find_subscription(self, name: str) -> Subscription:
         """Returns the subscription of that name. Raises SubscriptionNotFound if there is none; a reader's does not
         count."""
         found = self.subscriptions.get(name)
@@ -259,10 +259,10 @@ class Topic:
         """Gives the sequence ids of a transaction that has ended to deduplication."""
         self.dedup.on_merged(end.numbers, end.sent, end.back)
 
-    def show_committed(self, core: Transactions) -> None:
+    def hide_uncommitted(self, core: Transactions) -> None:
         """Lets all consumers read committed entries only, from the topic's first transaction on."""
         self.shown = CommittedView(self.log, core)
-        self.compaction.show_committed(self.shown)
+        self.compaction.hide_uncommitted(self.shown)
         for each in self.subscriptions.values():
             each.switch_log(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
 
@@ -291,7 +291,7 @@ class Topic:
         """Returns the retention of acknowledged ledgers, from the policies."""
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
-    def unread(self) -> Retention:
+    def unsubscribed_retention(self) -> Retention:
         """Returns the retention that holds because the topic has no durable subscription; none if it has one, or is
         compacted, and so keeps its messages by that."""
         durable = any(each.durable for each in self.subscriptions.values())
@@ -305,13 +305,15 @@ class Topic:
         async with self.registry.changing:
             if self._ended:
                 return []
-            kept = (self.retention(), self.unread()) if retained else (NOTHING, NOTHING)
-            return await unbroken(self._trim(*kept))
+            kept = (self.retention(), self.unsubscribed_retention()) if retained else (NOTHING, NOTHING)
+            return await run_to_end(self._trim(*kept))
 
     async def _trim(self, retention: Retention, unread: Retention) -> list[int]:
         now_ms = self.world.clock.wall_ms()
         before = {span.ledger_id: span for span in self.log.shape.spans}
-        gone = await self.log.trim(lambda: trimmable(self.log.shape, self.holders(), retention, now_ms, unread))
+        gone = await self.log.trim(
+            lambda: find_trimmable(self.log.shape, self.trim_limits(), retention, now_ms, unread)
+        )
         for ledger_id in gone:
             self.transactions.on_trimmed(ledger_id, before[ledger_id].first_index, before[ledger_id].end_index)
             if self.compaction.shape.span(ledger_id) is None:
@@ -319,16 +321,18 @@ class Topic:
                     subscription.cursor.on_trimmed(ledger_id)
         return gone
 
-    def holders(self) -> list[Safe]:
+    def trim_limits(self) -> list[TrimLimit]:
         """Returns, for each durable subscription and each part, what it no longer needs of the log."""
-        cursors = [each.cursor.safe for each in self.subscriptions.values() if each.durable]
+        cursors = [each.cursor.trim_limit for each in self.subscriptions.values() if each.durable]
         parts = [part.trim_limit(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
     def why_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
         """Returns (ledger id, why it stays), oldest first; None instead of the reason: the next trim deletes it."""
         now_ms = self.world.clock.wall_ms()
-        return verdicts(self.log.shape, self.holders(), self.retention(), now_ms, self.unread())
+        return judge_ledgers(
+            self.log.shape, self.trim_limits(), self.retention(), now_ms, self.unsubscribed_retention()
+        )
 
     # ------------------------------------------------------------------ ending
     @property
@@ -349,7 +353,7 @@ class Topic:
         if not self._settled():
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
-    def lose(self, error: MagnetarError) -> None:
+    def abandon(self, error: MagnetarError) -> None:
         """Stops everything at once, because the topic belongs to another broker, or this one cannot serve it."""
         if self._ended:
             return
@@ -378,7 +382,7 @@ class Topic:
         """
         async with self.registry.changing:
             unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
-            await unbroken(self._close(error or unloaded))
+            await run_to_end(self._close(error or unloaded))
 
     async def _close(self, error: MagnetarError) -> None:
         if not self._ended:

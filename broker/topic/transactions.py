@@ -46,12 +46,12 @@ from ..common.transactions import Coordinators, Settlement
 from ..log.cache import StoredEntry
 from ..log.log import Log
 from ..log.log_queue_core import SequenceRange
-from ..log.log_shape_core import Safe
+from ..log.log_shape_core import TrimLimit
 from ..subscription.subscription import Subscription
 from .dedup_core import DedupVerdict
 from .outcomes import OutcomesLedger
 from .storage import Deletion
-from .transactions_core import NOT_KNOWN, OpenHere, Transactions, TxnSnapshot
+from .transactions_core import NOT_KNOWN, OpenTxnStats, Transactions, TxnSnapshot
 from .txn_joins import TransactionRuns, TxnJoins, TxnQuestions, error_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Writes(NamedTuple):
     landing: TxnId | None
 
 
-class Awaited(NamedTuple):
+class AwaitedEvent(NamedTuple):
     """The event for which an entry must wait before it can be judged: the topic joins the transaction, or (`end`) the
     transaction ends."""
 
@@ -103,7 +103,7 @@ def txn_of(metadata: MessageMetadata) -> TxnId | None:
     return TxnId.checked(metadata.txnid_most_bits, metadata.txnid_least_bits)
 
 
-class _Here:
+class _TxnWork:
     """The work on transactions that is in progress in a topic."""
 
     __slots__ = ("ends", "joins", "landing", "questions", "runs", "seeing", "settles")
@@ -136,14 +136,14 @@ class TopicTransactions:
         self._ledger_client, self._config, self._replication = ledgers, config, replication
         self._ledger: OutcomesLedger | None = None
         self._loop = asyncio.get_running_loop()
-        self._under_way: _Here | None = None
+        self._under_way: _TxnWork | None = None
         self.ended = False  # it takes nothing any more
 
     @property
-    def _here(self) -> _Here:
+    def _here(self) -> _TxnWork:
         """Returns the work in progress; made with the first transaction, because most topics have none."""
         if self._under_way is None:
-            self._under_way = _Here(self)
+            self._under_way = _TxnWork(self)
         return self._under_way
 
     @property
@@ -182,13 +182,13 @@ class TopicTransactions:
         if self.core is None:
             return False
         if entry.position > self.core.position:
-            self.core.replayed(
+            self.core.add_replayed(
                 txn, header.producer_name, numbers, entry.position, entry.first_index, entry.count, entry.size
             )
             self.replayed += 1
         return self.core.add_known(txn, header.producer_name, numbers, entry.position)
 
-    def undecided(self) -> Position | None:
+    def mark_before_open(self) -> Position | None:
         """Returns the position before the first entry of an open transaction; None if there is none."""
         first = self.core.first_hidden if self.core is not None else None
         return self._log.shape.before(first) if first is not None else None
@@ -197,10 +197,10 @@ class TopicTransactions:
         """Returns True if the entry of this transaction is not shown, at the moment or ever."""
         return self.core is not None and self.core.is_hidden(txn, position)
 
-    def replay_done(self) -> None:
+    def finish_replay(self) -> None:
         """Ends the replay: all entries of the log are known."""
         if self.core is not None:
-            self.core.replay_done()
+            self.core.finish_replay()
 
     def on_loaded(self) -> None:
         """Called when the log was replayed and the subscriptions are open: lets consumers read committed entries only,
@@ -208,7 +208,7 @@ class TopicTransactions:
         if self.core is None:
             return
         self.questions.ask_for_pending(self.core)
-        self.topic.show_committed(self.core)
+        self.topic.hide_uncommitted(self.core)
         now = self.world.clock.monotonic()
         self.joins.since = dict.fromkeys(self.core.open, now)
         self.questions.go_on()
@@ -217,19 +217,19 @@ class TopicTransactions:
     def is_open(self, txn: TxnId) -> bool:
         return self.core is not None and self.core.is_open(txn)
 
-    def when_over(self, txn: TxnId, then: Callable[[MagnetarError | None], None]) -> None:
+    def call_when_ended(self, txn: TxnId, then: Callable[[MagnetarError | None], None]) -> None:
         """Calls `then` once, in a later turn of the loop, when the transaction has ended here."""
         self._here.ends.setdefault(txn, []).append(then)
 
-    def when(self, awaited: Awaited, then: Callable[[MagnetarError | None], None]) -> None:
+    def call_when_ready(self, awaited: AwaitedEvent, then: Callable[[MagnetarError | None], None]) -> None:
         """Calls `then` once, in a later turn of the loop: with None when the entry can be judged, else with the error
         with which it is refused."""
         if awaited.end:
-            self.when_over(awaited.txn, then)
+            self.call_when_ended(awaited.txn, then)
             return
         self.joins.start_join(awaited.txn, awaited.owner).add_done_callback(lambda done: then(error_of(done)))
 
-    async def see(self) -> Transactions:
+    async def store_seen(self) -> Transactions:
         """Writes into the topic's record, before its first transaction, that it has seen one; returns the state of its
         transactions."""
         async with self._here.seeing:
@@ -242,7 +242,7 @@ class TopicTransactions:
                 ledger = self._make_ledger()
                 ledger.position, ledger.stored_index = position, self._log.shape.end_index
                 core = self._load_core(ledger, TxnSnapshot(position))
-                self.topic.show_committed(core)
+                self.topic.hide_uncommitted(core)
         return core
 
     # ------------------------------------------------------------------ entries
@@ -270,25 +270,30 @@ class TopicTransactions:
         self._landed(txn)
 
     def _landed(self, txn: TxnId) -> None:
-        if self._here.landing and txn in self._here.landing and self.core is not None and not self.core.flying(txn):
+        if (
+            self._here.landing
+            and txn in self._here.landing
+            and self.core is not None
+            and not self.core.count_in_flight(txn)
+        ):
             future = self._here.landing.pop(txn)
             if not future.done():
                 future.set_result(None)
 
-    def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
+    def find_other_sender(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
         """Returns another open transaction in which the producer sent one of these sequence ids; None if there is none.
         """
-        return self.core.holding(name, txn, numbers) if self.core is not None and self.core.known else None
+        return self.core.find_other_sender(name, txn, numbers) if self.core is not None and self.core.known else None
 
     def last_sequence_id(self, name: str) -> int:
         """Returns the highest sequence id of the producer in an open transaction; -1 if there is none."""
         return self.core.last_sequence_id(name) if self.core is not None and self.core.known else -1
 
-    async def wait_settled(self, name: str) -> None:
+    async def wait_idle(self, name: str) -> None:
         """Returns when no entry of the producer is in flight in a transaction, or the topic has ended here."""
         core = self.core
-        while core is not None and not self.ended and not core.is_settled(name):
-            txn = next(txn for txn, each in core.known.items() if name in each.numbers and each.numbers[name].flying)
+        while core is not None and not self.ended and not core.is_idle(name):
+            txn = next(txn for txn, each in core.known.items() if name in each.numbers and each.numbers[name].in_flight)
             await asyncio.shield(self._landing_of(txn))
 
     def _landing_of(self, txn: TxnId) -> asyncio.Future[None]:
@@ -305,12 +310,12 @@ class TopicTransactions:
         for first in range(0, len(settlements), SETTLE_AT_ONCE):
             if first:
                 await asyncio.sleep(0)
-            runs += self.settling(settlements[first : first + SETTLE_AT_ONCE])
+            runs += self.start_settling(settlements[first : first + SETTLE_AT_ONCE])
         await asyncio.wait(set(runs), timeout=timeout_s)
         late = TimedOut(f"topic {self.topic.name} has not stored it within {timeout_s:g} s")
         return [error_of(run) if run.done() else late for run in runs]
 
-    def settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
+    def start_settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
         """Applies these settlements at once, except those that are being stored already. Returns a future for each,
         which is done when its end is durable: those that wait for the same writes share one run."""
         if self.ended:
@@ -342,21 +347,21 @@ class TopicTransactions:
         if end.shown:
             self._stored_soon()
         self._on_ended(txn)
-        return _Writes(tuple(touched), end.shown, txn if core is not None and core.flying(txn) else None)
+        return _Writes(tuple(touched), end.shown, txn if core is not None and core.count_in_flight(txn) else None)
 
     async def _written(self, writes: _Writes) -> None:
         """Returns when these writes are stored, and no entry of the transaction is in flight."""
         core = self.core
-        if writes.landing is not None and core is not None and core.flying(writes.landing):
+        if writes.landing is not None and core is not None and core.count_in_flight(writes.landing):
             await asyncio.shield(self._landing_of(writes.landing))
         if self._ledger is not None and core is not None and self._ledger.version < core.version:
-            await self._ledger.durable()
+            await self._ledger.wait_durable()
         if len(writes.acks) == 1:
-            await writes.acks[0].durable_now()
+            await writes.acks[0].wait_durable()
         else:
-            await asyncio.gather(*(each.durable_now() for each in writes.acks))
+            await asyncio.gather(*(each.wait_durable() for each in writes.acks))
         if not writes.outcome and not writes.acks and not await self._log.is_ours():
-            raise self._here.runs.not_here()
+            raise self._here.runs.not_owner_error()
 
     def _on_ended(self, txn: TxnId) -> None:
         self.joins.discard(txn)
@@ -366,7 +371,7 @@ class TopicTransactions:
 
     def _stored_soon(self) -> None:
         assert self._ledger is not None, "there is an outcome"
-        self._ledger.touched()
+        self._ledger.schedule_write()
 
     # ------------------------------------------------------------------ as a part of the topic
     def run_due(self, applied: Applied) -> None:
@@ -374,15 +379,15 @@ class TopicTransactions:
         if self._ledger is not None and not self.ended:
             self._ledger.refresh()
 
-    def trim_limit(self, applied: Applied) -> Safe | None:
+    def trim_limit(self, applied: Applied) -> TrimLimit | None:
         """Returns what transactions no longer need of the log: up to the last stored write, and before the first entry
         of an open transaction. None if the topic has seen none."""
         if self.core is None or self._ledger is None:
             return None
         first, stored = self.core.first_hidden, self._ledger.position
         if first is not None and first <= stored:
-            return Safe(self._log.shape.before(first), why=LedgerStays.TRANSACTION_OPEN)
-        return Safe(stored, why=LedgerStays.NOT_IN_OUTCOMES)
+            return TrimLimit(self._log.shape.before(first), why=LedgerStays.TRANSACTION_OPEN)
+        return TrimLimit(stored, why=LedgerStays.NOT_IN_OUTCOMES)
 
     def on_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
         if self.core is not None:
@@ -428,9 +433,9 @@ class TopicTransactions:
             core.aborted_bytes, core.commits, core.aborts,
         )
 
-    def open_here(self, txn: TxnId) -> OpenHere | None:
+    def find_open(self, txn: TxnId) -> OpenTxnStats | None:
         """Returns figures about an open transaction; None if it has ended here, or is not known."""
-        return self.core.open_here(txn) if self.core is not None else None
+        return self.core.find_open(txn) if self.core is not None else None
 
     def stop(self) -> None:
         self.ended = True
@@ -442,7 +447,7 @@ class TopicTransactions:
             here.landing.clear()
             for future in waiting:
                 if not future.done():
-                    future.set_exception(here.runs.not_here())
+                    future.set_exception(here.runs.not_owner_error())
                     future.exception()
             here.ends.clear()
         if self._ledger is not None:

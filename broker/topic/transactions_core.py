@@ -22,7 +22,7 @@ Rules
   it is confirmed and what is on its way (dedup_core.py has the verdicts). A commit returns the numbers, for the topic's
   deduplication to keep; an abort drops them, and the same ids are NEW again.
 - A `snapshot` is a position and what is known of the entries up to it: the open transactions and what is aborted. The
-  headers of the entries after it say the rest: `replayed` for each of them, in order.
+  headers of the entries after it say the rest: `add_replayed` for each of them, in order.
 - `version` grows with each outcome that has to be stored.
 
 Bounds: `OPEN_MAX` transactions of a topic. A bitmap of a million aborted entries takes 250 KB at most.
@@ -42,7 +42,7 @@ from ...proto.states import TxnId
 from ..common.transactions import Settlement
 from ..log.log_queue_core import ID_END, SequenceRange
 from ..log.log_shape_core import LogShape
-from .dedup_core import NOTHING, DedupVerdict, SequenceProgress, verdict
+from .dedup_core import NOTHING, DedupVerdict, SequenceProgress, judge_range
 
 NOWHERE = Position(-1, -1)
 OPEN_MAX = 100_000
@@ -62,15 +62,15 @@ _NONE = BitMap64()
 
 
 class TxnNumbers:
-    """The entries that one producer sent in a transaction. `flying`: how many of them are in flight; `sent`: the
+    """The entries that one producer sent in a transaction. `in_flight`: how many of them are in flight; `sent`: the
     sequence ids of all of them."""
 
-    __slots__ = ("flying", "last", "progress", "pushed", "sent")
+    __slots__ = ("in_flight", "last", "progress", "pushed", "sent")
 
     def __init__(self, progress: SequenceProgress = NOTHING, last: Position = NOWHERE) -> None:
         self.progress = self.pushed = progress
         self.last = last  # its last confirmed entry
-        self.flying = 0
+        self.in_flight = 0
         self.sent = BitMap64()
 
 
@@ -88,7 +88,7 @@ class TopicTxn:
     """A transaction as the topic knows it. `entries`: those in the log, by ledger; bit k of `starts` is set if k is the
     index of an entry's first message."""
 
-    __slots__ = ("entries", "first", "flying", "indexes", "numbers", "phase", "size", "starts")
+    __slots__ = ("entries", "first", "in_flight", "indexes", "numbers", "phase", "size", "starts")
 
     def __init__(self) -> None:
         self.phase = TxnPhase.ASKED
@@ -97,7 +97,7 @@ class TopicTxn:
         self.first: Position | None = None
         self.size = 0  # bytes
         self.numbers: dict[str, TxnNumbers] = {}
-        self.flying = 0
+        self.in_flight = 0
 
     def add(self, position: Position, first_index: int, count: int, size: int) -> None:
         entries = self.entries.get(position[0])
@@ -190,7 +190,7 @@ def _above(own: TxnNumbers) -> BitMap64:
     return above
 
 
-class OpenHere(NamedTuple):
+class OpenTxnStats(NamedTuple):
     """A transaction that has not ended. `holds`: it determines the last stable position, so readers do not get the
     `waiting` messages after it."""
 
@@ -202,7 +202,7 @@ class OpenHere(NamedTuple):
 
 
 class Transactions:
-    """The decisions about one topic's transactions, over the shape of its log. It is a `Decided` of
+    """The decisions about one topic's transactions, over the shape of its log. It is a `TxnOutcomes` of
     broker/log/committed_shape_core.py."""
 
     __slots__ = (
@@ -283,13 +283,13 @@ class Transactions:
         own = found.numbers.get(name)
         if own is None:
             own = found.numbers[name] = TxnNumbers()
-        answer = verdict(own.progress, own.pushed, numbers)
+        answer = judge_range(own.progress, own.pushed, numbers)
         if answer is DedupVerdict.NEW:
             own.pushed = own.pushed.after(numbers)
             numbers.add_to(own.sent)
             self._sends(txn, name, numbers.last)
-            own.flying += 1
-            found.flying += 1
+            own.in_flight += 1
+            found.in_flight += 1
             self._flying[name] = self._flying.get(name, 0) + 1
         return answer
 
@@ -300,7 +300,7 @@ class Transactions:
         sender.txns[txn] = None
         sender.highest = max(sender.highest, number)
 
-    def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
+    def find_other_sender(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
         """Returns another transaction, not ended, in which the producer sent one of these sequence ids; None if there
         is none."""
         sender = self._senders.get(name)
@@ -317,22 +317,22 @@ class Transactions:
         """Called when an entry that was NEW is not in the log, or that is not known. The caller must not let a later
         entry of its producer pass."""
         own = self._landed(txn, name).numbers[name]
-        if not own.flying:
+        if not own.in_flight:
             own.sent -= _above(own)
 
     def _landed(self, txn: TxnId, name: str) -> TopicTxn:
         found = self.known[txn]
         own = found.numbers[name]
-        own.flying -= 1
-        if not own.flying:
+        own.in_flight -= 1
+        if not own.in_flight:
             own.pushed = own.progress
-        found.flying -= 1
+        found.in_flight -= 1
         left = self._flying[name] - 1
         if left:
             self._flying[name] = left
         else:
             del self._flying[name]
-        if found.phase is TxnPhase.ENDED and not found.flying:
+        if found.phase is TxnPhase.ENDED and not found.in_flight:
             del self.known[txn]
         return found
 
@@ -348,7 +348,7 @@ class Transactions:
             self._add(txn, found, name, numbers, position, first_index, count, size)
         self._landed(txn, name)
 
-    def replayed(
+    def add_replayed(
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
@@ -372,8 +372,8 @@ class Transactions:
             numbers.add_to(found.numbers[name].sent)
         return False
 
-    def replay_done(self) -> None:
-        """Ends the replay: every entry of a transaction in the log must have been given to `replayed`."""
+    def finish_replay(self) -> None:
+        """Ends the replay: every entry of a transaction in the log must have been given to `add_replayed`."""
         self.position, self._ended = self._shape.last_confirmed, frozenset()
 
     def _add(
@@ -390,7 +390,7 @@ class Transactions:
         own.progress, own.last = own.progress.after(numbers), position
         numbers.add_to(own.sent)
         self._sends(txn, name, numbers.last)
-        if not own.flying:
+        if not own.in_flight:
             own.pushed = own.progress
 
     # ------------------------------------------------------------------ the end
@@ -430,7 +430,7 @@ class Transactions:
         shown = self._hidden.pop(settlement.txn, None) is not None
         self._stable = None
         found.phase = TxnPhase.ENDED
-        if not found.flying:
+        if not found.in_flight:
             del self.known[settlement.txn]
         self.version += shown
         return TxnEnd(numbers, shown, sent, back, missing)
@@ -511,23 +511,23 @@ class Transactions:
         open_ = sender.txns if sender is not None else ()
         return max((self.known[txn].numbers[name].progress.number for txn in open_), default=-1)
 
-    def is_settled(self, name: str) -> bool:
+    def is_idle(self, name: str) -> bool:
         """Returns True if no entry of the producer is in flight in a transaction."""
         return name not in self._flying
 
-    def flying(self, txn: TxnId) -> int:
+    def count_in_flight(self, txn: TxnId) -> int:
         """Returns how many entries of the transaction are in flight."""
         found = self.known.get(txn)
-        return found.flying if found is not None else 0
+        return found.in_flight if found is not None else 0
 
-    def open_here(self, txn: TxnId) -> OpenHere | None:
+    def find_open(self, txn: TxnId) -> OpenTxnStats | None:
         """Returns figures about an open transaction; None if it has ended, or is not known."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return None
         holds = found.first is not None and found.first == self.first_hidden
         waiting = self._shape.end_index - self.stable_index if holds else 0
-        return OpenHere(found.first, found.count, found.size, holds, waiting)
+        return OpenTxnStats(found.first, found.count, found.size, holds, waiting)
 
     @property
     def aborted_entries(self) -> int:
@@ -561,14 +561,14 @@ class Transactions:
             for txn, each in self._hidden.items() if each.first is not None
         )  # fmt: skip
 
-    def ending(self) -> tuple[TxnId, ...]:
+    def ended_in_flight(self) -> tuple[TxnId, ...]:
         """Returns the transactions that have ended, but have entries in flight."""
         return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
 
     def snapshot(self) -> TxnSnapshot:
         """Returns a snapshot as of the last confirmed entry."""
         parts = {each: self.part(each) for each in self.aborted}
-        return TxnSnapshot(self._shape.last_confirmed, self.open_transactions(), parts, self.ending())
+        return TxnSnapshot(self._shape.last_confirmed, self.open_transactions(), parts, self.ended_in_flight())
 
     def check(self) -> None:
         """Checks: what is hidden is in order and not aborted; what is stable is confirmed; counts agree."""
@@ -580,9 +580,11 @@ class Transactions:
         assert self.aborted.keys() == self.sizes.keys(), "a ledger is not weighed"
         assert self._hidden.keys() <= self.known.keys(), "entries are hidden that no outcome will show"
         for txn, each in self.known.items():
-            assert each.phase is not TxnPhase.ENDED or each.flying, "a transaction that is over is kept"
+            assert each.phase is not TxnPhase.ENDED or each.in_flight, "a transaction that is over is kept"
             assert (txn in self._hidden) is (each.phase is not TxnPhase.ENDED and each.count > 0), "wrongly hidden"
-            assert each.flying == sum(own.flying for own in each.numbers.values()), "entries on their way are lost"
+            assert each.in_flight == sum(own.in_flight for own in each.numbers.values()), (
+                "entries on their way are lost"
+            )
         senders = {
             name: {txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and name in each.numbers}
             for each in self.known.values() for name in each.numbers

@@ -69,7 +69,7 @@ class Piece(NamedTuple):
     body: bytes
 
     @property
-    def ends(self) -> bool:
+    def is_last(self) -> bool:
         """Returns True if it completes a snapshot: it is the last piece of a marker."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 

@@ -88,11 +88,11 @@ class TransactionRuns:
     def refused_run(self) -> asyncio.Future[None]:
         """Returns a run that has failed with NotOwner."""
         refused: asyncio.Future[None] = self._loop.create_future()
-        refused.set_exception(self.not_here())
+        refused.set_exception(self.not_owner_error())
         refused.exception()
         return refused
 
-    def not_here(self) -> MagnetarError:
+    def not_owner_error(self) -> MagnetarError:
         """Returns the error that the topic is not served by this broker any more."""
         return NotOwner(f"topic {self._topic} is not served here any more; look it up again")
 
@@ -143,7 +143,7 @@ class TxnQuestions:
                 return await self._until_over(txn)
         except (MagnetarError, TimeoutError) as error:
             if self._of.ended:
-                raise self._runs.not_here() from error
+                raise self._runs.not_owner_error() from error
             _LOG.info("%s: transaction %s: %s", self._of.topic.name, txn, error)
             return None
 
@@ -162,7 +162,7 @@ class TxnQuestions:
                 if not over.done():
                     over.set_result(None)
 
-            self._of.when_over(txn, tell)
+            self._of.call_when_ended(txn, tell)
             self.on_outcome(txn, joined)
             await over
         return state
@@ -204,7 +204,7 @@ class TxnQuestions:
         for first in range(0, len(txns), ASK_AT_ONCE):
             await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
 
-    def suspect(self, number: int) -> None:
+    def ask_others(self, number: int) -> None:
         """Asks a coordinator about its other open transactions: it refused a join because the transaction is aborted,
         and this topic had not been told, so others may be lost too."""
         others = [txn for txn in self._of.still_open if txn.coordinator == number and not self._of.joins.is_asked(txn)]
@@ -235,15 +235,15 @@ class TxnQuestions:
         """Called with the coordinator's answer about a transaction that is not settled here: settles it if it has
         ended."""
         if isinstance(joined, Settlement):
-            self._of.settling([joined])
+            self._of.start_settling([joined])
         elif joined is TxnState.ABORTED:
-            self._of.settling([Settlement(txn, False)])
+            self._of.start_settling([Settlement(txn, False)])
         elif joined is TxnState.COMMITTED:
             now = self._of.world.clock.monotonic()
             if now - self._committed_at.setdefault(txn, now) >= SETTLEMENT_S:
                 topic = self._of.topic.name
                 _LOG.error("%s: no settlement of the committed %s has come: every entry counts", topic, txn)
-                self._of.settling([Settlement(txn, True)])
+                self._of.start_settling([Settlement(txn, True)])
 
 
 # ----------------------------------------------------------------------------------------------------- txn_joins
@@ -329,7 +329,7 @@ class TxnJoins:
         if not self._of.topic.name.persistent:
             raise NotAllowed(f"topic {self._of.topic.name} keeps nothing, and takes part in no transaction")
         self._check_leaving()
-        core = await self._of.see()
+        core = await self._of.store_seen()
         if core.is_full(txn):
             raise BackPressure(f"topic {self._of.topic.name} has {OPEN_MAX} open transactions")
         if core.begin_resolving(txn) is TxnPhase.ENDED:
@@ -349,7 +349,7 @@ class TxnJoins:
         if txn in core.known:  # a load found entries of it
             self._questions.on_outcome(txn, joined)
         if state is TxnState.ABORTED:
-            self._questions.suspect(txn.coordinator)
+            self._questions.ask_others(txn.coordinator)
         if state is TxnState.COMMITTED:
             raise TransactionEnded(f"transaction {txn} is committed", txn=str(txn))
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))

@@ -32,34 +32,34 @@ from .intents_core import (
     NAME_MAX,
     AbortByAdmin,
     AbortOpen,
+    AbortReason,
     Begin,
-    Begun,
+    BeginAnswer,
     CommitBatch,
-    Detach,
     End,
+    EndVerb,
     Intent,
     Join,
     Limits,
-    Reason,
-    Verb,
+    RemoveParticipant,
 )
-from .outcomes_core import Outcomes
+from .outcomes_core import OutcomeDecisions
 from .records_core import (
     FORGOTTEN,
     AnyRecord,
     Detached,
     Named,
-    Owned,
     Participant,
     Prepared,
     SinkBatch,
     SinkKept,
-    Tag,
+    SinkTag,
+    TransactionOwner,
     Unnamed,
-    committed,
+    commit_record,
 )
-from .state_core import Key, State
-from .table_core import COUNTER_MAX, EPOCH_MAX, IN_DOUBT, Ending, Live, Phase, state_of
+from .state_core import CoordinatorState, Key
+from .table_core import COUNTER_MAX, EPOCH_MAX, IN_DOUBT, LiveTransaction, Phase, UnsettledTransaction, txn_state_of
 
 # ----------------------------------------------------------------------------------------------------- ends_core
 # The participants of a transaction, and who may end it: its client, an administrator, or a topic that is deleted.
@@ -75,17 +75,17 @@ RECORD_BYTES_MAX = 4 << 20
 """Largest estimated size of a commit record in bytes: a record must fit into one entry of the ledger."""
 
 
-class Ends(Outcomes):
+class EndDecisions(OutcomeDecisions):
     """The part of a coordinator that decides joins and ends."""
 
     # ------------------------------------------------------------------ join
     def _join(self, intent: Join, now: float) -> TxnState:
         found = self._certain(intent.txn, intent, now, intent.owner)
-        if isinstance(found, Live) and intent.topic:
-            self._take_in(found, intent.topic)
-        return state_of(found)
+        if isinstance(found, LiveTransaction) and intent.topic:
+            self._add_participant(found, intent.topic)
+        return txn_state_of(found)
 
-    def _take_in(self, live: Live, topic: str) -> None:
+    def _add_participant(self, live: LiveTransaction, topic: str) -> None:
         if topic in live.participants:
             return
         if live.phase is Phase.PREPARED:
@@ -94,16 +94,16 @@ class Ends(Outcomes):
             raise InvalidRequest(f"{self._id(live.txn)} has {len(live.participants)} topics: no more may join")
         live.participants[topic] = Participant(topic)
 
-    def join_now(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
+    def join_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
         """Makes the topic a participant without waiting, if the transaction is neither in doubt nor ended. Returns
         whether it is one now; after False the caller must send a Join, which waits or answers why not."""
-        if self.is_over:
+        if self.has_ended:
             return False
         try:
             found = self._find(txn, now, owner)
-            if not isinstance(found, Live) or found.phase in IN_DOUBT:
+            if not isinstance(found, LiveTransaction) or found.phase in IN_DOUBT:
                 return False
-            self._take_in(found, topic)
+            self._add_participant(found, topic)
         except MagnetarError:
             return False
         return True
@@ -111,33 +111,33 @@ class Ends(Outcomes):
     # ------------------------------------------------------------------ ends
     def _end_of(self, intent: End, now: float) -> None:
         found = self._certain(intent.txn, intent, now, intent.owner)
-        if isinstance(found, Live):
+        if isinstance(found, LiveTransaction):
             self._end_live(found, intent, now)
-        elif isinstance(found, Ending) and _is_to_wait(found, intent):
-            found.visible.append(intent.request)
+        elif isinstance(found, UnsettledTransaction) and _is_to_wait(found, intent):
+            found.waiting_requests.append(intent.request)
         else:
-            self._answer(intent, self._answer_ended(intent, state_of(found)))
+            self._answer(intent, self._answer_ended(intent, txn_state_of(found)))
 
     def _answer_ended(self, intent: End, state: TxnState) -> TxnState:
         """Returns the state as the answer to an End of a transaction that has ended already. Raises why it was aborted
         if `intent` is no abort, TransactionForgotten if its outcome is not kept any more."""
-        if state is TxnState.COMMITTED or (intent.verb is Verb.ABORT and intent.txn >= self.state.forgotten):
+        if state is TxnState.COMMITTED or (intent.verb is EndVerb.ABORT and intent.txn >= self.state.forgotten_below):
             return state
         raise self._why_aborted(intent.txn)
 
-    def _end_live(self, live: Live, intent: End, now: float) -> None:
-        if intent.verb is Verb.ABORT:
-            self._abort(live, Reason.CLIENT, now)
-            self._again([intent], now) if live.phase is not Phase.ABORTING else live.later.append(intent)
+    def _end_live(self, live: LiveTransaction, intent: End, now: float) -> None:
+        if intent.verb is EndVerb.ABORT:
+            self._abort(live, AbortReason.CLIENT, now)
+            self._again([intent], now) if live.phase is not Phase.ABORTING else live.waiting_intents.append(intent)
             return
-        if intent.verb is Verb.COMMIT and live.owned.tag is not None:
+        if intent.verb is EndVerb.COMMIT and live.owned.tag is not None:
             raise InvalidRequest(f"{self._id(live.txn)} is of a sink: it commits with its batch")
-        if intent.verb is Verb.PREPARE and live.phase is Phase.PREPARED:
+        if intent.verb is EndVerb.PREPARE and live.phase is Phase.PREPARED:
             self._answer(intent, TxnState.PREPARED)
             return
         self._check_holder(live.owned.owner, live.owned.name, live.owned.holder)
         listed = self._participants(live, intent.participants, now)
-        if intent.verb is Verb.PREPARE:
+        if intent.verb is EndVerb.PREPARE:
             live.phase = Phase.PREPARING
             left_s = min(intent.prepared_s or self.limits.prepared_s_max, self.limits.prepared_s_max)
             self._decide(Prepared(live.txn, live.owned, listed, left_s), None)
@@ -147,11 +147,11 @@ class Ends(Outcomes):
             return
         else:
             live.phase = Phase.COMMITTING
-            self._decide(committed({live.txn: listed}, owner=live.owned.owner), None)
+            self._decide(commit_record({live.txn: listed}, owner=live.owned.owner), None)
         live.participants = {each.topic: each for each in listed}
-        live.later.append(intent)
+        live.waiting_intents.append(intent)
 
-    def _participants(self, live: Live, listed: Sequence[Participant], now: float) -> list[Participant]:
+    def _participants(self, live: LiveTransaction, listed: Sequence[Participant], now: float) -> list[Participant]:
         """Returns the topics that joined, each with the entries that the client names. If the client names entries of a
         topic that never joined, something is lost: aborts the transaction and raises TransactionAborted."""
         if not listed:
@@ -159,9 +159,10 @@ class Ends(Outcomes):
         said = {each.topic: each for each in listed}
         strange = [each.topic for each in listed if each.entries and each.topic not in live.participants]
         if strange:
-            self._abort(live, Reason.FAILED, now)
+            self._abort(live, AbortReason.FAILED, now)
             raise TransactionAborted(
-                f"{self._id(live.txn)} is aborted: topic {strange[0]} has not joined it", reason=Reason.FAILED.value
+                f"{self._id(live.txn)} is aborted: topic {strange[0]} has not joined it",
+                reason=AbortReason.FAILED.value,
             )
         found = [said.get(topic) or Participant(topic, 0) for topic in live.participants]
         size = sum(len(each.topic) + 100 for each in found)
@@ -172,39 +173,39 @@ class Ends(Outcomes):
     # ------------------------------------------------------------------ of an administrator
     def _abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
         if intent.txn in self._unused:
-            self._void(intent.txn, Reason.ADMIN, now)
+            self._abort_or_void(intent.txn, AbortReason.ADMIN, now)
         found = self._certain(intent.txn, intent, now)
-        if isinstance(found, Live):
-            self._abort(found, Reason.ADMIN, now)
+        if isinstance(found, LiveTransaction):
+            self._abort(found, AbortReason.ADMIN, now)
             if found.phase is Phase.ABORTING:
-                found.later.append(intent)
+                found.waiting_intents.append(intent)
                 return
             found = TxnState.ABORTED
-        if found is TxnState.ABORTED and intent.txn < self.state.forgotten:
+        if found is TxnState.ABORTED and intent.txn < self.state.forgotten_below:
             raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
-        self._answer(intent, state_of(found))
+        self._answer(intent, txn_state_of(found))
 
     def _abort_open(self, intent: AbortOpen, now: float) -> None:
         found = self._certain(intent.txn, intent, now)
-        if isinstance(found, Live) and found.phase is Phase.OPEN:
-            self._abort(found, Reason.DELETED, now)
+        if isinstance(found, LiveTransaction) and found.phase is Phase.OPEN:
+            self._abort(found, AbortReason.DELETED, now)
         row = self._row(intent.txn, now)
         assert row is not None, "it is none of those that were never used"
         self._answer(intent, row)
 
-    def _detach(self, intent: Detach) -> None:
+    def _detach(self, intent: RemoveParticipant) -> None:
         ending = self._ending.get(intent.txn)
         if ending is None or intent.topic not in ending.waiting:
             raise NotFound(f"{self._id(intent.txn)} does not wait for {intent.topic}")
         if ending.is_durable:
             self._decide(Detached(intent.txn, intent.topic), intent)
         else:
-            self._settled(intent.txn, intent.topic)
+            self._on_settled(intent.txn, intent.topic)
             self._answer(intent, None)
 
 
-def _is_to_wait(ending: Ending, intent: End) -> bool:
-    return intent.visible and bool(ending.waiting) and ending.committed is (intent.verb is Verb.COMMIT)
+def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
+    return intent.visible and bool(ending.waiting) and ending.committed is (intent.verb is EndVerb.COMMIT)
 
 
 # -------------------------------------------------------------------------------------------------- batches_core
@@ -217,15 +218,15 @@ def _is_to_wait(ending: Ending, intent: End) -> bool:
 # in doubt, what is asked about the sink waits. Guards: tests/broker/transaction/test_names_and_sinks.py.
 
 
-class Batches(Ends):
+class BatchDecisions(EndDecisions):
     """The part of a coordinator that decides batches of sinks."""
 
-    def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
+    def __init__(self, number: int, epoch: int, state: CoordinatorState, limits: Limits) -> None:
         super().__init__(number, epoch, state, limits)
         self._sinks_in_doubt: dict[Key, list[Intent]] = {}
         self._used_sinks: dict[Key, float] = {}
 
-    def _has_batch(self, intent: Begin | CommitBatch, tag: Tag, now: float) -> bool:
+    def _has_batch(self, intent: Begin | CommitBatch, tag: SinkTag, now: float) -> bool:
         """Whether the sink has the batch already. Raises InvalidRequest, BackPressure if no more sinks are allowed,
         SinkFenced if another query writes the sink, MustWait while a batch of the sink is in doubt."""
         owner, limits = intent.owner, self.limits
@@ -254,7 +255,7 @@ class Batches(Ends):
     def _commit_batch(self, intent: CommitBatch, now: float) -> None:
         sink = None
         if intent.sink_id:
-            tag = Tag(intent.sink_id, intent.query_id, intent.batch)
+            tag = SinkTag(intent.sink_id, intent.query_id, intent.batch)
             if max(len(tag.sink_id), len(tag.query_id)) > NAME_MAX:
                 raise InvalidRequest(f"names of sinks and queries have at most {NAME_MAX} characters")
             if self._has_batch(intent, tag, now):
@@ -262,13 +263,13 @@ class Batches(Ends):
                 return
             sink = SinkBatch(intent.sink_id, intent.query_id, intent.batch, intent.owner)
         found = {txn: self._certain(txn, intent, now, intent.owner) for txn in intent.txns}
-        done = [txn for txn, each in found.items() if state_of(each) is TxnState.COMMITTED]
+        done = [txn for txn, each in found.items() if txn_state_of(each) is TxnState.COMMITTED]
         if done and sink is None and len(done) == len(found):
             self._answer(intent, False)
             return
         if done:
             raise TransactionEnded(f"{self._id(done[0])} is committed already, without the others")
-        live = [each for each in found.values() if isinstance(each, Live)]
+        live = [each for each in found.values() if isinstance(each, LiveTransaction)]
         for txn in found:
             if txn not in self._live:
                 raise self._why_aborted(txn)
@@ -281,9 +282,9 @@ class Batches(Ends):
             each.participants = {share.topic: share for share in shares[each.txn]}
         if sink is not None:
             self._sinks_in_doubt[sink.owner, sink.sink_id] = []
-        self._decide(committed(shares, sink, owner=intent.owner), intent)
+        self._decide(commit_record(shares, sink, owner=intent.owner), intent)
 
-    def _check_batch(self, intent: CommitBatch, live: list[Live]) -> None:
+    def _check_batch(self, intent: CommitBatch, live: list[LiveTransaction]) -> None:
         for each in live:
             tag = each.owned.tag
             wanted = (intent.sink_id, intent.query_id, intent.batch) if intent.sink_id else None
@@ -300,7 +301,7 @@ class Batches(Ends):
             owned = self._unused[txn].owned if txn in self._unused else self._live[txn].owned
             assert owned.tag is not None, "it is of a sink"
             if owned.tag.query_id != sink.query_id or owned.tag.batch <= sink.batch:
-                self._void(txn, Reason.SUPERSEDED, now)
+                self._abort_or_void(txn, AbortReason.SUPERSEDED, now)
         self._again(self._sinks_in_doubt.pop(key), now)
 
 
@@ -316,17 +317,17 @@ NOTES = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
 
-class Begins(Batches):
+class BeginDecisions(BatchDecisions):
     """The part of a coordinator that decides begins."""
 
     def __init__(
-        self, number: int, epoch: int, state: State, limits: Limits, now: float, gap: Callable[[], int]
+        self, number: int, epoch: int, state: CoordinatorState, limits: Limits, now: float, gap: Callable[[], int]
     ) -> None:
         super().__init__(number, epoch, state, limits)
         self._gap = gap
         self._used_names = {key: now - each.idle_s for key, each in state.names.items()}
         self._used_sinks = {key: now - each.idle_s for key, each in state.sinks.items()}
-        self._holders = state.holders
+        self._holders = state.last_holder
         self._idle_looked_at = self._idle_noted_at = now
 
     def _begin(self, intent: Begin, now: float) -> None:
@@ -340,14 +341,14 @@ class Begins(Batches):
         if max(map(len, texts)) > NAME_MAX:
             raise InvalidRequest(f"names of owners and sinks have at most {NAME_MAX} characters")
         if tag is not None and self._has_batch(intent, tag, now):
-            self._answer(intent, Begun(0, 0, 0.0, already=True))
+            self._answer(intent, BeginAnswer(0, 0, 0.0, already=True))
             return
         count = self._room(intent)
         if intent.name and not intent.holder:
-            self._take_name(intent, now)
+            self._change_holder(intent, now)
             return
         self._check_holder(intent.owner, intent.name, intent.holder)
-        self._give_ids(intent, count, intent.holder, now)
+        self._lease_ids(intent, count, intent.holder, now)
 
     def _room(self, intent: Begin) -> int:
         limits, used = self.limits, len(self._live) + len(self._unused)
@@ -358,46 +359,47 @@ class Begins(Batches):
             raise BackPressure(f"coordinator {self.number} has {used} open transactions: wait for some to end")
         return min(max(1, intent.count), BLOCK_MAX, max(1, room // BLOCKS))
 
-    def _take_name(self, intent: Begin, now: float) -> None:
+    def _change_holder(self, intent: Begin, now: float) -> None:
         owner, limits = intent.owner, self.limits
         if not self.state.names.has_room(owner, intent.name, limits.names_max, limits.names_per_role_max):
             raise BackPressure(f"coordinator {self.number} knows as many names as it may, of all roles or of this one")
         self._holders += 1
         for txn in list(self._of_name.get((owner, intent.name), ())):
-            self._void(txn, Reason.FENCED, now)
+            self._abort_or_void(txn, AbortReason.FENCED, now)
         self._decide(Named(intent.name, self._holders, owner=owner), intent)
 
-    def _named(self, record: Named, intent: Begin, now: float) -> None:
+    def _on_holder_changed(self, record: Named, intent: Begin, now: float) -> None:
         for txn in list(self._of_name.get((record.owner, record.name), ())):
-            self._void(txn, Reason.FENCED, now)  # what an earlier begin was given in the meantime, or was in doubt
+            # what an earlier begin was given in the meantime, or was in doubt
+            self._abort_or_void(txn, AbortReason.FENCED, now)
         try:
-            self._give_ids(intent, self._room(intent), record.holder, now)
+            self._lease_ids(intent, self._room(intent), record.holder, now)
         except MagnetarError as error:
             self._answer(intent, error)
 
-    def _give_ids(self, intent: Begin, count: int, holder: int, now: float) -> None:
-        first = self._take_ids(count)
+    def _lease_ids(self, intent: Begin, count: int, holder: int, now: float) -> None:
+        first = self._reserve_ids(count)
         if intent.name:
             self._used_names[self.state.names.key(intent.owner, intent.name)] = now
         timeout_s = intent.timeout_s or self.limits.timeout_s
-        owned = Owned(intent.owner, timeout_s, intent.name, holder, intent.tag, intent.address)
+        owned = TransactionOwner(intent.owner, timeout_s, intent.name, holder, intent.tag, intent.address)
         self._lease(range(first, first + count), owned, now)
-        self._answer(intent, Begun(first, count, self.limits.lease_s, holder))
+        self._answer(intent, BeginAnswer(first, count, self.limits.lease_s, holder))
 
-    def _take_ids(self, count: int) -> int:
+    def _reserve_ids(self, count: int) -> int:
         """Reserves `count` consecutive ids and returns the first. Raises NotOwner if this epoch has not enough left: it
         ends, and the next one has new ids. Raises Unavailable if there is no next epoch either."""
         first = self._next + self._gap()
         if first + count - 1 > (self.epoch << COUNTER_BITS) + COUNTER_MAX:
             if self.epoch == EPOCH_MAX:
                 raise Unavailable(f"coordinator {self.number} has no ids any more; use another one")
-            self._give_up("the ids of its epoch are used up")
+            self._abandon_epoch("the ids of its epoch are used up")
             raise NotOwner(f"coordinator {self.number} takes a new epoch; try again")
         self._next = first + count
         return first
 
     # ------------------------------------------------------------------ what is idle
-    def _look_at_idle(self, now: float) -> None:
+    def _expire_idle(self, now: float) -> None:
         """Decides records that remove names and sinks that were idle too long, and records the idle times of the
         rest."""
         limits, shortest = self.limits, min(self.limits.name_idle_s, self.limits.sink_idle_s)

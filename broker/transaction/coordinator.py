@@ -25,24 +25,24 @@ from ...runtime.network import World
 from ...runtime.tasks import Supervisor, Tasks
 from ..common.transactions import Joined, Settlement
 from .coordinator_core import Coordinator
-from .halves import HalfWork
+from .halves import HalfDriver
 from .intents_core import (
+    AbandonEpoch,
     AbortByAdmin,
     AbortOpen,
+    AbortReason,
     Answer,
     Append,
     AskHalf,
     Begin,
-    Begun,
+    BeginAnswer,
     ChangeHalf,
     CommitBatch,
-    Detach,
     Effect,
     End,
     EndHalf,
-    GiveUp,
+    EndVerb,
     HalfChange,
-    HalfIsParked,
     HalfRow,
     HalfVerb,
     Intent,
@@ -50,17 +50,17 @@ from .intents_core import (
     Limits,
     PrepareHalf,
     PublishHalf,
-    Reason,
+    RemoveParticipant,
     Result,
-    Row,
     Settle,
     Status,
-    Verb,
+    TransactionRow,
+    WarnParked,
     WatchHalves,
 )
 from .log import CoordinatorLog
-from .peers import Settler, Topics
-from .records_core import HalfMessage, Participant, Tag
+from .peers import Settler, SettlingTopics
+from .records_core import HalfMessage, Participant, SinkTag
 from .together import Question
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
@@ -83,7 +83,8 @@ class RunningCoordinator:
     """A transaction coordinator that runs at this broker, in one epoch."""
 
     def __init__(
-        self, world: World, log: CoordinatorLog, core: Coordinator, topics: Topics, publish: Publish, close_s: float,
+        self, world: World, log: CoordinatorLog, core: Coordinator, topics: SettlingTopics, publish: Publish,
+        close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> None:  # fmt: skip
         self.number, self.epoch = core.number, core.epoch
@@ -94,7 +95,7 @@ class RunningCoordinator:
         self._close_s = close_s
         self._on_over = on_over
         self._settler = Settler(world, topics, self._settled)
-        self._halves = HalfWork(
+        self._halves = HalfDriver(
             lambda txn, messages: publish(TxnId(core.number, txn), messages), self._published, self._not_published
         )
         self._loop = asyncio.get_running_loop()
@@ -107,7 +108,8 @@ class RunningCoordinator:
 
     @classmethod
     async def load(
-        cls, world: World, log: CoordinatorLog, limits: Limits, topics: Topics, publish: Publish, close_s: float,
+        cls, world: World, log: CoordinatorLog, limits: Limits, topics: SettlingTopics, publish: Publish,
+        close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
         """Takes the coordinator of `log` over and starts it. Raises CoordinatorFenced if another broker was faster,
@@ -127,11 +129,11 @@ class RunningCoordinator:
     # ------------------------------------------------------------------ questions
     async def begin(
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
-        tag: Tag | None = None, adopt: bool = False, address: str = "",
-    ) -> Begun:  # fmt: skip
+        tag: SinkTag | None = None, adopt: bool = False, address: str = "",
+    ) -> BeginAnswer:  # fmt: skip
         """Begins transactions. Raises BackPressure, InvalidRequest, SinkFenced, TransactionFenced."""
         found = await self._ask(lambda to: Begin(to, owner, count, timeout_s, name, holder, tag, adopt, address))
-        assert isinstance(found, Begun), "a begin is answered by ids"
+        assert isinstance(found, BeginAnswer), "a begin is answered by ids"
         return found
 
     async def join(self, txn: TxnId, topic: str, owner: str | None = None) -> Joined:
@@ -139,20 +141,20 @@ class RunningCoordinator:
         empty `topic` only the timeout of the transaction begins. `owner` is the role that writes; None: the topic
         itself asks. Raises InvalidRequest if another role began the transaction."""
         state = await self._state(lambda to: Join(to, txn.least, topic, owner))
-        owed = self.core.owed(txn.least, topic) if state is TxnState.COMMITTED else None
+        owed = self.core.find_unsettled(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
-    def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+    def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         """Joins like `join` without waiting; returns whether the topic is a participant now. After False call `join`,
         which waits while the transaction is in doubt, or raises."""
-        return self.core.join_now(txn[1], topic, owner, self._clock.monotonic())
+        return self.core.join_nowait(txn[1], topic, owner, self._clock.monotonic())
 
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
         last = Position(participant.ledger, participant.entry)
         return Settlement(TxnId(self.number, txn), committed, participant.entries, last)
 
-    def ask_end(
-        self, to: Question, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
+    def start_end(
+        self, to: Question, txn: TxnId, verb: EndVerb, owner: str, participants: Sequence[Participant] = (), *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
         """Ends a transaction like `end`, without waiting: `to` gets the answer, a TxnState or an error."""
@@ -160,7 +162,7 @@ class RunningCoordinator:
         self._do(self.core.receive(intent, self._clock.monotonic()))
 
     async def end(
-        self, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
+        self, txn: TxnId, verb: EndVerb, owner: str, participants: Sequence[Participant] = (), *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> TxnState:  # fmt: skip
         return await self._state(
@@ -168,7 +170,12 @@ class RunningCoordinator:
         )
 
     async def commit_batch(
-        self, owner: str, txns: Mapping[TxnId, Sequence[Participant]], tag: Tag | None = None, *, adopt: bool = False
+        self,
+        owner: str,
+        txns: Mapping[TxnId, Sequence[Participant]],
+        tag: SinkTag | None = None,
+        *,
+        adopt: bool = False,
     ) -> bool:
         """Commits the transactions together, as the batch of a sink if `tag` is given. Returns True if the sink had the
         batch already: then nothing is committed."""
@@ -178,7 +185,7 @@ class RunningCoordinator:
         assert isinstance(found, bool), "a batch is answered by whether it was there"
         return found
 
-    async def status(self, txn: TxnId, owner: str | None = None) -> TxnState:
+    async def get_status(self, txn: TxnId, owner: str | None = None) -> TxnState:
         """Returns the state of a transaction. `owner` is the role that asks; None: an operator. Raises InvalidRequest
         if another role began it."""
         return await self._state(lambda to: Status(to, txn.least, owner))
@@ -186,20 +193,20 @@ class RunningCoordinator:
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
 
-    async def abort_open(self, txn: TxnId, *, only_tell: bool) -> Row:
+    async def abort_open(self, txn: TxnId, *, only_tell: bool) -> TransactionRow:
         """Aborts the transaction if it is open; returns its row after that. `only_tell`: returns the row as it is.
         InvalidRequest: it was never used."""
         if only_tell:
-            rows = self.rows(txn, 1)
+            rows = self.transaction_rows(txn, 1)
             if not rows:
                 raise InvalidRequest(f"{txn} has not begun")
             return rows[0]
         found = await self._ask(lambda to: AbortOpen(to, txn.least))
-        assert isinstance(found, Row), "the question is about a row"
+        assert isinstance(found, TransactionRow), "the question is about a row"
         return found
 
-    async def detach(self, txn: TxnId, topic: str) -> None:
-        await self._ask(lambda to: Detach(to, txn.least, topic))
+    async def remove_participant(self, txn: TxnId, topic: str) -> None:
+        await self._ask(lambda to: RemoveParticipant(to, txn.least, topic))
 
     # ------------------------------------------------------------------ half messages
     async def prepare_half(
@@ -225,34 +232,34 @@ class RunningCoordinator:
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskHalf, None]:
         """Makes the caller a member of the group and yields the checks that it must answer, until the generator is
         closed. Raises NotOwner if the coordinator moves."""
-        with self._halves.member() as member:
+        with self._halves.join_member() as member:
             try:
                 await self._ask(lambda to: WatchHalves(to, member, owner, group))
                 while True:
-                    yield await member.next()
+                    yield await member.next_check()
             finally:
                 self.core.halves.remove_member(member, self._clock.monotonic())
                 self._do(self.core.take_effects())
 
     def half_rows(self, half: TxnId | None, group: str, limit: int) -> list[HalfRow]:
         now = self._clock.monotonic()
-        return self.core.halves.rows(now, half.least if half is not None else None, group, limit)
+        return self.core.halves.half_rows(now, half.least if half is not None else None, group, limit)
 
     def half_statistics(self) -> dict[str, int]:
         """Returns the numbers of open and parked half messages and their bytes, and counters since the take-over."""
         return {**self.core.halves.counters, **self.core.halves.statistics()}
 
     def _published(self, each: PublishHalf, listed: list[Participant]) -> None:
-        self.core.halves.published(each.half, each.txn, listed, self._clock.monotonic())
+        self.core.halves.on_published(each.half, each.txn, listed, self._clock.monotonic())
         self._do(self.core.take_effects())
 
     def _not_published(self, each: PublishHalf, error: MagnetarError) -> None:
         _LOG.info("half %s is not published: %s", TxnId(self.number, each.half), error)
-        self.core.halves.not_published(each.half, each.txn, error, self._clock.monotonic())
+        self.core.halves.on_not_published(each.half, each.txn, error, self._clock.monotonic())
         self._do(self.core.take_effects())
 
-    def rows(self, txn: TxnId | None, limit: int) -> list[Row]:
-        return self.core.rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
+    def transaction_rows(self, txn: TxnId | None, limit: int) -> list[TransactionRow]:
+        return self.core.transaction_rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
         """Returns gauges of the core and of settling, and counters since the take-over."""
@@ -265,16 +272,16 @@ class RunningCoordinator:
 
     def abort_counts(self) -> dict[str, int]:
         """Returns the number of aborts since the take-over, by reason."""
-        return {reason.name.lower(): self.core.counters.aborted.get(reason, 0) for reason in Reason}
+        return {reason.name.lower(): self.core.counters.aborted.get(reason, 0) for reason in AbortReason}
 
-    def lasted(self) -> tuple[Sequence[int], float]:
+    def duration_histogram(self) -> tuple[Sequence[int], float]:
         """Returns the histogram of how long transactions were open: counts by the bounds LASTED_S, and the sum in
         seconds."""
-        return self.core.counters.lasted, self.core.counters.lasted_s
+        return self.core.counters.durations, self.core.counters.durations_sum_s
 
     @property
-    def oldest_s(self) -> float:
-        return self.core.oldest_s(self._clock.monotonic())
+    def oldest_open_s(self) -> float:
+        return self.core.oldest_open_s(self._clock.monotonic())
 
     async def _state(self, make: Callable[[object], Intent]) -> TxnState:
         found = await self._ask(make)
@@ -300,19 +307,19 @@ class RunningCoordinator:
                     _answer(request, result)
                 case Settle(txn, committed, participant):
                     self._settler.add(participant.topic, self._settlement(txn, committed, participant))
-                case GiveUp(why):
+                case AbandonEpoch(why):
                     _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, why)
                     self._start_ending(self._close())
                 case AskHalf():
-                    self._halves.put_question(effect)
+                    self._halves.put_check(effect)
                 case PublishHalf():
                     self._halves.publish(effect)
-                case HalfIsParked(half, group, why):
+                case WarnParked(half, group, why):
                     text = TxnId(self.number, half)
                     _LOG.warning("half %s of group %r is parked, an operator decides: %s", text, group, why)
                 case _:
                     assert_never(effect)
-        if self.core.has_decided and not self._is_writing:
+        if self.core.has_decisions and not self._is_writing:
             self._is_writing = True
             self._quiet.clear()
             self._loop.call_soon(self._write)  # what is asked in this turn goes together
@@ -332,7 +339,7 @@ class RunningCoordinator:
             self._quiet.set()
             return
         try:
-            appended = self.log.append_now(append.records)
+            appended = self.log.append_nowait(append.records)
         except Exception as error:  # as an append of unknown outcome
             self._fail(error)
             return
@@ -346,7 +353,7 @@ class RunningCoordinator:
         if self._is_stopped:
             return
         if error is None:
-            self._is_durable(append)
+            self._on_durable(append)
         elif isinstance(error, MagnetarError):
             self._writing.spawn(self._append(append, error), f"append of coordinator {self.number}")
         else:
@@ -357,13 +364,13 @@ class RunningCoordinator:
         try:
             await self.log.append(append.records, self.core.state, failed)
         except MagnetarError as error:
-            self._start_ending(self._lose(error))
+            self._start_ending(self._abandon_epoch(error))
         except Exception as error:
             self._fail(error)
         else:
-            self._is_durable(append)
+            self._on_durable(append)
 
-    def _is_durable(self, append: Append) -> None:
+    def _on_durable(self, append: Append) -> None:
         try:
             self._do(self.core.on_appended(append.number, self._clock.monotonic()))
         except Exception as error:
@@ -374,20 +381,20 @@ class RunningCoordinator:
     def _fail(self, error: BaseException) -> None:
         """Ends the epoch after an internal error, like after an append of unknown outcome."""
         _LOG.error("coordinator %d fails", self.number, exc_info=error)
-        self._start_ending(self._lose(InternalError(f"coordinator {self.number} fails: {error}")))
+        self._start_ending(self._abandon_epoch(InternalError(f"coordinator {self.number} fails: {error}")))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self._do(self.core.tick(self._clock.monotonic()))
             if self.core.has_lazy:
-                self.core.hurry()
+                self.core.promote_lazy()
                 self._do(())
 
     # ------------------------------------------------------------------ the end
     @property
-    def is_over(self) -> bool:
-        return self.core.is_over
+    def has_ended(self) -> bool:
+        return self.core.has_ended
 
     async def is_ours(self) -> bool:
         """Whether the metadata says that no other broker has taken the coordinator over."""
@@ -406,14 +413,14 @@ class RunningCoordinator:
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)
 
-    async def lose(self, error: MagnetarError) -> None:
-        self._start_ending(self._lose(error))
+    async def abandon_epoch(self, error: MagnetarError) -> None:
+        self._start_ending(self._abandon_epoch(error))
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)
 
     async def _close(self) -> None:
         core = self.core
-        core.is_over = True
+        core.has_ended = True
         try:
             async with asyncio.timeout(self._close_s):
                 await self._quiet.wait()
@@ -427,8 +434,8 @@ class RunningCoordinator:
             _LOG.exception("coordinator %d is not handed over", self.number)
         await self._stop()
 
-    async def _lose(self, error: MagnetarError) -> None:
-        self.core.is_over = True
+    async def _abandon_epoch(self, error: MagnetarError) -> None:
+        self.core.has_ended = True
         _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, error)
         await self._stop()
 
@@ -438,7 +445,7 @@ class RunningCoordinator:
         await self._background.close()
         await self._settler.close()
         await self._halves.close()
-        self._do(self.core.given_up())
+        self._do(self.core.end_epoch())
         await self.log.abandon()
         self._on_over(self)
 

@@ -15,7 +15,7 @@ Rules (docs/transactions.md)
   can come. So "aborted" is answered of an id of this epoch that is in no table, and of one of an earlier epoch of which
   the ledger says nothing: its coordinator cannot append any more.
 - **Doubt.** While a record of a transaction is in flight nothing is answered about its id: intents wait in `later` and
-  are handled when the record is durable. If the outcome of the append is unknown, `given_up` answers them without an
+  are handled when the record is durable. If the outcome of the append is unknown, `end_epoch` answers them without an
   outcome, and the next epoch reads the ledger.
 - **One decision.** Ids are unique, a decision moves the transaction out of the phases in which it may be decided, and
   all happens in one event loop: two commits make one record.
@@ -40,16 +40,16 @@ from typing import assert_never
 
 from ...proto.errors import MagnetarError, NotOwner, OutcomeUnknown, TransactionForgotten
 from ...proto.states import COUNTER_BITS, TxnState
-from .begins_core import BLOCK_MAX, Begins
+from .begins_core import BLOCK_MAX, BeginDecisions
 from .halves_core import Halves, MustWait
 from .intents_core import (
     AbortByAdmin,
     AbortOpen,
+    AbortReason,
     Answer,
     Begin,
     ChangeHalf,
     CommitBatch,
-    Detach,
     Effect,
     End,
     EndHalf,
@@ -57,7 +57,7 @@ from .intents_core import (
     Join,
     Limits,
     PrepareHalf,
-    Reason,
+    RemoveParticipant,
     Result,
     Status,
     WatchHalves,
@@ -78,14 +78,14 @@ from .records_core import (
     HandedOpen,
     HandedOver,
     Named,
-    Owned,
     Participant,
     Prepared,
-    committed,
-    participants,
+    TransactionOwner,
+    commit_record,
+    participants_of,
 )
-from .state_core import State
-from .table_core import IN_DOUBT, Lease, Live, Phase, state_of
+from .state_core import CoordinatorState
+from .table_core import IN_DOUBT, IdLease, LiveTransaction, Phase, txn_state_of
 
 MARKS = 8
 """How often per `retention_s` the lowest id that is not done is remembered."""
@@ -93,12 +93,12 @@ HANDED_MAX = 500
 """Most open transactions, and most leases, in one record of a hand-over."""
 
 
-class Coordinator(Begins):
+class Coordinator(BeginDecisions):
     """The core of one epoch of a coordinator. `state` is that of its ledger; from now on only this object applies
     records to it."""
 
     def __init__(
-        self, number: int, epoch: int, state: State, limits: Limits, now: float, gap: Callable[[], int]
+        self, number: int, epoch: int, state: CoordinatorState, limits: Limits, now: float, gap: Callable[[], int]
     ) -> None:
         """Begins an epoch. `gap` returns the random number of ids to leave out before the next block."""
         super().__init__(number, epoch, state, limits, now, gap)
@@ -113,7 +113,7 @@ class Coordinator(Begins):
                 self._take_handed(handed, now)
         self.state.handed.clear()
         for txn, prepared in self.state.prepared.items():
-            live = Live(txn, prepared.owned, now, now + prepared.left_s, Phase.PREPARED)
+            live = LiveTransaction(txn, prepared.owned, now, now + prepared.left_s, Phase.PREPARED)
             live.participants = {each.topic: each for each in prepared.participants}
             self._add(live)
         for txn, outcome in self.state.unsettled.items():
@@ -123,14 +123,14 @@ class Coordinator(Begins):
 
     def _take_handed(self, handed: HandedOver, now: float) -> None:
         for txn, owned, topics in handed.opened:
-            live = Live(txn, owned, now, now + owned.timeout_s)
+            live = LiveTransaction(txn, owned, now, now + owned.timeout_s)
             live.participants = {topic: Participant(topic) for topic in topics}
             self._add(live)
         for txns, owned in handed.leases:
             self._lease(txns, owned, now)
 
     def receive(self, intent: Intent, now: float) -> list[Effect]:
-        if self.is_over:
+        if self.has_ended:
             return [Answer(intent.request, NotOwner(f"coordinator {self.number} is moving; look it up again"))]
         self._receive(intent, now)
         return self.take_effects()
@@ -152,7 +152,7 @@ class Coordinator(Begins):
                     self._abort_by_admin(intent, now)
                 case AbortOpen():
                     self._abort_open(intent, now)
-                case Detach():
+                case RemoveParticipant():
                     self._detach(intent)
                 case PrepareHalf() | EndHalf() | ChangeHalf() | WatchHalves():
                     self.halves.receive(intent, now)
@@ -167,70 +167,70 @@ class Coordinator(Begins):
         self._check_owner(intent.txn, intent.owner)
         if intent.txn in self._unused:
             return TxnState.OPEN
-        if (half := self.halves.state_of(intent.txn, intent, intent.owner)) is not None:
+        if (half := self.halves.find_state(intent.txn, intent, intent.owner)) is not None:
             return half
         found = self._certain(intent.txn, intent, now, intent.owner)
-        if found is TxnState.ABORTED and intent.txn < self.state.forgotten:
+        if found is TxnState.ABORTED and intent.txn < self.state.forgotten_below:
             raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
-        return state_of(found)
+        return txn_state_of(found)
 
     # ------------------------------------------------------------------ of halves (halves_core.py)
-    def decide(self, record: HalfRecord, *, lazily: bool = False) -> None:
+    def add_decision(self, record: HalfRecord, *, lazily: bool = False) -> None:
         (self._lazy if lazily else self._gathered).append(Decision(record))
 
-    def do(self, effect: Effect) -> None:
+    def add_effect(self, effect: Effect) -> None:
         self._effects.append(effect)
 
-    def again(self, intents: Iterable[Intent], now: float) -> None:
+    def receive_again(self, intents: Iterable[Intent], now: float) -> None:
         self._again(intents, now)
 
-    def text_of(self, half: int) -> str:
+    def describe_half(self, half: int) -> str:
         return f"half {self._id(half)}"
 
     def check_id(self, half: int) -> None:
         if half >> COUNTER_BITS > self.epoch:
             raise NotOwner(f"coordinator {self.number} has a later epoch elsewhere; look it up again")
         if half >= self._next:
-            raise self._never_given(half)
+            raise self._unknown_id_error(half)
 
     def check_owner(self, half: int, owner: str | None) -> None:
         self._check_owner(half, owner)
 
-    def _is_of_another(self, txn: int, owner: str) -> bool:
-        return self.halves.is_of_another(txn, owner) or super()._is_of_another(txn, owner)
+    def _has_other_owner(self, txn: int, owner: str) -> bool:
+        return self.halves.has_other_owner(txn, owner) or super()._has_other_owner(txn, owner)
 
-    def take_half_id(self, half: int, now: float) -> bool:
+    def use_half_id(self, half: int, now: float) -> bool:
         self.check_id(half)
         lease = self._unused.get(half)
         if lease is None:
             return False
         if lease.until <= now:
-            self._void(half, Reason.LEASE, now)
+            self._abort_or_void(half, AbortReason.LEASE, now)
             return False
         del self._unused[half]
         self._unindex(half, lease.owned)
         return True
 
-    def begin_own(self, owner: str, timeout_s: float, now: float) -> int:
-        txn = self._take_ids(1)
-        self._add(Live(txn, Owned(owner, timeout_s), now, now + timeout_s))
+    def begin_for_half(self, owner: str, timeout_s: float, now: float) -> int:
+        txn = self._reserve_ids(1)
+        self._add(LiveTransaction(txn, TransactionOwner(owner, timeout_s), now, now + timeout_s))
         return txn
 
-    def commit_own(self, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
+    def commit_for_half(self, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
         live = self._live.get(txn)
         if live is None or live.phase is not Phase.OPEN:
             raise self._why_aborted(txn)
         found = self._participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
-        self._decide(committed({txn: found}, half=half, owner=live.owned.owner), None)
+        self._decide(commit_record({txn: found}, half=half, owner=live.owned.owner), None)
 
-    def abort_own(self, txn: int, now: float) -> None:
+    def abort_for_half(self, txn: int, now: float) -> None:
         live = self._live.get(txn)
         if live is not None and live.phase is Phase.OPEN:
-            self._abort(live, Reason.FAILED, now)
+            self._abort(live, AbortReason.FAILED, now)
 
     # ------------------------------------------------------------------ what is durable
-    def _durable(self, decision: Decision, now: float) -> None:
+    def _on_durable(self, decision: Decision, now: float) -> None:
         record, intent = decision
         self.state.apply(record)
         match record:
@@ -249,16 +249,16 @@ class Coordinator(Begins):
                 self._resolved(live, now)
             case Named() if intent is not None:
                 assert isinstance(intent, Begin), "a name is taken by a begin"
-                self._named(record, intent, now)
+                self._on_holder_changed(record, intent, now)
             case Detached():
                 assert intent is not None, "a participant is detached by an administrator"
-                self._settled(record.txn, record.topic)
+                self._on_settled(record.txn, record.topic)
                 self._answer(intent, None)
             case Done():
                 for txn in record.txns:
                     self._ending.pop(txn, None)
             case HalfStored() | HalfNoted() | HalfRolledBack():
-                self.halves.durable(record, now)
+                self.halves.on_durable(record, now)
 
     def _durable_commit(self, record: Committed, intent: Intent | None, now: float) -> None:
         ended = []
@@ -267,7 +267,7 @@ class Coordinator(Begins):
             if live is None:
                 continue  # it was empty, and is counted
             self._remove(live)
-            self._decide_end(txn, True, participants(record, shares), live.owned, live.began, is_durable=True)
+            self._decide_end(txn, True, participants_of(record, shares), live.owned, live.began, is_durable=True)
             self.counters.committed += 1
             self.counters.count_ended(now - live.began)
             ended.append(live)
@@ -284,11 +284,11 @@ class Coordinator(Begins):
     def tick(self, now: float) -> list[Effect]:
         """Aborts transactions after their deadlines and discards old outcomes; returns the effects. Must be called
         about once a second."""
-        if self.is_over:
+        if self.has_ended:
             return []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, txn = heapq.heappop(self._deadlines)
-            self._passed(txn, now)
+            self._on_deadline(txn, now)
         if len(self._deadlines) > 2 * (len(self._live) + len(self._unused)) + 1000:
             self._deadlines = [(each.deadline, txn) for txn, each in self._live.items()]
             self._deadlines += [(each.until, txn) for txn, each in self._unused.items()]
@@ -297,62 +297,62 @@ class Coordinator(Begins):
         self.halves.tick(now)
         return self.take_effects()
 
-    def _passed(self, txn: int, now: float) -> None:
+    def _on_deadline(self, txn: int, now: float) -> None:
         lease, live = self._unused.get(txn), self._live.get(txn)
         if lease is not None and lease.until <= now:
-            self._void(txn, Reason.LEASE, now)
+            self._abort_or_void(txn, AbortReason.LEASE, now)
         elif live is not None and live.deadline <= now and live.phase not in IN_DOUBT:
-            self._abort(live, Reason.TIMEOUT, now)
+            self._abort(live, AbortReason.TIMEOUT, now)
 
     def _expire_outcomes(self, now: float) -> None:
         limits = self.limits
         if not self._marks or now - self._marks[-1][0] >= limits.retention_s / MARKS:
             self._marks.append((now, self._lowest()))
-        below = self.state.forgotten
+        below = self.state.forgotten_below
         while self._marks and now - self._marks[0][0] >= limits.retention_s:
             below = max(below, self._marks.popleft()[1])
-        if below > self.state.forgotten and not any(isinstance(each.record, Forgotten) for each in self._lazy):
+        if below > self.state.forgotten_below and not any(isinstance(each.record, Forgotten) for each in self._lazy):
             self._lazy.append(Decision(Forgotten(below)))
-        self._look_at_idle(now)
+        self._expire_idle(now)
 
     # ------------------------------------------------------------------ the end of the epoch
-    def given_up(self) -> list[Effect]:
+    def end_epoch(self) -> list[Effect]:
         """Ends the epoch and answers every waiting request without an outcome, by OutcomeUnknown or NotOwner: the next
         epoch reads the ledger. Returns the effects."""
-        self.is_over = True
-        waiting: list[Intent] = [intent for live in self._live.values() for intent in live.later]
+        self.has_ended = True
+        waiting: list[Intent] = [intent for live in self._live.values() for intent in live.waiting_intents]
         waiting += [each.intent for each in (*self._gathered, *self._writing) if each.intent is not None]
         waiting += [intent for intents in self._sinks_in_doubt.values() for intent in intents]
-        waiting += self.halves.take_waiting()
+        waiting += self.halves.take_intents()
         unknown = OutcomeUnknown(f"coordinator {self.number} is moving: ask it again")
         nothing = NotOwner(f"coordinator {self.number} is moving; look it up again")
         answers: dict[object, Result] = {
             intent.request: nothing if isinstance(intent, Join | Status | AbortOpen) else unknown for intent in waiting
         }
-        answers |= {request: unknown for ending in self._ending.values() for request in ending.visible}
+        answers |= {request: unknown for ending in self._ending.values() for request in ending.waiting_requests}
         self._effects += [Answer(request, result) for request, result in answers.items()]
         for live in self._live.values():
-            live.later = []
+            live.waiting_intents = []
         for ending in self._ending.values():
-            ending.visible.clear()
+            ending.waiting_requests.clear()
         self._sinks_in_doubt.clear()
         return self.take_effects()
 
     def hand_over(self, now: float) -> list[AnyRecord]:
         """Returns the records with which the next epoch goes on. `is_over` must be set, no append may be in flight, and
         nothing may be decided afterwards."""
-        assert self.is_over, "nothing is decided after a hand-over"
+        assert self.has_ended, "nothing is decided after a hand-over"
         assert not [*self._writing, *self._gathered], "nothing is in doubt at a hand-over"
         opened = [
             HandedOpen(txn, live.owned, list(live.participants))
             for txn, live in self._live.items() if live.phase is Phase.OPEN
         ]  # fmt: skip
-        grouped: dict[int, tuple[Lease, list[int]]] = {}
+        grouped: dict[int, tuple[IdLease, list[int]]] = {}
         for txn, lease in self._unused.items():
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
         leases = [HandedLease(txns, lease.owned) for lease, txns in grouped.values()]
         records: list[AnyRecord] = [
-            *(each.record for each in self._lazy), *self.halves.notes(now), *self._idle_notes(now)
+            *(each.record for each in self._lazy), *self.halves.age_records(now), *self._idle_notes(now)
         ]  # fmt: skip
         for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
             end = start + HANDED_MAX
@@ -389,7 +389,7 @@ class Coordinator(Begins):
         assert not self._live.keys() & self._ending.keys(), "a transaction has an outcome or not"
         for txn, live in self._live.items():
             assert not self.state.is_committed(txn), "a live transaction has no outcome"
-            assert (live.phase in IN_DOUBT) or not live.later, "only what is in doubt waits"
+            assert (live.phase in IN_DOUBT) or not live.waiting_intents, "only what is in doubt waits"
             assert (txn in self.state.prepared) is (
                 live.phase in (Phase.PREPARED, Phase.ABORTING)
                 or (live.phase is Phase.COMMITTING and txn in self.state.prepared)

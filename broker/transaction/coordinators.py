@@ -9,7 +9,7 @@
 
 There is a fixed number of coordinators, set by the first transaction of the cluster. A coordinator has its owner as a
 bundle of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic
-(`assign_topic`), and is loaded by the first request. So a cluster without transactions loads none, and not their
+(`coordinator_topic`), and is loaded by the first request. So a cluster without transactions loads none, and not their
 code. After a crash there may be no client that asks: each broker looks for coordinators that have no owner, and loads
 them, so that decided transactions are settled. Guards: tests/broker/grpc/test_transactions.py.
 """
@@ -42,12 +42,12 @@ from ..common.config import BrokerConfig, Replication
 from ..common.retry import LogThrottle, SharedRuns
 from ..common.transactions import Joined, TransactionFacts
 from ..log.snapshot_ledger import StateLedgers
-from .peers import Peers
+from .peers import BrokerPeers
 
 if TYPE_CHECKING:
     from .coordinator import Publish, RunningCoordinator
     from .intents_core import Limits
-    from .peers import Topics
+    from .peers import SettlingTopics
 
 Answer = TypeVar("Answer")
 _LOG = logging.getLogger("magnetar.broker.transactions")
@@ -56,17 +56,17 @@ ASSIGN_TOPIC = TopicName.parse("persistent://pulsar/system/transaction_coordinat
 """Pulsar's Java client looks up the partitions of this topic to find the coordinators."""
 
 
-def assign_topic(number: int) -> TopicName:
+def coordinator_topic(number: int) -> TopicName:
     """Returns the partition of ASSIGN_TOPIC whose owner owns the coordinator."""
     return ASSIGN_TOPIC.with_partition(number)
 
 
 def owner_path(number: int) -> str:
-    topic = assign_topic(number)
+    topic = coordinator_topic(number)
     return paths.owner(topic.tenant, topic.namespace, topic.stored_local)
 
 
-def limits_of(config: BrokerConfig) -> Limits:
+def coordinator_limits(config: BrokerConfig) -> Limits:
     from .intents_core import HalfLimits, Limits
 
     return Limits(
@@ -90,7 +90,7 @@ class TransactionCoordinators:
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
-        topics: Topics, publish: Publish, is_settled: Callable[[], bool],
+        topics: SettlingTopics, publish: Publish, is_settled: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._world = world
         self._config = config
@@ -106,10 +106,10 @@ class TransactionCoordinators:
         self._owners: dict[int, str] = {}  # endpoints, as they were last found
         self._closed = False
         self._throttle = LogThrottle(world.clock)
-        self.peers = Peers(world)
+        self.peers = BrokerPeers(world)
 
     # ------------------------------------------------------------------ finding
-    async def count(self) -> int:
+    async def ensure_count(self) -> int:
         """Returns how many coordinators there are. The first call in the cluster stores the number, for good."""
         if not self._count:
             wanted = self._config.transaction_coordinators
@@ -121,27 +121,27 @@ class TransactionCoordinators:
             self._count = found[0].coordinators
         return self._count
 
-    async def count_now(self) -> int:
-        """Returns the number of coordinators like `count`, without storing it."""
+    async def read_count(self) -> int:
+        """Returns the number of coordinators like `ensure_count`, without storing it."""
         fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
         return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
 
-    async def owners(self) -> list[str]:
+    async def read_owners(self) -> list[str]:
         """Returns for each coordinator the name of the broker that owns it, or "". Changes nothing."""
         found = []
-        for number in range(await self.count_now()):
+        for number in range(await self.read_count()):
             owner = await get_record(self._metadata, owner_path(number), OwnerRecord)
             found.append(owner[0].broker if owner is not None else "")
         return found
 
-    async def has_begun(self, number: int) -> bool:
+    async def has_been_loaded(self, number: int) -> bool:
         """Whether the coordinator was ever loaded; changes nothing. Raises NotFound if `number` is too large."""
-        count = await self.count_now()
+        count = await self.read_count()
         if number >= count:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
         return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None
 
-    async def find(self, number: int) -> BrokerRecord:
+    async def find_owner(self, number: int) -> BrokerRecord:
         """Returns the broker that owns the coordinator; if there was none, this broker becomes the owner. Raises
         NotFound if there is no such coordinator, Unavailable if this broker takes none at the moment."""
         await self._check_number(number)
@@ -149,29 +149,29 @@ class TransactionCoordinators:
             return self._ownership.me
         if not self._is_settled() or self._closed:
             raise Unavailable("this broker takes no coordinators at the moment; ask another one, or try again")
-        return await self._ownership.owner_of(owner_path(number), number, f"coordinator {number}")
+        return await self._ownership.find_owner_at(owner_path(number), number, f"coordinator {number}")
 
     async def _check_number(self, number: int) -> None:
-        count = await self.count()
+        count = await self.ensure_count()
         if not 0 <= number < min(count, COORDINATORS_MAX):
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
 
-    def here_now(self, number: int) -> RunningCoordinator | None:
+    def find_loaded(self, number: int) -> RunningCoordinator | None:
         """Returns the coordinator if it runs at this broker, else None."""
         return self._loaded.get(number)
 
-    async def here(self, number: int) -> RunningCoordinator:
+    async def load_here(self, number: int) -> RunningCoordinator:
         """Returns a coordinator that this broker owns, after loading it if necessary. Raises NotOwner if another broker
         owns it; the field `owner` names that one."""
         found = self._loaded.get(number)
         if found is not None:
             return found
-        owner = await self.find(number)
+        owner = await self.find_owner(number)
         if owner.name != self._ownership.me.name:
             raise NotOwner(
                 f"coordinator {number} is at {owner.endpoint}; look it up again", owner=owner.endpoint
             )
-        return await self._loading.get(number, lambda: self._load(number))
+        return await self._loading.run(number, lambda: self._load(number))
 
     async def _load(self, number: int) -> RunningCoordinator:
         await self._world.workers.load(f"{__package__}.coordinator")
@@ -179,24 +179,24 @@ class TransactionCoordinators:
         from .log import CoordinatorLog
 
         config = self._config
-        topic = assign_topic(number)
+        topic = coordinator_topic(number)
         ledgers = StateLedgers(self._ledgers, config, self._replication, topic, transactions=str(number))
         log = CoordinatorLog(self._world, self._metadata, ledgers, number, config.reroute_timeout_s)
         try:
             running = await RunningCoordinator.load(
                 self._world,
                 log,
-                limits_of(config),
+                coordinator_limits(config),
                 self._topics,
                 self._publish,
                 config.close_timeout_s,
                 self._remove_running,
             )
         except DataLost as error:
-            if self._throttle.news(error):
+            if self._throttle.should_log(error):
                 _LOG.error("coordinator %d cannot be loaded, and decides nothing: %s", number, error)
             raise
-        if self._closed or not self._ownership.owns_path(owner_path(number)):
+        if self._closed or not self._ownership.is_owned(owner_path(number)):
             await running.close()
             raise Unavailable(f"coordinator {number} was given up while it was loaded; look it up again")
         self._loaded[number] = running
@@ -213,7 +213,7 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ `Coordinators` of topics
     async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
-        return await self._at(
+        return await self._ask_owner(
             txn.coordinator, lambda running: running.join(txn, topic.full, owner),
             lambda endpoint: self.peers.join(endpoint, txn, topic, owner),
         )  # fmt: skip
@@ -230,15 +230,15 @@ class TransactionCoordinators:
             sink = row.tag.sink_id if row.tag is not None else ""
             return TransactionFacts(txn, row.state, row.owner, row.name, row.address, sink, row.age_s, row.left_s)
 
-        return await self._at(
+        return await self._ask_owner(
             txn.coordinator, here, lambda endpoint: self.peers.abort_open(endpoint, txn, only_tell=only_tell)
         )
 
-    async def _at(
+    async def _ask_owner(
         self, number: int, here: Callable[[RunningCoordinator], Awaitable[Answer]],
         there: Callable[[str], Awaitable[Answer]],
     ) -> Answer:  # fmt: skip
-        """Asks a coordinator by `here`, or by `there` with the endpoint of the broker that owns it."""
+        """Asks a coordinator by `load_here`, or by `there` with the endpoint of the broker that owns it."""
         running = self._loaded.get(number)
         if running is not None:
             return await here(running)
@@ -251,19 +251,19 @@ class TransactionCoordinators:
         except (ConnectionLost, TimedOut, Unavailable):
             self._owners.pop(number, None)
             raise
-        owner = await self.find(number)
+        owner = await self.find_owner(number)
         if owner.name == self._ownership.me.name:
             self._owners.pop(number, None)
-            return await here(await self.here(number))
+            return await here(await self.load_here(number))
         self._owners[number] = owner.endpoint
         return await there(owner.endpoint)
 
     def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         running = self._loaded.get(txn[0])
-        return running is not None and running.join_now(txn, topic, owner)
+        return running is not None and running.join_nowait(txn, topic, owner)
 
     # ------------------------------------------------------------------ upkeep
-    async def look_after(self) -> None:
+    async def load_unowned(self) -> None:
         """Loads the coordinators that have no owner, except those that were closed with nothing left to do."""
         if not self._is_settled() or self._closed:
             return
@@ -273,11 +273,11 @@ class TransactionCoordinators:
                 continue
             try:
                 if await self._is_left(number):
-                    await self.here(number)
+                    await self.load_here(number)
             except NotOwner:
                 pass  # another broker was faster
             except MagnetarError as error:
-                if self._throttle.news(error):
+                if self._throttle.should_log(error):
                     _LOG.warning("coordinator %d has no owner and is not loaded: %s", number, error)
 
     async def _is_left(self, number: int) -> bool:
@@ -287,11 +287,11 @@ class TransactionCoordinators:
         found = await get_record(self._metadata, paths.coordinator(number), CoordinatorRecord)
         return found is not None and not found[0].idle
 
-    async def validate(self) -> None:
+    async def drop_taken_over(self) -> None:
         """Drops, after a new metadata session, the coordinators that another broker took over meanwhile."""
         for running in list(self._loaded.values()):
-            if not self._ownership.owns_path(owner_path(running.number)) or not await running.is_ours():
-                await running.lose(NotOwner(f"coordinator {running.number} was taken over; look it up again"))
+            if not self._ownership.is_owned(owner_path(running.number)) or not await running.is_ours():
+                await running.abandon_epoch(NotOwner(f"coordinator {running.number} was taken over; look it up again"))
 
     @property
     def loaded(self) -> Sequence[RunningCoordinator]:
@@ -305,9 +305,9 @@ class TransactionCoordinators:
         await asyncio.gather(*[running.close() for running in self.loaded])
         await self.peers.close()
 
-    async def drop(self, error: MagnetarError) -> None:
+    async def drop_all(self, error: MagnetarError) -> None:
         """Drops all coordinators at once, without a hand-over: other brokers may own them already."""
         self._closed = True
-        await asyncio.gather(*[running.lose(error) for running in self.loaded])
+        await asyncio.gather(*[running.abandon_epoch(error) for running in self.loaded])
         await self.peers.close()
 

@@ -48,14 +48,14 @@ class DamagedCoordinator(ValueError):
     """Raised when bytes are not an entry of a coordinator's ledger, or a ledger is not one of a coordinator."""
 
 
-class Entry(NamedTuple):
+class CoordinatorEntry(NamedTuple):
     """A decoded entry of a coordinator's ledger."""
 
     kind: int
     records: list[AnyRecord]
 
 
-def encode(records: Iterable[AnyRecord], first: int) -> list[bytes]:
+def encode_records(records: Iterable[AnyRecord], first: int) -> list[bytes]:
     """Returns the entries with these records; the first one gets the entry id `first`."""
     bodies = _bodies(records)
     return [_entry(RECORDS, first + number, body) for number, body in enumerate(bodies)]
@@ -86,7 +86,7 @@ def _entry(kind: int, number: int, body: bytes) -> bytes:
     return head + _CRC.pack(crc32c(body, crc32c(head))) + body
 
 
-def decode(entry: bytes, number: int, where: str) -> Entry:
+def decode_entry(entry: bytes, number: int, where: str) -> CoordinatorEntry:
     """Decodes the entry of id `number`. Raises DamagedCoordinator, or NewerFormat if a later version wrote it."""
     if len(entry) < HEAD_BYTES:
         raise DamagedCoordinator(f"{where}: entry {number} of {len(entry)} bytes is too short")
@@ -100,6 +100,6 @@ def decode(entry: bytes, number: int, where: str) -> Entry:
     if found != number or kind not in (SNAPSHOT, SNAPSHOT_END, RECORDS):
         raise DamagedCoordinator(f"{where}: entry {found} of kind {kind} where entry {number} belongs")
     try:
-        return Entry(kind, _DECODER.decode(body))
+        return CoordinatorEntry(kind, _DECODER.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedCoordinator(f"{where}: entry {number}: {error}") from error

@@ -1,6 +1,6 @@
 """The driver of half messages: connected members that answer checks, and tasks that publish committed half messages.
 
-    work = HalfWork(publish, published, not_published)
+    work = HalfDriver(publish, published, not_published)
     with work.member() as member: …                           `await member.next()` returns its next check
     work.put_question(AskHalf) | work.publish(PublishHalf)    effects of the core
     await work.close()                                        ends the members and cancels what is being published
@@ -31,7 +31,7 @@ AT_ONCE = 64
 """Half messages that one coordinator publishes at a time."""
 
 
-class PublishesHalves(Protocol):
+class PublishHalves(Protocol):
     """Publishes half messages in a transaction (broker/node/internal_producer.py)."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
@@ -40,7 +40,7 @@ class PublishesHalves(Protocol):
         ...
 
 
-class Member:
+class GroupMember:
     """A connected process that answers checks of half messages."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Member:
         self._changed = asyncio.Event()
         self._over: MagnetarError | None = None
 
-    def put(self, asked: AskHalf) -> None:
+    def put_check(self, asked: AskHalf) -> None:
         self._asked.append(asked)
         self._changed.set()
 
@@ -56,7 +56,7 @@ class Member:
         self._over = error
         self._changed.set()
 
-    async def next(self) -> AskHalf:
+    async def next_check(self) -> AskHalf:
         """Waits for the next check and returns it. Raises NotOwner if the coordinator moves."""
         while not self._asked:
             if self._over is not None:
@@ -66,33 +66,33 @@ class Member:
         return self._asked.popleft()
 
 
-class HalfWork:
+class HalfDriver:
     """The members and publishing tasks for the half messages of one coordinator."""
 
     def __init__(
-        self, publish: PublishesHalves, published: Callable[[PublishHalf, list[Participant]], None],
+        self, publish: PublishHalves, published: Callable[[PublishHalf, list[Participant]], None],
         not_published: Callable[[PublishHalf, MagnetarError], None],
     ) -> None:  # fmt: skip
         self._publish = publish
         self._published = published
         self._not_published = not_published
-        self._members: dict[Member, None] = {}  # in the order in which they came
+        self._members: dict[GroupMember, None] = {}  # in the order in which they came
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks = Tasks()
 
     # ------------------------------------------------------------------ members
     @contextmanager
-    def member(self) -> Iterator[Member]:
-        member = Member()
+    def join_member(self) -> Iterator[GroupMember]:
+        member = GroupMember()
         self._members[member] = None
         try:
             yield member
         finally:
             self._members.pop(member, None)
 
-    def put_question(self, effect: AskHalf) -> None:
-        assert isinstance(effect.member, Member), "members are of this object"
-        effect.member.put(effect)
+    def put_check(self, effect: AskHalf) -> None:
+        assert isinstance(effect.member, GroupMember), "members are of this object"
+        effect.member.put_check(effect)
 
     # ------------------------------------------------------------------ publishing
     def publish(self, effect: PublishHalf) -> None:

@@ -13,7 +13,7 @@ Rules (docs/transactions.md, Half messages)
 - **One decision.** A half is committed by the COMMIT record of the transaction that publishes it, which names it
   (Committed.half): so it is visible exactly if it is committed, and once. A crash before that record leaves an aborted
   transaction and an undecided half. The first decision takes it out of the phases that another one may start from.
-- **Doubt.** In a phase of `DECIDING` nothing is answered about the half: intents wait in `later`.
+- **Doubt.** In a phase of `DECIDING` nothing is answered about the half: intents wait in `waiting_intents`.
 - **Roles.** A role that did not prepare a half gets the answer for an id that was never given, whatever became of the
   half; a role has a share of the bytes and of the members (`ROLE_SHARE`).
 - **Check-back.** `check_after_s` after a half was stored, a member of its group and role is asked; one at a time, each
@@ -63,7 +63,6 @@ from .intents_core import (
     EndHalf,
     HalfChange,
     HalfIntent,
-    HalfIsParked,
     HalfLimits,
     HalfPhase,
     HalfRow,
@@ -72,10 +71,11 @@ from .intents_core import (
     PrepareHalf,
     PublishHalf,
     Result,
+    WarnParked,
     WatchHalves,
 )
 from .records_core import HalfNoted, HalfRecord, HalfRolledBack, HalfStored, HalvesForgotten, Participant
-from .state_core import StoredHalves, size_of
+from .state_core import StoredHalves, half_bytes
 
 if TYPE_CHECKING:
     from .coordinator_core import Coordinator
@@ -127,25 +127,25 @@ class Half(msgspec.Struct):
     """A half message that has no outcome."""
 
     record: HalfStored
-    born: float  # its age is counted from here
+    age_start: float  # its age is counted from here
     phase: Phase
-    later: list[Intent] = msgspec.field(default_factory=list)
+    waiting_intents: list[Intent] = msgspec.field(default_factory=list)
     due: float = 0.0  # the time of its next deadline
     asks: int = 0  # checks since it was stored, loaded or revived
-    lost: int = 0  # members that left while they were asked
+    members_lost: int = 0  # members that left while they were asked
     member: object = None  # the member that is asked, or was last
-    check: int = 0  # the number of that check
+    check_number: int = 0  # the number of that check
     txn: int = 0  # the transaction that publishes it; 0: none at the moment
     tries: int = 0
     try_until: float = 0.0
     why: str = ""  # the last failure
 
     @property
-    def key(self) -> tuple[str, str]:
+    def group_key(self) -> tuple[str, str]:
         return self.record.owner, self.record.group
 
 
-class Member(msgspec.Struct):
+class MemberChecks(msgspec.Struct):
     """The half messages that one member of a group is being asked about."""
 
     asked: set[int] = msgspec.field(default_factory=set)
@@ -155,7 +155,8 @@ class Group(msgspec.Struct):
     """A group of half messages, by role and name; it exists while it has halves or members."""
 
     halves: int = 0
-    members: OrderedDict[object, Member] = msgspec.field(default_factory=OrderedDict)  # the next one to ask comes first
+    # the next one to ask comes first
+    members: OrderedDict[object, MemberChecks] = msgspec.field(default_factory=OrderedDict)
     ready: dict[int, None] = msgspec.field(default_factory=dict)  # halves that wait for a member with room
 
 
@@ -205,28 +206,28 @@ class Halves:
                 assert_never(intent)
 
     def _answer(self, intent: Intent, result: Result) -> None:
-        self._coordinator.do(Answer(intent.request, result))
+        self._coordinator.add_effect(Answer(intent.request, result))
 
-    def is_of_another(self, half: int, owner: str) -> bool:
+    def has_other_owner(self, half: int, owner: str) -> bool:
         """Whether `half` is the id of a half message that another role prepared."""
         found = self._halves.get(half)
-        return found.record.owner != owner if found is not None else self._state.is_of_another(half, owner)
+        return found.record.owner != owner if found is not None else self._state.has_other_owner(half, owner)
 
-    def state_of(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
+    def find_state(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
         """Returns the state of a half message, or None if `half` is not the id of one. Raises InvalidRequest if another
         role prepared it, MustWait while it is being decided: then `intent` waits."""
         self._coordinator.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
-            return self._state.outcome(half)
+            return self._state.find_outcome(half)
         if found.phase in DECIDING:
-            found.later.append(intent)
+            found.waiting_intents.append(intent)
             raise MustWait
         return TxnState.PREPARED
 
     # ------------------------------------------------------------------ prepare
     def _prepare(self, intent: PrepareHalf, now: float) -> None:
-        known = self.state_of(intent.half, intent, intent.owner)
+        known = self.find_state(intent.half, intent, intent.owner)
         if known is TxnState.ABORTED:
             raise self._rolled_back(intent.half)
         if known is not None:
@@ -234,16 +235,16 @@ class Halves:
             return
         group = self._groups.get((intent.owner, intent.group))
         self._check_size(intent, group.halves if group is not None else 0)
-        if not self._coordinator.take_half_id(intent.half, now):
-            text = self._coordinator.text_of(intent.half)
+        if not self._coordinator.use_half_id(intent.half, now):
+            text = self._coordinator.describe_half(intent.half)
             raise TransactionAborted(f"the id {text} is void: prepare the half under another one", reason="void")
         after_s = min(intent.check_after_s or self._limits.check_after_s, self._limits.open_s)
         record = HalfStored(
             intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages)
         )
         self._add(Half(record, now, Phase.STORING, [intent]))
-        self._storing_bytes += size_of(record)
-        self._coordinator.decide(record)
+        self._storing_bytes += half_bytes(record)
+        self._coordinator.add_decision(record)
 
     def _check_size(self, intent: PrepareHalf, open_halves: int) -> None:
         limits = self._limits
@@ -276,7 +277,7 @@ class Halves:
             self._answer(intent, self._ended_as(intent, now))
             return
         if intent.verb in (HalfVerb.UNKNOWN, HalfVerb.FAILED):
-            if half.phase is Phase.ASKED and half.check == intent.check:
+            if half.phase is Phase.ASKED and half.check_number == intent.check:
                 self._undecided(half, intent, now)
             self._answer(intent, TxnState.PREPARED)
             return
@@ -284,7 +285,7 @@ class Halves:
         if half.phase is Phase.PARKED:
             why = half.record.parked
             raise HalfParked(
-                f"{self._coordinator.text_of(intent.half)} is parked ({why}): an operator decides, by "
+                f"{self._coordinator.describe_half(intent.half)} is parked ({why}): an operator decides, by "
                 "'magnetar transactions halves'", reason=why,
             )  # fmt: skip
         self._decided(half, intent, is_commit=intent.verb is HalfVerb.COMMIT, now=now)
@@ -293,26 +294,27 @@ class Halves:
         """Returns the answer to an EndHalf of a half that is not open. A rollback before the half arrived makes its id
         void. Raises TransactionAborted, TransactionEnded if it has the other outcome, TransactionForgotten."""
         self._coordinator.check_id(intent.half)
-        outcome = self._state.outcome(intent.half)
+        outcome = self._state.find_outcome(intent.half)
         if outcome is None:
-            taken = intent.verb is HalfVerb.ROLLBACK and self._coordinator.take_half_id(intent.half, now)
+            taken = intent.verb is HalfVerb.ROLLBACK and self._coordinator.use_half_id(intent.half, now)
             if not taken:
                 raise TransactionForgotten(
-                    f"{self._coordinator.text_of(intent.half)} is not known: it was never stored, or ended long ago"
+                    f"{self._coordinator.describe_half(intent.half)} is not known: it was never stored, or ended long "
+                    f"ago"
                 )
             return TxnState.ABORTED  # and it is not stored later
         if intent.verb is HalfVerb.COMMIT and outcome is TxnState.ABORTED:
             raise self._rolled_back(intent.half)
         if intent.verb is HalfVerb.ROLLBACK and outcome is TxnState.COMMITTED:
-            raise TransactionEnded(f"{self._coordinator.text_of(intent.half)} is committed")
+            raise TransactionEnded(f"{self._coordinator.describe_half(intent.half)} is committed")
         return outcome
 
     def _rolled_back(self, half: int) -> MagnetarError:
-        return TransactionAborted(f"{self._coordinator.text_of(half)} is rolled back", reason="rolled back")
+        return TransactionAborted(f"{self._coordinator.describe_half(half)} is rolled back", reason="rolled back")
 
     def _wait_if_deciding(self, half: Half, intent: Intent) -> None:
         if half.phase in DECIDING:
-            half.later.append(intent)
+            half.waiting_intents.append(intent)
             raise MustWait
 
     def _decided(self, half: Half, intent: Intent, *, is_commit: bool, now: float) -> None:
@@ -322,20 +324,20 @@ class Halves:
             half.try_until, half.tries = now + TRIES_S, 0
         else:
             half.phase = Phase.ROLLING_BACK
-            self._coordinator.decide(HalfRolledBack(half.record.half))
-        half.later.append(intent)
-        self._ask(half.key, now)
+            self._coordinator.add_decision(HalfRolledBack(half.record.half))
+        half.waiting_intents.append(intent)
+        self._ask(half.group_key, now)
 
     def _change(self, intent: ChangeHalf, now: float) -> None:
         half = self._halves.get(intent.half)
         if half is None:
             self._coordinator.check_id(intent.half)
             wanted = {HalfChange.COMMIT: TxnState.COMMITTED, HalfChange.ROLLBACK: TxnState.ABORTED}.get(intent.verb)
-            outcome = self._state.outcome(intent.half)
+            outcome = self._state.find_outcome(intent.half)
             if outcome is None:
-                raise NotFound(f"{self._coordinator.text_of(intent.half)} is not open")
+                raise NotFound(f"{self._coordinator.describe_half(intent.half)} is not open")
             if outcome is not wanted:
-                raise TransactionEnded(f"{self._coordinator.text_of(intent.half)} is {_past(outcome)} already")
+                raise TransactionEnded(f"{self._coordinator.describe_half(intent.half)} is {_past(outcome)} already")
             self._answer(intent, None)
             return
         self._wait_if_deciding(half, intent)
@@ -344,11 +346,11 @@ class Halves:
                 self._decided(half, intent, is_commit=intent.verb is HalfChange.COMMIT, now=now)
             case HalfChange.PARK if half.phase is not Phase.PARKED:
                 self._park(half, "by an operator", now)
-                half.later.append(intent)
+                half.waiting_intents.append(intent)
             case HalfChange.REVIVE if half.phase is Phase.PARKED:
-                half.phase, half.born = Phase.REVIVING, now
-                half.later.append(intent)
-                self._coordinator.decide(HalfNoted(half.record.half, 0, 0.0, ""))
+                half.phase, half.age_start = Phase.REVIVING, now
+                half.waiting_intents.append(intent)
+                self._coordinator.add_decision(HalfNoted(half.record.half, 0, 0.0, ""))
             case HalfChange.REVIVE if half.phase is Phase.WAITING:
                 self._make_ready(half, now)
                 self._answer(intent, None)
@@ -358,24 +360,24 @@ class Halves:
     # ------------------------------------------------------------------ publishing
     def _publish(self, half: Half, now: float) -> None:
         """Publishes the half in a new transaction. Raises NotOwner if this epoch has no ids left, and ends."""
-        half.txn = self._coordinator.begin_own(half.record.owner, PUBLISH_S, now)
+        half.txn = self._coordinator.begin_for_half(half.record.owner, PUBLISH_S, now)
         half.phase = Phase.PUBLISHING
-        self._coordinator.do(PublishHalf(half.record.half, half.txn, half.record.messages))
+        self._coordinator.add_effect(PublishHalf(half.record.half, half.txn, half.record.messages))
 
-    def published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
+    def on_published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
         found = self._halves.get(half)
         if found is None or found.phase is not Phase.PUBLISHING or found.txn != txn:
-            self._coordinator.abort_own(txn, now)
+            self._coordinator.abort_for_half(txn, now)
             return
         try:
-            self._coordinator.commit_own(txn, listed, half, now)
+            self._coordinator.commit_for_half(txn, listed, half, now)
         except MagnetarError as error:
             self._on_publish_failed(found, error, now)
             return
         found.phase = Phase.COMMITTING
 
-    def not_published(self, half: int, txn: int, error: MagnetarError, now: float) -> None:
-        self._coordinator.abort_own(txn, now)
+    def on_not_published(self, half: int, txn: int, error: MagnetarError, now: float) -> None:
+        self._coordinator.abort_for_half(txn, now)
         found = self._halves.get(half)
         if found is not None and found.phase is Phase.PUBLISHING and found.txn == txn:
             self._on_publish_failed(found, error, now)
@@ -389,7 +391,7 @@ class Halves:
             return
         told = error
         if not stays:
-            text = self._coordinator.text_of(half.record.half)
+            text = self._coordinator.describe_half(half.record.half)
             told = Unavailable(f"{text}: {half.why}; nothing of it counts so far")
         self._refuse(half, told)
         if stays:
@@ -403,12 +405,12 @@ class Halves:
 
     def _refuse(self, half: Half, error: MagnetarError) -> None:
         """Answers the intents that wait for the commit with `error`; the other ones go on waiting."""
-        later, half.later = half.later, []
+        later, half.waiting_intents = half.waiting_intents, []
         for intent in later:
             if isinstance(intent, EndHalf | ChangeHalf) and intent.verb == HalfVerb.COMMIT:
                 self._answer(intent, error)
             else:
-                half.later.append(intent)
+                half.waiting_intents.append(intent)
 
     # ------------------------------------------------------------------ checks
     def _watch(self, intent: WatchHalves, now: float) -> None:
@@ -420,7 +422,7 @@ class Halves:
         self._members_of[intent.owner] = of_role + 1
         key = intent.owner, intent.group
         self._group_of[intent.member] = key
-        self._groups.setdefault(key, Group()).members[intent.member] = Member()
+        self._groups.setdefault(key, Group()).members[intent.member] = MemberChecks()
         self._answer(intent, None)
         self._ask(key, now)
 
@@ -435,15 +437,15 @@ class Halves:
         asked = self._groups[key].members.pop(member).asked
         for each in asked:
             half = self._halves[each]
-            half.lost += 1
+            half.members_lost += 1
             half.why = "a process that was asked went away"
             half.phase = Phase.WAITING
-            if half.lost == 1:
+            if half.members_lost == 1:
                 self._make_ready(half, now, ask=False)
             else:
                 self._arm(half, now + self._pause(half))
         self._ask(key, now)
-        self._forget_group(key)
+        self._discard_group(key)
 
     def _ask(self, key: tuple[str, str], now: float) -> None:
         """Asks a member about each half of the group that is ready, until no member has room for another check."""
@@ -458,13 +460,13 @@ class Halves:
             group.members.move_to_end(member)
             group.members[member].asked.add(half.record.half)
             self._check += 1
-            half.phase, half.member, half.check = Phase.ASKED, member, self._check
+            half.phase, half.member, half.check_number = Phase.ASKED, member, self._check
             half.asks += 1
             self.counters["asked"] += 1
             self._arm(half, now + self._limits.answer_s)
             record = half.record
-            self._coordinator.do(AskHalf(
-                member, record.half, half.check, record.check_key, record.unknown, now - half.born,
+            self._coordinator.add_effect(AskHalf(
+                member, record.half, half.check_number, record.check_key, record.unknown, now - half.age_start,
                 self._limits.answer_s, record.messages,
             ))  # fmt: skip
 
@@ -480,14 +482,14 @@ class Halves:
         else:
             self._wait(half, now)
             # the count is this object's too, before it is durable: the next answer counts on
-            noted = HalfNoted(half.record.half, half.record.unknown + 1, now - half.born, "")
+            noted = HalfNoted(half.record.half, half.record.unknown + 1, now - half.age_start, "")
             half.record = _noted(half.record, noted)
-            self._coordinator.decide(noted)
-        self._ask(half.key, now)
+            self._coordinator.add_decision(noted)
+        self._ask(half.group_key, now)
 
     def _leave(self, half: Half) -> None:
         """Ends the check of the half: it is neither being asked about nor waiting for a member any more."""
-        group = self._groups[half.key]
+        group = self._groups[half.group_key]
         group.ready.pop(half.record.half, None)
         if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
             member.asked.discard(half.record.half)
@@ -503,33 +505,35 @@ class Halves:
     def _make_ready(self, half: Half, now: float, *, ask: bool = True) -> None:
         """Makes the half ready to be asked about by the next member with room. Until there is one, only its age
         counts."""
-        self._groups[half.key].ready[half.record.half] = None
-        self._arm(half, half.born + self._limits.open_s)
+        self._groups[half.group_key].ready[half.record.half] = None
+        self._arm(half, half.age_start + self._limits.open_s)
         if ask:
-            self._ask(half.key, now)
+            self._ask(half.group_key, now)
 
     def _park(self, half: Half, why: str, now: float, *, unknown: int = 0) -> None:
         self._leave(half)
         half.phase = Phase.PARKING
-        self._coordinator.decide(HalfNoted(half.record.half, half.record.unknown + unknown, now - half.born, why))
-        self._ask(half.key, now)
+        self._coordinator.add_decision(
+            HalfNoted(half.record.half, half.record.unknown + unknown, now - half.age_start, why)
+        )
+        self._ask(half.group_key, now)
 
     # ------------------------------------------------------------------ what is durable
-    def durable(self, record: HalfRecord, now: float) -> None:
+    def on_durable(self, record: HalfRecord, now: float) -> None:
         match record:
             case HalfStored():
                 half = self._halves[record.half]
-                self._storing_bytes -= size_of(record)
+                self._storing_bytes -= half_bytes(record)
                 self.counters["prepared"] += 1
                 half.phase = Phase.WAITING
                 self._arm(half, now + record.check_after_s)
                 self._resolved(half, now)
             case HalfNoted():
-                self._is_noted(record, now)
+                self._on_noted(record, now)
             case HalfRolledBack():
                 self.remove_half(record.half, "rolled_back", now)
 
-    def _is_noted(self, record: HalfNoted, now: float) -> None:
+    def _on_noted(self, record: HalfNoted, now: float) -> None:
         half = self._halves.get(record.half)
         if half is None:
             return
@@ -537,11 +541,11 @@ class Halves:
             half.phase = Phase.PARKED
             half.record = _noted(half.record, record)
             self.counters["parked"] += 1
-            self._coordinator.do(HalfIsParked(record.half, half.record.group, record.parked))
+            self._coordinator.add_effect(WarnParked(record.half, half.record.group, record.parked))
             self._resolved(half, now)
         elif half.phase is Phase.REVIVING and not record.parked:
             half.record = _noted(half.record, record)
-            half.asks, half.lost, half.phase = 0, 0, Phase.WAITING
+            half.asks, half.members_lost, half.phase = 0, 0, Phase.WAITING
             self._make_ready(half, now)
             self._resolved(half, now)
 
@@ -550,35 +554,35 @@ class Halves:
         it."""
         half = self._halves.pop(number)
         self.counters[how] += 1
-        self._groups[half.key].halves -= 1
+        self._groups[half.group_key].halves -= 1
         owner = half.record.owner
-        self._bytes_of[owner] -= size_of(half.record)
+        self._bytes_of[owner] -= half_bytes(half.record)
         if not self._bytes_of[owner]:
             del self._bytes_of[owner]
-        self._forget_group(half.key)
+        self._discard_group(half.group_key)
         if not self._ended or now - self._ended[-1][0] >= self._limits.retention_s / MARKS:
             self._ended.append((now, BitMap64()))
         self._ended[-1][1].add(number)
         self._resolved(half, now)
 
     def _resolved(self, half: Half, now: float) -> None:
-        later, half.later = half.later, []
-        self._coordinator.again(later, now)
+        later, half.waiting_intents = half.waiting_intents, []
+        self._coordinator.receive_again(later, now)
 
     def _add(self, half: Half) -> None:
         self._halves[half.record.half] = half
         owner = half.record.owner
-        self._bytes_of[owner] = self._bytes_of.get(owner, 0) + size_of(half.record)
-        self._groups.setdefault(half.key, Group()).halves += 1
+        self._bytes_of[owner] = self._bytes_of.get(owner, 0) + half_bytes(half.record)
+        self._groups.setdefault(half.group_key, Group()).halves += 1
 
-    def _forget_group(self, key: tuple[str, str]) -> None:
+    def _discard_group(self, key: tuple[str, str]) -> None:
         group = self._groups[key]
         if not group.halves and not group.members:
             del self._groups[key]
 
     # ------------------------------------------------------------------ time
     def _arm(self, half: Half, due: float) -> None:
-        half.due = due if half.phase is not Phase.WAITING else min(due, half.born + self._limits.open_s)
+        half.due = due if half.phase is not Phase.WAITING else min(due, half.age_start + self._limits.open_s)
         heapq.heappush(self._due, (half.due, half.record.half))
 
     def tick(self, now: float) -> None:
@@ -594,8 +598,8 @@ class Halves:
         self._expire_outcomes(now)
         if now - self._noted >= self._limits.open_s / NOTES:
             self._noted = now
-            for note in self.notes(now):
-                self._coordinator.decide(note)
+            for note in self.age_records(now):
+                self._coordinator.add_decision(note)
 
     def _passed(self, half: Half, now: float) -> None:
         match half.phase:
@@ -603,8 +607,8 @@ class Halves:
                 self._leave(half)
                 half.why = f"a check was not answered within {self._limits.answer_s:g} s"
                 self._wait(half, now)
-                self._ask(half.key, now)
-            case Phase.WAITING if now - half.born >= self._limits.open_s:
+                self._ask(half.group_key, now)
+            case Phase.WAITING if now - half.age_start >= self._limits.open_s:
                 why = f"it was not decided within {self._limits.open_s:g} s" + (f"; {half.why}" if half.why else "")
                 self._park(half, why[:WHY_MAX], now)
             case Phase.WAITING:
@@ -617,25 +621,25 @@ class Halves:
         """Discards outcomes that were kept for `retention_s`, or up to an eighth longer."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
-            self._coordinator.decide(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
+            self._coordinator.add_decision(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
 
-    def notes(self, now: float) -> list[HalfNoted]:
+    def age_records(self, now: float) -> list[HalfNoted]:
         """Returns records with the present ages of the open halves that are not parked."""
         return [
-            HalfNoted(number, half.record.unknown, now - half.born, "")
+            HalfNoted(number, half.record.unknown, now - half.age_start, "")
             for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)
         ]  # fmt: skip
 
     # ------------------------------------------------------------------ the end of the epoch
-    def take_waiting(self) -> list[Intent]:
+    def take_intents(self) -> list[Intent]:
         """Removes all waiting intents and returns them."""
-        waiting = [intent for half in self._halves.values() for intent in half.later]
+        waiting = [intent for half in self._halves.values() for intent in half.waiting_intents]
         for half in self._halves.values():
-            half.later = []
+            half.waiting_intents = []
         return waiting
 
     @property
-    def own(self) -> set[int]:
+    def publishing_txns(self) -> set[int]:
         """The ids of transactions that publish a half now: they end with this epoch."""
         return {half.txn for half in self._halves.values() if half.phase is Phase.PUBLISHING and half.txn}
 
@@ -644,20 +648,20 @@ class Halves:
         parked = sum(half.phase is Phase.PARKED for half in self._halves.values())
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
-    def rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
+    def half_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
         """Returns up to `limit` half messages, the oldest first: only `half` if it is given, else those of `group`; of
         all groups if it is empty."""
         if half is not None:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:
             chosen = [each for each in self._halves.values() if group in ("", each.record.group)]
-        return [self._row(each, now) for each in sorted(chosen, key=lambda each: each.born)[:limit]]
+        return [self._row(each, now) for each in sorted(chosen, key=lambda each: each.age_start)[:limit]]
 
     def _row(self, half: Half, now: float) -> HalfRow:
         record = half.record
         return HalfRow(
             record.half, _SHOWN.get(half.phase, HalfPhase.ENDING), record.owner, record.group, record.check_key,
-            now - half.born, record.unknown, len(self._groups[half.key].members), size_of(record),
+            now - half.age_start, record.unknown, len(self._groups[half.group_key].members), half_bytes(record),
             list(dict.fromkeys(each.topic for each in record.messages)), record.parked or half.why,
         )  # fmt: skip
 
@@ -675,12 +679,12 @@ class Halves:
         ready = [number for group in self._groups.values() for number in group.ready]
         for number, half in self._halves.items():
             assert (number in asked) is (half.phase is Phase.ASKED), "who is asked has the question"
-            assert half.phase in DECIDING or not half.later, "only what is being decided waits"
+            assert half.phase in DECIDING or not half.waiting_intents, "only what is being decided waits"
             assert half.phase is not Phase.PARKED or half.record.parked, "parked is durable"
             assert half.phase is not Phase.WAITING or half.due < float("inf"), "what waits is looked at again"
         assert all(self._halves[number].phase is Phase.WAITING for number in ready), "what is ready waits"
         for key, group in self._groups.items():
-            assert group.halves == sum(half.key == key for half in self._halves.values()), "halves are counted"
+            assert group.halves == sum(half.group_key == key for half in self._halves.values()), "halves are counted"
             free = any(len(member.asked) < ASKED_MAX for member in group.members.values())
             assert not (group.ready and free), "a member with room is asked"
 

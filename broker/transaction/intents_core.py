@@ -14,13 +14,13 @@ import msgspec
 
 from ...proto.errors import MagnetarError
 from ...proto.states import TxnState
-from .records_core import AnyRecord, HalfMessage, Participant, Tag
+from .records_core import AnyRecord, HalfMessage, Participant, SinkTag
 
 NAME_MAX = 512
 """Most characters of a name that a client chooses: of a holder, a sink, a query, a group."""
 
 
-class Verb(enum.IntEnum):
+class EndVerb(enum.IntEnum):
     """The verb of an end, as EndItem.Verb of proto/wire.proto."""
 
     COMMIT = 0
@@ -28,7 +28,7 @@ class Verb(enum.IntEnum):
     PREPARE = 2
 
 
-class Reason(enum.Enum):
+class AbortReason(enum.Enum):
     """The reason why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the metric.
     """
 
@@ -53,7 +53,7 @@ class Begin(msgspec.Struct, frozen=True):
     timeout_s: float = 0.0  # 0: the default
     name: str = ""
     holder: int = 0  # of the name; 0: a new one, that fences those before
-    tag: Tag | None = None
+    tag: SinkTag | None = None
     adopt: bool = False
     address: str = ""  # of the client
 
@@ -73,7 +73,7 @@ class End(msgspec.Struct, frozen=True):
 
     request: object
     txn: int
-    verb: Verb
+    verb: EndVerb
     owner: str
     participants: Sequence[Participant] = ()
     prepared_s: float = 0.0  # 0: the longest
@@ -115,7 +115,7 @@ class AbortOpen(msgspec.Struct, frozen=True):
     txn: int
 
 
-class Detach(msgspec.Struct, frozen=True):
+class RemoveParticipant(msgspec.Struct, frozen=True):
     """Removes a participant that cannot store the outcome, so that the transaction no longer waits for it."""
 
     request: object
@@ -182,11 +182,11 @@ class WatchHalves(msgspec.Struct, frozen=True):
 
 
 HalfIntent = PrepareHalf | EndHalf | ChangeHalf | WatchHalves
-Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | AbortOpen | Detach | HalfIntent
+Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | AbortOpen | RemoveParticipant | HalfIntent
 
 
 # ---------------------------------------------------------------------------------- effects
-class Begun(NamedTuple):
+class BeginAnswer(NamedTuple):
     """The answer to Begin: consecutive ids from `first` on. `already`: the sink has that batch, and there are no
     ids."""
 
@@ -197,7 +197,7 @@ class Begun(NamedTuple):
     already: bool = False
 
 
-class Row(NamedTuple):
+class TransactionRow(NamedTuple):
     """A transaction as an administrator sees it. `waiting`: its participants; after its end only those that have not
     stored the outcome."""
 
@@ -205,7 +205,7 @@ class Row(NamedTuple):
     state: TxnState
     owner: str
     name: str
-    tag: Tag | None
+    tag: SinkTag | None
     age_s: float
     left_s: float
     waiting: Sequence[str]
@@ -214,7 +214,7 @@ class Row(NamedTuple):
     timeout_s: float = 0.0
 
 
-Result = Begun | TxnState | Row | bool | MagnetarError | None
+Result = BeginAnswer | TxnState | TransactionRow | bool | MagnetarError | None
 
 
 class Answer(NamedTuple):
@@ -232,7 +232,7 @@ class Settle(NamedTuple):
     participant: Participant
 
 
-class GiveUp(NamedTuple):
+class AbandonEpoch(NamedTuple):
     """Ends the coordinator at this broker; the next epoch goes on."""
 
     why: str
@@ -259,7 +259,7 @@ class PublishHalf(NamedTuple):
     messages: Sequence[HalfMessage]
 
 
-class HalfIsParked(NamedTuple):
+class WarnParked(NamedTuple):
     """Warns that the half message is parked: an operator must decide."""
 
     half: int
@@ -267,7 +267,7 @@ class HalfIsParked(NamedTuple):
     why: str
 
 
-Effect = Answer | Settle | GiveUp | AskHalf | PublishHalf | HalfIsParked
+Effect = Answer | Settle | AbandonEpoch | AskHalf | PublishHalf | WarnParked
 
 
 class Append(NamedTuple):
@@ -316,21 +316,21 @@ LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.
 
 
 class Counters(msgspec.Struct):
-    """Counts since the take-over. `lasted`: how many transactions took how long from the first use of the id to the
+    """Counts since the take-over. `durations`: how many transactions took how long from the first use of the id to the
     outcome, by the bounds LASTED_S; the last count is of longer ones."""
 
     begun: int = 0
     committed: int = 0
-    aborted: dict[Reason, int] = msgspec.field(default_factory=dict)
+    aborted: dict[AbortReason, int] = msgspec.field(default_factory=dict)
     settled: int = 0
     records: int = 0  # durable ones
-    lasted: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LASTED_S) + 1))
-    lasted_s: float = 0.0  # of all together
+    durations: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LASTED_S) + 1))
+    durations_sum_s: float = 0.0  # of all together
 
     def count_ended(self, lasted_s: float) -> None:
-        """Counts a transaction that got its outcome `lasted_s` after the first use of its id."""
-        self.lasted[bisect_left(LASTED_S, lasted_s)] += 1
-        self.lasted_s += lasted_s
+        """Counts a transaction that got its outcome `durations_sum_s` after the first use of its id."""
+        self.durations[bisect_left(LASTED_S, lasted_s)] += 1
+        self.durations_sum_s += lasted_s
 
 
 class HalfPhase(enum.IntEnum):

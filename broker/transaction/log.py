@@ -45,7 +45,7 @@ from ..log.snapshot_ledger import StateLedgers, append_all
 from . import entries_format as stored
 from .entries_format import RECORDS, SNAPSHOT_END, DamagedCoordinator
 from .records_core import AnyRecord
-from .state_core import State
+from .state_core import CoordinatorState
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
@@ -85,7 +85,7 @@ class CoordinatorLog:
         self._found: Versioned | None = None
         self._stored = b""
         self._record = CoordinatorRecord()
-        self._state = State()
+        self._state = CoordinatorState()
         self._writer: LedgerWriter | None = None
         self._snapshot_bytes = 0
         self._bytes = 0
@@ -94,7 +94,7 @@ class CoordinatorLog:
         self._throttle = LogThrottle(world.clock)
 
     # ------------------------------------------------------------------ take-over
-    async def take_over(self) -> tuple[State, int]:
+    async def take_over(self) -> tuple[CoordinatorState, int]:
         """Takes the coordinator over; returns its state and the epoch of this owner. Raises CoordinatorFenced if
         another broker was faster, DataLost if the record or the ledger is lost or damaged: then nothing is claimed."""
         for step in TAKE_OVER:
@@ -131,7 +131,7 @@ class CoordinatorLog:
                 some = await reader.read(read, min(read + READ_ENTRIES - 1, reader.last_entry))
                 read += len(some)
                 for each in some:
-                    entry = stored.decode(bytes(each.payload), each.entry_id, where)
+                    entry = stored.decode_entry(bytes(each.payload), each.entry_id, where)
                     if whole is not (entry.kind == RECORDS):
                         raise DamagedCoordinator(f"{where}: entry {each.entry_id} is out of its order")
                     whole = whole or entry.kind == SNAPSHOT_END
@@ -156,10 +156,10 @@ class CoordinatorLog:
         after = msgspec.structs.replace(self._record, epoch=self._record.epoch + 1, claim=claim, idle=False)
         self._stored = b"" if before is None else before
         await self._change(after, made=before is None)
-        await self._note_begun()
+        await self._record_begun()
         self.epoch = after.epoch
 
-    async def _note_begun(self) -> None:
+    async def _record_begun(self) -> None:
         """Stores in the metadata that the coordinator has begun, so that from now on a missing record is known to be
         lost: a coordinator that began anew would answer "aborted" for committed transactions, and give ids a second
         time. A crash before this leaves the coordinator's record, and the next owner stores it."""
@@ -194,17 +194,17 @@ class CoordinatorLog:
         self._record, self._stored = record, value
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def ledger_usage(self) -> tuple[int, int, int]:
         """The id of the ledger (-1: there is none), and how many entries and bytes this owner has written to it."""
         return self._record.ledger_id, self._next_entry, self._bytes
 
     # ------------------------------------------------------------------ writing
-    def append_now(self, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
+    def append_nowait(self, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
         """Appends the records without waiting if they fit into one entry and a ledger is open; returns a future that is
         done when they are durable. If it fails, call `append` with its error. Returns None if nothing was done."""
         if self._writer is None or not self._writer.writable or self._is_full:
             return None
-        found = stored.encode(records, self._next_entry)
+        found = stored.encode_records(records, self._next_entry)
         if len(found) != 1:
             return None
         self._next_entry += 1
@@ -212,7 +212,7 @@ class CoordinatorLog:
         return self._writer.append(found[0])
 
     async def append(
-        self, records: Sequence[AnyRecord], state: State, failed: MagnetarError | None = None
+        self, records: Sequence[AnyRecord], state: CoordinatorState, failed: MagnetarError | None = None
     ) -> None:
         """Appends the records; returns when they are durable. `state` must have all records before them and none of
         these. `failed`: the error of an earlier append of the same records. If this raises, it is unknown whether they
@@ -234,7 +234,7 @@ class CoordinatorLog:
                 await self._abandon()
                 if clock.monotonic() >= until or self._unknown:
                     raise
-                if self._throttle.news(error):
+                if self._throttle.should_log(error):
                     _LOG.warning("coordinator %d goes on in another ledger: %s", self.number, error)
             await asyncio.sleep(RETRY_S)
 
@@ -244,12 +244,12 @@ class CoordinatorLog:
 
     async def _append(self, records: Sequence[AnyRecord]) -> None:
         assert self._writer is not None, "a roll came before"
-        found = stored.encode(records, self._next_entry)
+        found = stored.encode_records(records, self._next_entry)
         await append_all(self._writer, found)
         self._next_entry += len(found)
         self._bytes += sum(map(len, found))
 
-    async def _roll(self, state: State) -> None:
+    async def _roll(self, state: CoordinatorState) -> None:
         """Begins a new ledger with a snapshot of `state`, in the order of `ROLL`."""
         await self._abandon()
         writer, unnamed = await self._ledgers.create(), True
@@ -274,7 +274,7 @@ class CoordinatorLog:
             await writer.abandon()
 
     # ------------------------------------------------------------------ ending
-    async def close(self, records: Sequence[AnyRecord], state: State, *, idle: bool) -> None:
+    async def close(self, records: Sequence[AnyRecord], state: CoordinatorState, *, idle: bool) -> None:
         """Appends the records of the hand-over and closes the ledger. `idle`: the metadata record then says that no
         broker needs to load the coordinator."""
         if records:

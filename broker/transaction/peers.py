@@ -37,7 +37,7 @@ class _Queue(NamedTuple):
     items: list[tuple[Message, asyncio.Future[Any]]]
 
 
-class Peers:
+class BrokerPeers:
     """Sends joins, aborts and settlements to other brokers."""
 
     def __init__(self, world: World) -> None:
@@ -159,7 +159,7 @@ def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
 #
 # One worker per topic sends all settlements that wait for that topic together, and repeats those that failed after a
 # pause that grows to PAUSE_S_MAX. New ones do not wait for that pause: a transaction that a topic cannot store delays
-# no other. A topic that is certainly gone counts as settled (`Topics.settle`). Bound: an outcome is in the
+# no other. A topic that is certainly gone counts as settled (`SettlingTopics.settle`). Bound: an outcome is in the
 # coordinator's table until it is settled, so there are never more here than there; AT_ONCE workers send at a time.
 # Guards: tests/broker/transaction/test_settling.py.
 
@@ -175,7 +175,7 @@ TOGETHER = 1_000
 """Most settlements of one topic in one request."""
 
 
-class Topics(Protocol):
+class SettlingTopics(Protocol):
     """The topics of the cluster, wherever they are served."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
@@ -195,7 +195,7 @@ class Settler:
     """Sends outcomes of transactions to topics until each has stored its own. `settled(settlement, topic)` is called
     once for each that is added."""
 
-    def __init__(self, world: World, topics: Topics, settled: Callable[[Settlement, str], None]) -> None:
+    def __init__(self, world: World, topics: SettlingTopics, settled: Callable[[Settlement, str], None]) -> None:
         self._world = world
         self._topics = topics
         self._settled = settled
@@ -255,7 +255,7 @@ class Settler:
                 self._settled(settlement, topic.full)
             else:
                 failed.append(settlement)
-                if self._throttle.news(each):
+                if self._throttle.should_log(each):
                     _LOG.warning("%s has not settled %s, it is told again: %s", topic, settlement.txn, each)
         return failed
 

@@ -45,7 +45,7 @@ class Share(NamedTuple):
     entry: int
 
 
-class Tag(msgspec.Struct, frozen=True, array_like=True):
+class SinkTag(msgspec.Struct, frozen=True, array_like=True):
     """The tag of a transaction of a sink: an attempt at one batch of one query."""
 
     sink_id: str
@@ -54,14 +54,14 @@ class Tag(msgspec.Struct, frozen=True, array_like=True):
     run: str = ""
 
 
-class Owned(msgspec.Struct, frozen=True, array_like=True):
+class TransactionOwner(msgspec.Struct, frozen=True, array_like=True):
     """The owner of a transaction, and its name."""
 
     owner: str  # role that began it
     timeout_s: float
     name: str = ""
     holder: int = 0  # of the name
-    tag: Tag | None = None
+    tag: SinkTag | None = None
     address: str = ""  # of the client that began it
 
 
@@ -97,7 +97,7 @@ class Prepared(Record, frozen=True, array_like=True, tag=2):
     """Prepares a transaction: it survives its coordinator, until its deadline."""
 
     txn: int
-    owned: Owned
+    owned: TransactionOwner
     participants: list[Participant]
     left_s: float
 
@@ -149,7 +149,7 @@ class HandedOpen(NamedTuple):
     """An open transaction, with the topics that joined it."""
 
     txn: int
-    owned: Owned
+    owned: TransactionOwner
     topics: list[str]
 
 
@@ -157,7 +157,7 @@ class HandedLease(NamedTuple):
     """Ids that were given to a client and not used yet."""
 
     txns: list[int]
-    owned: Owned
+    owned: TransactionOwner
 
 
 class HandedOver(Record, frozen=True, array_like=True, tag=9):
@@ -245,7 +245,7 @@ AnyRecord = (
 )  # fmt: skip
 
 
-def committed(
+def commit_record(
     txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
 ) -> Committed:
     """Returns the record that commits these transactions with their participants."""
@@ -257,5 +257,5 @@ def committed(
     return Committed(rows, list(topics), sink, half, owner)
 
 
-def participants(record: Committed, shares: list[Share]) -> list[Participant]:
+def participants_of(record: Committed, shares: list[Share]) -> list[Participant]:
     return [Participant(record.topics[share.topic], *share[1:]) for share in shares]

@@ -35,14 +35,14 @@ from .records_core import (
     HandedOver,
     Kept,
     Named,
-    Owned,
     Participant,
     Prepared,
     SinkBatch,
     SinkKept,
+    TransactionOwner,
     Unnamed,
-    committed,
-    participants,
+    commit_record,
+    participants_of,
 )
 
 # -------------------------------------------------------------------------------------------- stored_halves_core
@@ -73,7 +73,7 @@ class StoredHalves:
         match record:
             case HalfStored():
                 self.open[record.half] = record
-                self.size_bytes += size_of(record)
+                self.size_bytes += half_bytes(record)
             case HalfNoted():
                 found = self.open.get(record.half)
                 if found is not None:
@@ -102,19 +102,19 @@ class StoredHalves:
 
     def _remove(self, half: int) -> None:
         stored = self.open.pop(half)
-        self.size_bytes -= size_of(stored)
+        self.size_bytes -= half_bytes(stored)
         if stored.owner:
             self._of.setdefault(stored.owner, BitMap64()).add(half)
 
-    def outcome(self, half: int) -> TxnState | None:
+    def find_outcome(self, half: int) -> TxnState | None:
         if half in self._committed:
             return TxnState.COMMITTED
         return TxnState.ABORTED if half in self._rolled_back else None
 
-    def is_of_another(self, half: int, owner: str) -> bool:
+    def has_other_owner(self, half: int, owner: str) -> bool:
         """Whether the half has ended and another role prepared it. (An earlier version did not record the role: then
         False.)"""
-        if self.outcome(half) is None or half in self._of.get(owner, ()):
+        if self.find_outcome(half) is None or half in self._of.get(owner, ()):
             return False
         return any(half in ids for ids in self._of.values())
 
@@ -136,11 +136,11 @@ class StoredHalves:
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         assert not self._committed & self._rolled_back, "a half has at most one outcome"
-        assert not any(self.outcome(half) for half in self.open), "an open half has no outcome"
-        assert self.size_bytes == sum(map(size_of, self.open.values())), "the bytes of all open halves are counted"
+        assert not any(self.find_outcome(half) for half in self.open), "an open half has no outcome"
+        assert self.size_bytes == sum(map(half_bytes, self.open.values())), "the bytes of all open halves are counted"
 
 
-def size_of(half: HalfStored) -> int:
+def half_bytes(half: HalfStored) -> int:
     return sum(len(each.topic) + len(each.entry) for each in half.messages)
 
 
@@ -212,7 +212,7 @@ class OwnedTable(Generic[Value]):
         return len(self._values)
 
 
-class KeptCommits:
+class CommittedIds:
     """The ids of committed transactions that are not forgotten, as bitmaps: of no role, of any role, and per role."""
 
     __slots__ = ("_free", "_of", "_owned")
@@ -232,7 +232,7 @@ class KeptCommits:
     def __contains__(self, txn: int) -> bool:
         return _has(self._free, txn) or _has(self._owned, txn)
 
-    def is_of_another(self, txn: int, owner: str) -> bool:
+    def has_other_owner(self, txn: int, owner: str) -> bool:
         return _has(self._owned, txn) and not _has(self._of.get(owner, {}), txn)
 
     def discard_below(self, below: int) -> None:
@@ -290,10 +290,10 @@ def discard_below(ids: Ids, below: int) -> None:
 # ---------------------------------------------------------------------------------------------------- state_core
 
 
-_NOBODY = Owned("", 0.0)
+_NOBODY = TransactionOwner("", 0.0)
 
 
-class Outcome(msgspec.Struct):
+class UnsettledOutcome(msgspec.Struct):
     """The outcome of a transaction that is not settled; `waiting`: participants that may not have stored it yet."""
 
     committed: bool
@@ -308,19 +308,29 @@ class NameHolder(msgspec.Struct):
     idle_s: float  # when the record was written
 
 
-class State:
+class CoordinatorState:
     """The durable state of one coordinator."""
 
-    __slots__ = ("forgotten", "halves", "handed", "holders", "kept", "names", "prepared", "sinks", "unsettled")
+    __slots__ = (
+        "forgotten_below",
+        "halves",
+        "handed",
+        "kept",
+        "last_holder",
+        "names",
+        "prepared",
+        "sinks",
+        "unsettled",
+    )
 
     def __init__(self) -> None:
-        self.kept = KeptCommits()
-        self.unsettled: dict[int, Outcome] = {}
+        self.kept = CommittedIds()
+        self.unsettled: dict[int, UnsettledOutcome] = {}
         self.prepared: dict[int, Prepared] = {}
         self.names: OwnedTable[NameHolder] = OwnedTable()
         self.sinks: OwnedTable[SinkBatch] = OwnedTable()
-        self.holders = 0  # the largest number of a holder of any name: none is given twice
-        self.forgotten = 0  # the outcomes of ids below are not known any more
+        self.last_holder = 0  # the largest number of a holder of any name: none is given twice
+        self.forgotten_below = 0  # the outcomes of ids below are not known any more
         self.handed: list[HandedOver] = []
         self.halves = StoredHalves()
 
@@ -336,7 +346,7 @@ class State:
             case Aborted():
                 del self.prepared[record.txn]
                 waiting = {topic: Participant(topic) for topic in record.topics}
-                self.unsettled[record.txn] = Outcome(False, waiting, record.owner)
+                self.unsettled[record.txn] = UnsettledOutcome(False, waiting, record.owner)
             case Done():
                 for txn in record.txns:
                     self.unsettled.pop(txn, None)
@@ -346,19 +356,19 @@ class State:
                     outcome.waiting.pop(record.topic, None)
             case Named():
                 self.names.put(record.owner, record.name, NameHolder(record.holder, record.idle_s))
-                self.holders = max(self.holders, record.holder)
+                self.last_holder = max(self.last_holder, record.holder)
             case Unnamed():
                 for owner, name in zip_longest(record.owners, record.names, fillvalue=""):
                     self.names.remove(owner, name)
             case Forgotten():
-                self.forgotten = record.below
+                self.forgotten_below = record.below
                 self.kept.discard_below(record.below)
             case HandedOver():
                 self.handed.append(record)
             case Kept():
                 self.kept.restore(record)
             case Counted():
-                self.holders = record.holders
+                self.last_holder = record.holders
             case SinkKept():
                 self._sink(record.sink)
             case HalfStored() | HalfNoted() | HalfRolledBack() | HalvesKept() | HalvesForgotten():
@@ -371,8 +381,8 @@ class State:
             self.prepared.pop(txn, None)
             self.kept.add(txn, record.owner)
             if shares:
-                found = participants(record, shares)
-                self.unsettled[txn] = Outcome(True, {each.topic: each for each in found}, record.owner)
+                found = participants_of(record, shares)
+                self.unsettled[txn] = UnsettledOutcome(True, {each.topic: each for each in found}, record.owner)
         if record.sink is not None:
             self._sink(record.sink)
         if record.half:
@@ -386,11 +396,11 @@ class State:
 
     def snapshot(self) -> Iterator[AnyRecord]:
         """Yields records that restore the state, each small, so that they can be divided among entries."""
-        yield Counted(self.holders)
-        yield Forgotten(self.forgotten)
+        yield Counted(self.last_holder)
+        yield Forgotten(self.forgotten_below)
         for txn, outcome in self.unsettled.items():
             if outcome.committed:
-                yield committed({txn: list(outcome.waiting.values())}, owner=outcome.owner)
+                yield commit_record({txn: list(outcome.waiting.values())}, owner=outcome.owner)
             else:
                 yield from (Prepared(txn, _NOBODY, [], 0.0), Aborted(txn, list(outcome.waiting), outcome.owner))
         # after the unsettled ones, whose bits are in it
@@ -405,9 +415,11 @@ class State:
         """Raises AssertionError if an invariant is broken."""
         for txn, outcome in self.unsettled.items():
             assert not outcome.committed or self.is_committed(txn), "an outcome that is not settled is kept"
-            assert txn >= self.forgotten, "nothing is forgotten that is not done"
+            assert txn >= self.forgotten_below, "nothing is forgotten that is not done"
             assert txn not in self.prepared, "a transaction that ended is not prepared"
         assert not any(self.is_committed(txn) for txn in self.prepared), "a prepared transaction has no outcome"
-        assert all(txn >= self.forgotten for txn in self.prepared), "no prepared transaction is forgotten"
+        assert all(txn >= self.forgotten_below for txn in self.prepared), "no prepared transaction is forgotten"
         self.halves.check()
-        assert all(each.holder <= self.holders for _, each in self.names.items()), "no holder's number is given twice"
+        assert all(each.holder <= self.last_holder for _, each in self.names.items()), (
+            "no holder's number is given twice"
+        )

@@ -20,9 +20,9 @@ import msgspec
 
 from ...proto.errors import InvalidRequest, MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
 from ...proto.states import COUNTER_BITS, EPOCH_BITS, TxnId, TxnState
-from .intents_core import Counters, Intent, Limits, Reason, Row
-from .records_core import Owned, Participant, SinkBatch
-from .state_core import Key, State
+from .intents_core import AbortReason, Counters, Intent, Limits, TransactionRow
+from .records_core import Participant, SinkBatch, TransactionOwner
+from .state_core import CoordinatorState, Key
 
 # ----------------------------------------------------------------------------------------------------- live_core
 # A transaction in memory: an id that is not used yet, one without an outcome, or one whose outcome is being settled.
@@ -49,41 +49,41 @@ IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
 """Phases in which a record of the transaction is in flight, so that its outcome is in doubt."""
 
 
-class Lease(msgspec.Struct):
+class IdLease(msgspec.Struct):
     """A block of ids that were given together: those that are not used by `until` become void."""
 
-    owned: Owned
+    owned: TransactionOwner
     until: float
 
 
-class Live(msgspec.Struct):
+class LiveTransaction(msgspec.Struct):
     """A transaction without an outcome."""
 
     txn: int
-    owned: Owned
+    owned: TransactionOwner
     began: float
     deadline: float
     phase: Phase = Phase.OPEN
     participants: dict[str, Participant] = msgspec.field(default_factory=dict)
-    reason: Reason = Reason.CLIENT
-    later: list[Intent] = msgspec.field(default_factory=list)  # asked while it is in doubt
+    reason: AbortReason = AbortReason.CLIENT
+    waiting_intents: list[Intent] = msgspec.field(default_factory=list)  # asked while it is in doubt
 
 
-class Ending(msgspec.Struct):
+class UnsettledTransaction(msgspec.Struct):
     """A transaction with an outcome that some participants have not stored."""
 
     committed: bool
     waiting: dict[str, Participant]
-    owned: Owned | None
+    owned: TransactionOwner | None
     began: float  # of one of an earlier epoch: the start of this one
     is_durable: bool
-    visible: list[object] = msgspec.field(default_factory=list)  # requests that wait for the last of them
+    waiting_requests: list[object] = msgspec.field(default_factory=list)  # requests that wait for the last of them
 
 
-def state_of(found: Live | Ending | TxnState) -> TxnState:
-    if isinstance(found, Live):
+def txn_state_of(found: LiveTransaction | UnsettledTransaction | TxnState) -> TxnState:
+    if isinstance(found, LiveTransaction):
         return TxnState.PREPARED if found.phase is Phase.PREPARED else TxnState.OPEN
-    if isinstance(found, Ending):
+    if isinstance(found, UnsettledTransaction):
         return TxnState.COMMITTED if found.committed else TxnState.ABORTED
     return found
 
@@ -95,55 +95,55 @@ GONE_MAX = 100_000
 """Most aborted ids whose reason and owner are remembered."""
 
 
-class Gone(NamedTuple):
+class AbortedTransaction(NamedTuple):
     """A transaction that was aborted in this epoch."""
 
-    reason: Reason
+    reason: AbortReason
     owner: str
 
 
-class Table:
+class TransactionTable:
     """The table of ids. `state` is that of the ledger; from now on only the coordinator applies records to it."""
 
-    def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
+    def __init__(self, number: int, epoch: int, state: CoordinatorState, limits: Limits) -> None:
         assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
         self.number, self.epoch, self.state, self.limits = number, epoch, state, limits
         self.counters = Counters()
         self._next = epoch << COUNTER_BITS
-        self._unused: dict[int, Lease] = {}
-        self._live: dict[int, Live] = {}
-        self._ending: dict[int, Ending] = {}
+        self._unused: dict[int, IdLease] = {}
+        self._live: dict[int, LiveTransaction] = {}
+        self._ending: dict[int, UnsettledTransaction] = {}
         self._per_owner: dict[str, int] = {}
         self._of_name: dict[Key, set[int]] = {}  # unused and live ones
         self._of_sink: dict[Key, set[int]] = {}
-        self._gone: dict[int, Gone] = {}
+        self._gone: dict[int, AbortedTransaction] = {}
         self._deadlines: list[tuple[float, int]] = []
 
     # ------------------------------------------------------------------ what is added and removed
-    def _lease(self, txns: Iterable[int], owned: Owned, now: float) -> None:
-        lease = Lease(owned, now + self.limits.lease_s)
+    def _lease(self, txns: Iterable[int], owned: TransactionOwner, now: float) -> None:
+        lease = IdLease(owned, now + self.limits.lease_s)
         for txn in txns:
             self._unused[txn] = lease
             heapq.heappush(self._deadlines, (lease.until, txn))
             self._index(txn, owned)
 
-    def _add(self, live: Live) -> None:
+    def _add(self, live: LiveTransaction) -> None:
         self._live[live.txn] = live
         heapq.heappush(self._deadlines, (live.deadline, live.txn))
         self._index(live.txn, live.owned)
 
-    def _remove(self, live: Live) -> None:
+    def _remove(self, live: LiveTransaction) -> None:
         del self._live[live.txn]
         self._unindex(live.txn, live.owned)
 
-    def _index(self, txn: int, owned: Owned) -> None:
+    def _index(self, txn: int, owned: TransactionOwner) -> None:
         self._per_owner[owned.owner] = self._per_owner.get(owned.owner, 0) + 1
         if owned.name:
             self._of_name.setdefault((owned.owner, owned.name), set()).add(txn)
         if owned.tag is not None:
             self._of_sink.setdefault((owned.owner, owned.tag.sink_id), set()).add(txn)
 
-    def _unindex(self, txn: int, owned: Owned) -> None:
+    def _unindex(self, txn: int, owned: TransactionOwner) -> None:
         self._per_owner[owned.owner] -= 1
         if not self._per_owner[owned.owner]:
             del self._per_owner[owned.owner]
@@ -164,12 +164,12 @@ class Table:
         if owner is None:
             return
         began = self._owner_of(txn)
-        if began != owner and (began is not None or self._is_of_another(txn, owner)):
-            raise self._never_given(txn)
+        if began != owner and (began is not None or self._has_other_owner(txn, owner)):
+            raise self._unknown_id_error(txn)
 
-    def _is_of_another(self, txn: int, owner: str) -> bool:
+    def _has_other_owner(self, txn: int, owner: str) -> bool:
         """Whether another role is known to have begun the transaction, which must be in no table."""
-        return self.state.kept.is_of_another(txn, owner)
+        return self.state.kept.has_other_owner(txn, owner)
 
     def _owner_of(self, txn: int) -> str | None:
         """Returns the role that began the transaction; None: it is not known, as the id is in no table."""
@@ -181,10 +181,10 @@ class Table:
             return gone.owner
         return (outcome.owner or None) if outcome is not None else None
 
-    def _never_given(self, txn: int) -> InvalidRequest:
+    def _unknown_id_error(self, txn: int) -> InvalidRequest:
         return InvalidRequest(f"{self._id(txn)} was never given")
 
-    def _is_superseded(self, owned: Owned) -> bool:
+    def _is_superseded(self, owned: TransactionOwner) -> bool:
         tag = owned.tag
         sink = self.state.sinks.find(owned.owner, tag.sink_id) if tag is not None else None
         return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
@@ -194,22 +194,22 @@ class Table:
         if name and (found is None or found.holder != holder):
             raise TransactionFenced(f"a later holder of {name!r} took over")
 
-    def _remember(self, txn: int, reason: Reason, owner: str) -> None:
+    def _record_abort(self, txn: int, reason: AbortReason, owner: str) -> None:
         self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
-        self._gone[txn] = Gone(reason, owner)
+        self._gone[txn] = AbortedTransaction(reason, owner)
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
 
-    def _reason_of(self, txn: int, unknown: Reason) -> Reason:
+    def _reason_of(self, txn: int, unknown: AbortReason) -> AbortReason:
         gone = self._gone.get(txn)
         return gone.reason if gone is not None else unknown
 
     def _why_aborted(self, txn: int) -> MagnetarError:
-        if txn < self.state.forgotten:
+        if txn < self.state.forgotten_below:
             return TransactionForgotten(f"{self._id(txn)} ended more than {self.limits.retention_s:g} s ago")
         lost = txn >> COUNTER_BITS < self.epoch
-        reason = self._reason_of(txn, Reason.LOST if lost else Reason.TIMEOUT)
-        if reason is Reason.FENCED:
+        reason = self._reason_of(txn, AbortReason.LOST if lost else AbortReason.TIMEOUT)
+        if reason is AbortReason.FENCED:
             return TransactionFenced(f"{self._id(txn)}: a later holder of its name took over")
         return TransactionAborted(f"{self._id(txn)} is aborted: {reason.value}", reason=reason.value)
 
@@ -219,7 +219,7 @@ class Table:
         return self._next
 
     @property
-    def done_below(self) -> int:
+    def settled_below(self) -> int:
         """The id below which all transactions have ended and every participant has stored the outcome."""
         return self._lowest()
 
@@ -227,39 +227,41 @@ class Table:
         """Returns the lowest id that has no outcome, or whose outcome some participant has not stored."""
         return min((self._next, *self._unused, *self._live, *self._ending, *self.state.unsettled))
 
-    def oldest_s(self, now: float) -> float:
+    def oldest_open_s(self, now: float) -> float:
         """Returns for how many seconds the oldest transaction without an outcome has been open; 0: there is none."""
         began = (live.began for live in self._live.values())
         return now - min(began, default=now)
 
-    def sink(self, sink_id: str, owner: str = "") -> SinkBatch | None:
+    def find_sink_batch(self, sink_id: str, owner: str = "") -> SinkBatch | None:
         """Returns the last committed batch of a sink of that role, or None."""
         return self.state.sinks.find(owner, sink_id)
 
-    def rows(self, now: float, txn: int | None, limit: int) -> list[Row]:
+    def transaction_rows(self, now: float, txn: int | None, limit: int) -> list[TransactionRow]:
         """Returns up to `limit` transactions that are not settled, the oldest first; if `txn` is given, only that
         one."""
         found = sorted({*self._live, *self._ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self._row(each, now)) is not None]
 
-    def _row(self, txn: int, now: float) -> Row | None:
+    def _row(self, txn: int, now: float) -> TransactionRow | None:
         live, ending = self._live.get(txn), self._ending.get(txn)
         if live is not None:
             left_s = max(0.0, live.deadline - now)
             owned, waiting = live.owned, list(live.participants)
-            return Row(
-                txn, state_of(live), owned.owner, owned.name, owned.tag, now - live.began, left_s, waiting, "",
+            return TransactionRow(
+                txn, txn_state_of(live), owned.owner, owned.name, owned.tag, now - live.began, left_s, waiting, "",
                 owned.address, owned.timeout_s,
             )  # fmt: skip
         if ending is not None:
-            owned = ending.owned or Owned("", 0.0)
-            reason = "" if ending.committed else self._reason_of(txn, Reason.LOST).value
-            return Row(
-                txn, state_of(ending), owned.owner, owned.name, owned.tag, now - ending.began, 0.0,
+            owned = ending.owned or TransactionOwner("", 0.0)
+            reason = "" if ending.committed else self._reason_of(txn, AbortReason.LOST).value
+            return TransactionRow(
+                txn, txn_state_of(ending), owned.owner, owned.name, owned.tag, now - ending.began, 0.0,
                 list(ending.waiting), reason, owned.address, owned.timeout_s,
             )  # fmt: skip
         if txn >= self._next or txn in self._unused:
             return None
         committed_ = self.state.is_committed(txn)
-        reason = "" if committed_ else self._reason_of(txn, Reason.LOST).value
-        return Row(txn, TxnState.COMMITTED if committed_ else TxnState.ABORTED, "", "", None, 0.0, 0.0, [], reason)
+        reason = "" if committed_ else self._reason_of(txn, AbortReason.LOST).value
+        return TransactionRow(
+            txn, TxnState.COMMITTED if committed_ else TxnState.ABORTED, "", "", None, 0.0, 0.0, [], reason
+        )

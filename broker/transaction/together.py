@@ -23,7 +23,7 @@ class Question:
 
     __slots__ = ("_together", "is_answered", "result")
 
-    def __init__(self, together: Together) -> None:
+    def __init__(self, together: QuestionSet) -> None:
         self._together = together
         self.is_answered = False
         self.result: Result = None
@@ -31,10 +31,10 @@ class Question:
     def answer(self, result: Result) -> None:
         if not self.is_answered:
             self.is_answered, self.result = True, result
-            self._together.answered_one()
+            self._together.on_answered()
 
 
-class Together:
+class QuestionSet:
     """The requests to coordinators that came in one RPC."""
 
     def __init__(self) -> None:
@@ -42,13 +42,13 @@ class Together:
         self._left = 0
         self._all: asyncio.Future[None] | None = None
 
-    def one(self) -> Question:
+    def add_question(self) -> Question:
         question = Question(self)
         self._questions.append(question)
         self._left += 1
         return question
 
-    def answered_one(self) -> None:
+    def on_answered(self) -> None:
         self._left -= 1
         if not self._left and self._all is not None and not self._all.done():
             self._all.set_result(None)

@@ -46,13 +46,13 @@ def outcome_of(work: Callable[[], int]) -> int:
         return _unexpected(error)
     except click.exceptions.NoArgsIsHelpError as error:
         if wants_json(sys.argv):
-            _say(error, f"which command? see '{error.ctx.command_path} --help'", USAGE, None)
+            _print_error(error, f"which command? see '{error.ctx.command_path} --help'", USAGE, None)
         else:
             error.show()
         return USAGE
     except click.ClickException as error:
         code = error.code if isinstance(error, Failure) else error.exit_code
-        _say(error, error.format_message(), code, error)
+        _print_error(error, error.format_message(), code, error)
         return code
     except (KeyboardInterrupt, click.Abort, EOFError):
         return INTERRUPTED
@@ -102,14 +102,14 @@ def _reader_is_gone() -> bool:
 def _unexpected(error: Exception) -> int:
     found = cause(error)
     if found is None and isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
-        _say(error, f"{ascii(error.object)[:80]} is no UTF-8 text", USAGE, None)
+        _print_error(error, f"{ascii(error.object)[:80]} is no UTF-8 text", USAGE, None)
         return USAGE
     if found is None:
         text = f"{type(error).__name__}: {error} (MAGNETAR_DEBUG=1 shows where; please report it)"
-        _say(error, text, FAILED, None)
+        _print_error(error, text, FAILED, None)
         return FAILED
     code = code_of(found)
-    _say(error, describe(found), code, None, found)
+    _print_error(error, describe(found), code, None, found)
     return code
 
 
@@ -208,7 +208,7 @@ def wants_json(arguments: list[str]) -> bool:
     return any(flag in ("-o", "--output") and kind == "json" for flag, kind in pairs) or not together.isdisjoint(given)
 
 
-def _say(
+def _print_error(
     error: Exception, text: str, code: int, shown: click.ClickException | None, found: MagnetarError | None = None
 ) -> None:
     """Prints the error as one line on stderr; with `-o json` as one JSON object (docs/errors.md)."""

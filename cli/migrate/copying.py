@@ -47,16 +47,16 @@ from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo, version_bytes
 from ...runtime.access import CallerAccess
 from ...runtime.network import World
-from ...runtime.tasks import together
+from ...runtime.tasks import run_together
 from .source import (
     Backlog,
     CopiedTopic,
-    Ended,
+    EndOfTopic,
     Origin,
     PartitionReader,
     Source,
     SourceEntry,
-    copied,
+    encode_copy,
     number_of,
     origin_of,
 )
@@ -122,7 +122,7 @@ async def index_after(client: Client, topic: TopicName, first: int, end: int, ma
 RATE_OVER_S = 10.0
 
 
-class Tally:
+class PartitionProgress:
     """The progress of one partition. `lag`: messages that the source has and the destination has not, as of the last
     answer of the source, which counts entries: with batches it is an estimate from the batches that came. None: not
     known yet."""
@@ -152,7 +152,7 @@ class Tally:
 class Totals:
     """The progress of several partitions."""
 
-    def __init__(self, tallies: Iterable[Tally]) -> None:
+    def __init__(self, tallies: Iterable[PartitionProgress]) -> None:
         self._tallies = list(tallies)
         self._samples: deque[tuple[float, int]] = deque()
 
@@ -206,7 +206,7 @@ FROM = "magnetar-migrate.from"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CopyOptions:
     """The options of a copy."""
 
     follow: bool = False
@@ -262,8 +262,8 @@ class SchemaVersions:
 class Copying:
     """The copy of topics to a destination."""
 
-    def __init__(self, source: Source, client: Client, admin: AdminClient, wanted: Wanted, world: World) -> None:
-        self.tallies: list[Tally] = []
+    def __init__(self, source: Source, client: Client, admin: AdminClient, wanted: CopyOptions, world: World) -> None:
+        self.tallies: list[PartitionProgress] = []
         self.topics: list[CopiedTopic] = []
         self._source = source
         self._client = client
@@ -293,7 +293,7 @@ class Copying:
             if schemas:
                 versions = self._schemas[topic.name] = SchemaVersions(self._source, self._admin, topic.name)
                 await versions.copy_all()
-        self.tallies = [Tally(part) for topic in topics for part in topic.parts]
+        self.tallies = [PartitionProgress(part) for topic in topics for part in topic.parts]
 
     async def _make(self, topic: CopiedTopic) -> None:
         name = topic.name
@@ -340,13 +340,13 @@ class Copying:
     async def run(self) -> None:
         room = asyncio.Semaphore(len(self.tallies) if self._wanted.follow else AT_ONCE)
 
-        async def one(tally: Tally) -> None:
+        async def one(tally: PartitionProgress) -> None:
             async with room:
                 await self._partition(tally)
 
-        await together([one(tally) for tally in self.tallies], "migrate")
+        await run_together([one(tally) for tally in self.tallies], "migrate")
 
-    async def _partition(self, tally: Tally) -> None:
+    async def _partition(self, tally: PartitionProgress) -> None:
         now = self._world.clock.monotonic
         progress = now(), 0
         backoff = Backoff(self._world.rng)
@@ -364,7 +364,7 @@ class Copying:
                 tally.note = error.message
             await asyncio.sleep(backoff.next_s())
 
-    async def _attempt(self, tally: Tally) -> None:
+    async def _attempt(self, tally: PartitionProgress) -> None:
         topic = tally.topic
 
         def stored(entry: Stored) -> None:
@@ -400,7 +400,7 @@ class Copying:
             return newest
         return await newest_of_all(self._client, topic, first, end, number)
 
-    async def _move(self, tally: Tally, reader: PartitionReader, writer: EntryWriter) -> None:
+    async def _move(self, tally: PartitionProgress, reader: PartitionReader, writer: EntryWriter) -> None:
         """Copies until the newest entry of this moment is sent; with `follow` until the topic is terminated."""
         after, now = tally.stored, self._world.clock.monotonic
         tally.set_lag(await reader.backlog(), entries=self._source.counts_entries)
@@ -415,7 +415,7 @@ class Copying:
             match event:
                 case SourceEntry(position, data):
                     header = parse_header(data)
-                    reader.took(header.num_messages)
+                    reader.return_permits(header.num_messages)
                     version = None
                     if header.metadata.HasField("schema_version"):
                         version = (
@@ -423,7 +423,7 @@ class Copying:
                             if schemas is None
                             else await schemas.destination_version(header.metadata.schema_version)
                         )
-                    entry = copied(data, header, Origin(number, position), version)
+                    entry = encode_copy(data, header, Origin(number, position), version)
                     after = position
                     await writer.send(entry, Stored(header.sequence_id, position, header.num_messages, len(data)))
                     if last is not None and position >= last:
@@ -432,7 +432,7 @@ class Copying:
                     tally.set_lag(left, entries=self._source.counts_entries)
                     if left == 0 and last is not None and after == tally.stored:
                         return  # what the source calls its newest entry is not for readers
-                case Ended():
+                case EndOfTopic():
                     return
                 case None:
                     writer.check()

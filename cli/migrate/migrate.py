@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...client.client import Client
     from ...runtime.access import CallerAccess
     from ...runtime.network import World
-    from .copying import SourceAdmin, Wanted
+    from .copying import CopyOptions, SourceAdmin
     from .source import CopiedTopic, Source
 
 RESUME = "stopped; the same command continues where this one ended"
@@ -101,11 +101,11 @@ class _Migration:
     async def _with(
         self, source: Source, access: CallerAccess, client: Client, admin: AdminClient, world: World
     ) -> None:
-        from .copying import Copying, SourceAdmin, Wanted
+        from .copying import Copying, CopyOptions, SourceAdmin
         from .source import find_topics
 
         options = self._options
-        wanted = Wanted(options["follow"], options["append"], options["same_source"], self._session.timeout_s)
+        wanted = CopyOptions(options["follow"], options["append"], options["same_source"], self._session.timeout_s)
         copying = Copying(source, client, admin, wanted, world)
         positions = SourceAdmin(options["admin_url"], access, self._session.timeout_s) if options["admin_url"] else None
         topics = await find_topics(source, options["topics"])
@@ -119,7 +119,7 @@ class _Migration:
             await self._subscriptions(positions, copying, client, admin)
         await self._report(copying, admin)
 
-    async def _copy(self, copying: Copying, wanted: Wanted, world: World) -> None:
+    async def _copy(self, copying: Copying, wanted: CopyOptions, world: World) -> None:
         """Copies. With --follow a first Ctrl-C ends the copy, and what comes after it is done."""
 
         loop, task, interrupted = asyncio.get_running_loop(), asyncio.current_task(), False

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from ...broker.pulsar.frames import Frames, entry_of, frame, parse
+from ...broker.pulsar.frames import FrameCutter, encode_frame, parse_frame, sent_entry
 from ...broker.pulsar.translate import schema_of
 from ...client.common.errors import InvalidUrl
 from ...client.connect.discovery import credentials_of
@@ -83,11 +83,11 @@ class Backlog(NamedTuple):
     left: int
 
 
-class Ended(NamedTuple):
+class EndOfTopic(NamedTuple):
     """The topic is terminated: nothing follows."""
 
 
-Event = SourceEntry | Backlog | Ended
+Event = SourceEntry | Backlog | EndOfTopic
 
 
 def _error(number: int, text: str, of: str) -> errors.MagnetarError:
@@ -239,11 +239,11 @@ class SourceConnection:
         self.over = False
         self._stream = stream
         self._credentials = credentials
-        self._frames = Frames(FRAME_BYTES_MAX)
+        self._frames = FrameCutter(FRAME_BYTES_MAX)
         self._came: list[tuple[str, Any, bytes]] = []
 
     def send(self, **command: Any) -> None:
-        self._stream.write_nowait(frame(**command))
+        self._stream.write_nowait(encode_frame(**command))
 
     async def shake_hands(self, proxied: str) -> str:
         """The version of the broker."""
@@ -290,15 +290,15 @@ class SourceConnection:
         ConnectionLost, InvalidRequest."""
         while not self._came:
             try:
-                size = await self._stream.read_into(self._frames.room)
+                size = await self._stream.read_into(self._frames.read_buffer)
             except errors.MagnetarError:
                 self.over = True
                 raise
             if not size:
                 self.over = True
                 raise errors.ConnectionLost(f"the source at {self.endpoint} closed the connection")
-            for each in self._frames.took(size):
-                command, rest = parse(each)
+            for each in self._frames.receive(size):
+                command, rest = parse_frame(each)
                 kind = pulsar.BaseCommand.Type.Name(command.type).lower()
                 if kind == "ping":
                     self.send(pong=pulsar.CommandPong())
@@ -385,15 +385,15 @@ class PartitionReader:
         match kind:
             case "message":
                 id_ = command.message_id
-                entry = SourceEntry(Position(id_.ledgerId, id_.entryId), bytes(entry_of(split_broker_part(rest)[2])))
+                entry = SourceEntry(Position(id_.ledgerId, id_.entryId), bytes(sent_entry(split_broker_part(rest)[2])))
                 if self._after is None or entry.position > self._after:
                     return entry
-                self.took(declared_messages(entry.data))  # Magnetar begins with the entry that is named
+                self.return_permits(declared_messages(entry.data))  # Magnetar begins with the entry that is named
                 return None
             case "consumer_stats_response":
                 return Backlog(command.msgBacklog)
             case "reached_end_of_topic":
-                return Ended()
+                return EndOfTopic()
             case "error":
                 raise _error(command.error, command.message, self._topic.full)
             case "close_consumer":
@@ -401,7 +401,7 @@ class PartitionReader:
             case _:
                 return None
 
-    def took(self, messages: int) -> None:
+    def return_permits(self, messages: int) -> None:
         """Lets the source send as many more."""
         self._owed += messages
         if self._owed * 4 >= PERMITS:
@@ -458,7 +458,7 @@ def number_of(topic: str) -> int:
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:8])
 
 
-def copied(client_part: bytes, header: EntryHeader, origin: Origin, schema_version: bytes | None) -> bytes:
+def encode_copy(client_part: bytes, header: EntryHeader, origin: Origin, schema_version: bytes | None) -> bytes:
     """The entry as it is published at the destination. `schema_version`: None keeps that of the source."""
     added = b"" if schema_version is None else _SCHEMA_VERSION + varint(len(schema_version)) + schema_version
     added += _TAG + _BODY.pack(_MAGIC, origin.topic, *origin.position)

@@ -15,7 +15,7 @@ import click
 
 from . import processes as several
 from .members import as_member, member_world
-from .metrics import Alone, Voice
+from .metrics import SingleProcess, StatusOutput
 from .servers import (
     LISTEN_HELP,
     SECURITY,
@@ -68,7 +68,7 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 """Modules that the processes of several brokers import: once, in the parent."""
 
 
-async def run(given: BrokerOptions, world: World, voice: Voice) -> None:
+async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
     """Runs a process with a broker in it, until it is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import Parts
@@ -78,7 +78,7 @@ async def run(given: BrokerOptions, world: World, voice: Voice) -> None:
     plan = planned(
         given.config, given.memory_bytes, broker=given.settings, most=given.memory_most, processes=given.processes
     )
-    settings = plan.applied(given.settings, "broker")
+    settings = plan.apply_to(given.settings, "broker")
     world = as_member(world, security, "broker")
 
     async def session() -> MetadataStore:
@@ -100,11 +100,11 @@ async def run(given: BrokerOptions, world: World, voice: Voice) -> None:
 
         starting = Broker.start(secured(serving, security), settings, store, next_session)
         running = await parts.start("broker", starting, close)
-        running.rest.measure = page = voice.measure(
+        running.rest.measure = page = voice.combine_metrics(
             Measured(broker=running, pulsar=pulsars_names(given.compat), memory=plan)
         )
         facts = await serve_metrics(parts, given.metrics, page) | door_facts(running)
-        voice.ready(f"{scheme(security)}://{running.endpoint}", **facts)
+        voice.report_ready(f"{scheme(security)}://{running.endpoint}", **facts)
         await serve_for_ever(given.warning)
 
 
@@ -226,7 +226,7 @@ def broker(
     )  # fmt: skip
     if processes_ > 1:
         return _several(one, processes_, log_level, log_format)
-    return serve(lambda world: run(one, world, Alone()), log_level, log_format)
+    return serve(lambda world: run(one, world, SingleProcess()), log_level, log_format)
 
 
 def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) -> int:

@@ -38,7 +38,7 @@ async def member_world(
 
     starting = Members.start(world, session, role, own_name(section, role))
     members = await parts.start("members", starting, Members.close)
-    return members.world(world)
+    return members.with_keys(world)
 
 
 def section_of(settings: str | None) -> MembersSection | None:

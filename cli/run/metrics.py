@@ -30,7 +30,7 @@ import msgspec
 from ...metadata.store import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...runtime.descriptors import PROCESS
-from ...runtime.metrics import Histogram, Recent
+from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor
 from .metrics_transactions import OfTopics, coordinators
 
@@ -66,11 +66,11 @@ def add_shares(page: Page, plan: Plan, used: dict[str, int]) -> None:
 
 
 def of_broker(broker: Broker) -> dict[str, int]:
-    owned = broker.owned
+    owned = broker.topic_manager
     assert owned.cache.recent is not None, "a broker has both caches"
     return {
         "clients": _held(owned.memory),
-        "appends": owned.append_bytes,
+        "appends": owned.unanswered_bytes,
         "tail-cache": owned.cache.bytes,
         "catch-up-cache": owned.cache.recent.bytes,
         "catch-up-reads": owned.reads.used,
@@ -106,7 +106,8 @@ def _held(memory: CallerMemory) -> int:
 #
 # The numbers are those of our own page under second names; `SECOND` is the table, docs/operations.md shows it.
 # Latencies are summaries in milliseconds with the label `success`, as BookKeeper's, with the quantiles of the last
-# minute or two (runtime/metrics.py `Recent`); our own histograms are more exact. A metric of BookKeeper without a true
+# minute or two (runtime/metrics.py `RecentQuantiles`); our own histograms are more exact. A metric of BookKeeper
+# without a true
 # counterpart (queues of threads that do not exist here) is left out. Guard: tests/cli/run/test_metrics_bookkeeper.py.
 
 
@@ -114,7 +115,7 @@ QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
 """Quantiles of BookKeeper's Prometheus provider."""
 
 
-class Second(NamedTuple):
+class BookKeeperMetric(NamedTuple):
     """A metric under BookKeeper's name. `ours`: names on our page; of two, the first counts successes and the second
     failures. `note`: what differs."""
 
@@ -128,28 +129,43 @@ _ADDS = ("magnetar_bookie_add_seconds", "magnetar_bookie_add_failed_seconds")
 _READS = ("magnetar_bookie_read_seconds", "magnetar_bookie_read_failed_seconds")
 
 SECOND = (
-    Second("bookie_SERVER_STATUS", ("magnetar_bookie_read_only",), "1: writable, 0: read-only", writable=True),
-    Second("bookie_ledger_writable_dirs", ("magnetar_bookie_read_only",), "a bookie has one directory", writable=True),
-    Second("bookie_WRITE_BYTES", ("magnetar_bookie_add_bytes_total",)),
-    Second("bookie_READ_BYTES", ("magnetar_bookie_read_bytes_total",)),
-    Second("bookie_ledgers_count", ("magnetar_bookie_ledgers",)),
-    Second("bookie_write_cache_size", ("magnetar_bookie_memtable_bytes",)),
-    Second("bookie_read_cache_size", ("magnetar_bookie_read_cache_bytes",)),
-    Second("bookie_DELETED_LEDGER_COUNT", ("magnetar_bookie_ledgers_deleted_total",)),
-    Second("bookie_throttled_write_requests", ("magnetar_bookie_slowed_down_total",), "a connection was not read"),
-    Second("bookie_journal_JOURNAL_QUEUE_SIZE", ("magnetar_bookie_journal_queued_records",)),
-    Second("bookkeeper_server_ADD_ENTRY_REQUEST", _ADDS, "from arrival to answer; many entries may be one request"),
-    Second("bookkeeper_server_ADD_ENTRY", _ADDS, "the same: a request is not queued before it is served"),
-    Second("bookkeeper_server_READ_ENTRY_REQUEST", _READS, "from arrival to answer"),
-    Second("bookkeeper_server_READ_ENTRY", _READS, "the same"),
-    Second("bookie_journal_JOURNAL_ADD_ENTRY", _ADDS, "the same: an add's answer waits for the journal alone"),
-    Second("bookie_journal_JOURNAL_SYNC", ("magnetar_bookie_journal_sync_seconds",), "write and sync of a block"),
-    Second("bookie_journal_JOURNAL_QUEUE_LATENCY", ("magnetar_bookie_journal_queue_seconds",), "per turn, not per add"),
-    Second(
-        "auditor_NUM_UNDER_REPLICATED_LEDGERS", ("magnetar_bookie_repair_under_replicated",),
+    BookKeeperMetric(
+        "bookie_SERVER_STATUS", ("magnetar_bookie_read_only",), "1: writable, 0: read-only", writable=True
+    ),
+    BookKeeperMetric(
+        "bookie_ledger_writable_dirs", ("magnetar_bookie_read_only",), "a bookie has one directory", writable=True
+    ),
+    BookKeeperMetric("bookie_WRITE_BYTES", ("magnetar_bookie_add_bytes_total",)),
+    BookKeeperMetric("bookie_READ_BYTES", ("magnetar_bookie_read_bytes_total",)),
+    BookKeeperMetric("bookie_ledgers_count", ("magnetar_bookie_ledgers",)),
+    BookKeeperMetric("bookie_write_cache_size", ("magnetar_bookie_memtable_bytes",)),
+    BookKeeperMetric("bookie_read_cache_size", ("magnetar_bookie_read_cache_bytes",)),
+    BookKeeperMetric("bookie_DELETED_LEDGER_COUNT", ("magnetar_bookie_ledgers_deleted_total",)),
+    BookKeeperMetric(
+        "bookie_throttled_write_requests", ("magnetar_bookie_slowed_down_total",), "a connection was not read"
+    ),
+    BookKeeperMetric("bookie_journal_JOURNAL_QUEUE_SIZE", ("magnetar_bookie_journal_queued_records",)),
+    BookKeeperMetric(
+        "bookkeeper_server_ADD_ENTRY_REQUEST", _ADDS, "from arrival to answer; many entries may be one request"
+    ),
+    BookKeeperMetric("bookkeeper_server_ADD_ENTRY", _ADDS, "the same: a request is not queued before it is served"),
+    BookKeeperMetric("bookkeeper_server_READ_ENTRY_REQUEST", _READS, "from arrival to answer"),
+    BookKeeperMetric("bookkeeper_server_READ_ENTRY", _READS, "the same"),
+    BookKeeperMetric(
+        "bookie_journal_JOURNAL_ADD_ENTRY", _ADDS, "the same: an add's answer waits for the journal alone"
+    ),
+    BookKeeperMetric(
+        "bookie_journal_JOURNAL_SYNC", ("magnetar_bookie_journal_sync_seconds",), "write and sync of a block"
+    ),
+    BookKeeperMetric(
+        "bookie_journal_JOURNAL_QUEUE_LATENCY", ("magnetar_bookie_journal_queue_seconds",), "per turn, not per add"
+    ),
+    BookKeeperMetric(
+        "auditor_NUM_UNDER_REPLICATED_LEDGERS",
+        ("magnetar_bookie_repair_under_replicated",),
         "at the bookie that is the auditor; 0 at the others",
     ),
-    Second("bookie_flush", ("magnetar_bookie_checkpoint_seconds",)),
+    BookKeeperMetric("bookie_flush", ("magnetar_bookie_checkpoint_seconds",)),
 )
 
 
@@ -159,7 +175,7 @@ class BookKeeperNames:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._recent = Recent()
+        self._recent = RecentQuantiles()
 
     def add(self, page: Page, bookie: str) -> None:
         """Adds this bookie's metrics of the page a second time. A missing number gets no second name."""
@@ -239,7 +255,7 @@ class Measured(msgspec.Struct, frozen=True):
             if self.second is not None:
                 self.second.add(page, bookie.id)
         if self.broker is not None:
-            await _broker(page, self.broker, self.broker.owned.config.cluster if self.pulsar else None)
+            await _broker(page, self.broker, self.broker.topic_manager.config.cluster if self.pulsar else None)
         if self.memory is not None:
             used = of_bookies(self.bookies) if self.bookies else {}
             used |= of_broker(self.broker) if self.broker is not None else {}
@@ -275,7 +291,7 @@ def _bookie(page: Page, bookie: Bookie) -> None:
 
 async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
     """Adds the metrics of a broker. `cluster`: for Pulsar's names; None: without them."""
-    owned = broker.owned
+    owned = broker.topic_manager
     page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", len(owned.loaded))
     for way, budget in (("requests", owned.memory.requests), ("answers", owned.memory.answers)):
@@ -284,7 +300,7 @@ async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
     page.histogram(
         "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
     )
-    for bookie, numbers in owned.connections().items():
+    for bookie, numbers in owned.bookie_statistics().items():
         page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
     coordinators(page, owned.coordinators, cluster)
     topics = list(owned.loaded.values())
@@ -300,7 +316,7 @@ async def _topics(
     page: Page, clock: Clock, topics: Sequence[Topic], transacted: OfTopics
 ) -> tuple[int, list[_Unread]]:
     """Works in slices of the loop. Returns how many are degraded, and the subscriptions whose backlog must be read."""
-    from ...broker.common.token_bucket import Turns
+    from ...broker.common.token_bucket import TimeSlices
     from ...broker.topic.statistics import size_now  # there is a broker, so it is loaded
     from ...runtime.metrics import escaped
 
@@ -322,7 +338,7 @@ async def _topics(
     backlogs = series("subscription_backlog_messages", "gauge", "Subscription: not acked.")
     delayed = series("subscription_delayed_messages", "gauge", "Subscription: of its backlog, to be delivered later.")
     held = series("subscription_held_messages", "gauge", "Subscription: of its backlog, failed and held back.")
-    degraded, unread, turns = 0, list[_Unread](), Turns(clock)
+    degraded, unread, turns = 0, list[_Unread](), TimeSlices(clock)
     for topic in topics:
         name, traffic, log = escaped(topic.name.full), topic.traffic, topic.log
         whose = f'{{topic="{name}"}} '
@@ -389,7 +405,7 @@ def is_ready() -> bool:
     return bool(_said)
 
 
-def ready(url: str, **facts: object) -> None:
+def announce_ready(url: str, **facts: object) -> None:
     """Prints the line that scripts wait for; nothing else is printed on stdout."""
     _said.append(url)
     print_ready(url, **facts)
@@ -399,27 +415,27 @@ def print_ready(url: str, **facts: object) -> None:
     print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
 
-class Voice(Protocol):
+class StatusOutput(Protocol):
     """Reports that a server serves, and has its page of metrics."""
 
-    def ready(self, url: str, **facts: object) -> None: ...
+    def report_ready(self, url: str, **facts: object) -> None: ...
 
-    def measure(self, own: Measure) -> Measure:
+    def combine_metrics(self, own: Measure) -> Measure:
         """Serves metrics. `own` writes those of this process; what is returned writes the page that it serves."""
         ...
 
 
-class Alone:
+class SingleProcess:
     """A server of one process."""
 
-    def ready(self, url: str, **facts: object) -> None:
-        ready(url, **facts)
+    def report_ready(self, url: str, **facts: object) -> None:
+        announce_ready(url, **facts)
 
-    def measure(self, own: Measure) -> Measure:
+    def combine_metrics(self, own: Measure) -> Measure:
         return own
 
 
-class OneOf:
+class OneOfProcesses:
     """A process of several."""
 
     def __init__(self, child: Child, *, shows: bool) -> None:
@@ -440,7 +456,7 @@ class OneOf:
         return self._all if self._shows else own
 
     async def _all(self, page: Page) -> None:
-        others, _ = await asyncio.gather(self.child.others(), self._page(page))
+        others, _ = await asyncio.gather(self.child.ask_others(), self._page(page))
         page.process, page.others = self.child.name, dict(others.pages)
         for name, count in others.restarts.items():
             text = "How often a process of this server ended and was started again."

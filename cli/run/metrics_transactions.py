@@ -26,7 +26,7 @@ GAUGES = frozenset({
 LATENCY = "pulsar_txn_execution_latency_le_"
 
 
-class Second(NamedTuple):
+class PulsarMetric(NamedTuple):
     """A metric under Pulsar's name. `ours`: the names of the numbers that are added."""
 
     name: str
@@ -35,20 +35,23 @@ class Second(NamedTuple):
 
 
 PULSAR = (
-    Second("pulsar_txn_active_count", ("magnetar_transactions_open", "magnetar_transactions_prepared")),
-    Second("pulsar_txn_created_total", ("magnetar_transactions_begun_total",), "by its first use"),
-    Second("pulsar_txn_committed_total", ("magnetar_transactions_committed_total",)),
-    Second("pulsar_txn_aborted_total", ("magnetar_transactions_aborted_total",), "for whatever reason"),
-    Second("pulsar_txn_timeout_total", ("magnetar_transactions_aborted_total",), "`reason` is `timeout`"),
-    Second("pulsar_txn_append_log_total", ("magnetar_transactions_records_total",), "begins and joins write no record"),
-    Second(LATENCY + "10", ("magnetar_transactions_seconds",), "up to 10 ms; and `…_20` to `…_3000000`, `…_overflow`: "
+    PulsarMetric("pulsar_txn_active_count", ("magnetar_transactions_open", "magnetar_transactions_prepared")),
+    PulsarMetric("pulsar_txn_created_total", ("magnetar_transactions_begun_total",), "by its first use"),
+    PulsarMetric("pulsar_txn_committed_total", ("magnetar_transactions_committed_total",)),
+    PulsarMetric("pulsar_txn_aborted_total", ("magnetar_transactions_aborted_total",), "for whatever reason"),
+    PulsarMetric("pulsar_txn_timeout_total", ("magnetar_transactions_aborted_total",), "`reason` is `timeout`"),
+    PulsarMetric("pulsar_txn_append_log_total", ("magnetar_transactions_records_total",),
+    "begins and joins write no record"),
+    PulsarMetric(LATENCY + "10", ("magnetar_transactions_seconds",),
+    "up to 10 ms; and `…_20` to `…_3000000`, `…_overflow`: "
            "those above the bound before"),
-    Second("pulsar_txn_tb_active_total", ("magnetar_topic_open_transactions",)),
-    Second("pulsar_txn_tb_committed_total", ("magnetar_topic_committed_transactions_total",)),
-    Second("pulsar_txn_tb_aborted_total", ("magnetar_topic_aborted_transactions_total",)),
-    Second("pulsar_txn_tp_committed_count_total", ("magnetar_subscription_committed_transactions_total",),
+    PulsarMetric("pulsar_txn_tb_active_total", ("magnetar_topic_open_transactions",)),
+    PulsarMetric("pulsar_txn_tb_committed_total", ("magnetar_topic_committed_transactions_total",)),
+    PulsarMetric("pulsar_txn_tb_aborted_total", ("magnetar_topic_aborted_transactions_total",)),
+    PulsarMetric("pulsar_txn_tp_committed_count_total", ("magnetar_subscription_committed_transactions_total",),
            "`status` is `succeed`: one that fails is done again"),
-    Second("pulsar_txn_tp_aborted_count_total", ("magnetar_subscription_aborted_transactions_total",), "likewise"),
+    PulsarMetric("pulsar_txn_tp_aborted_count_total", ("magnetar_subscription_aborted_transactions_total",),
+    "likewise"),
 )  # fmt: skip
 
 
@@ -67,9 +70,9 @@ def coordinators(page: Page, loaded: Sequence[RunningCoordinator], cluster: str 
             )  # fmt: skip
         page.gauge(
             "magnetar_transactions_oldest_seconds", "Transactions: how long the oldest open one is open; 0: none.",
-            each.oldest_s, coordinator=number,
+            each.oldest_open_s, coordinator=number,
         )  # fmt: skip
-        lasted = Histogram(LASTED_S, *each.lasted())
+        lasted = Histogram(LASTED_S, *each.duration_histogram())
         page.histogram(
             "magnetar_transactions_seconds", "Transactions: from the first use to the outcome.", lasted,
             coordinator=number,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..common.exits import NOT_AVAILABLE, Failure, outcome_of
-from .metrics import OneOf, print_ready
+from .metrics import OneOfProcesses, print_ready
 from .servers import serve
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ WAIT_S = 1.0
 """
 T = TypeVar("T")
 
-Main = Callable[["World", OneOf], Any]
+Main = Callable[["World", OneOfProcesses], Any]
 
 
 def processes_option(help: str, default: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -128,7 +128,7 @@ def spec(name: str, main: Main, log_level: str, log_format: Any, *, shows: bool 
     from ...runtime.parent import Spec
 
     def work(child: Child) -> int:
-        voice = OneOf(child, shows=shows)
+        voice = OneOfProcesses(child, shows=shows)
         return outcome_of(lambda: serve(lambda world: main(world, voice), log_level, log_format, voice))
 
     return Spec(name, work)

@@ -20,7 +20,7 @@ from ...proto.names import whole
 from ..common.lazy import Lazy, LazyGroup
 from ..common.units import Real
 from .members import as_member, asks_members
-from .metrics import Measure, OneOf, is_ready, ready
+from .metrics import Measure, OneOfProcesses, announce_ready, is_ready
 
 if TYPE_CHECKING:
     from ...bookie.server import BookieConfig
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
     from ...runtime.lifecycle import Parts
-    from ...runtime.memory_shares import Plan, Share
+    from ...runtime.memory_shares import MemoryShare, Plan
     from ...runtime.network import Endpoint, World
 
 _LOG = logging.getLogger("magnetar")
@@ -176,9 +176,9 @@ def secured(world: World, settings: str | None) -> World:
     """The world of a broker; with `settings` its listener asks who calls."""
     if settings is None:
         return world
-    from ...security.authenticator import secured as by_settings
+    from ...security.authenticator import secured_world
 
-    return by_settings(world, settings)
+    return secured_world(world, settings)
 
 
 def asks_and_encrypts(settings: str | None) -> bool:
@@ -212,7 +212,10 @@ def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
 
 
 def serve(
-    main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any, voice: OneOf | None = None
+    main: Callable[[World], Coroutine[Any, Any, None]],
+    log_level: str,
+    log_format: Any,
+    voice: OneOfProcesses | None = None,
 ) -> int:
     """Runs a server to its end; returns its exit code. Raises errors, which exits.py reports. `voice`: of one of
     several processes, which are stopped by their parent alone."""
@@ -379,7 +382,7 @@ def metadata(
             starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"), clients)
             server = await parts.start("metadata", starting, MetadataServer.close)
             facts = await serve_metrics(parts, scraped, Measured(metadata=server, memory=plan))
-            ready(f"metadata://{server.endpoint}", data=folder, **facts)
+            announce_ready(f"metadata://{server.endpoint}", data=folder, **facts)
             await serve_for_ever(warning)
 
     return serve(main, log_level, log_format)
@@ -406,10 +409,10 @@ def planned(
     """Plans the memory of a process with these parts, as they are loaded from `file` and the environment; it is one of
     so many `processes` that have the memory together, equal parts of it."""
     from ...runtime import process
-    from ...runtime.config import chosen, value_of
-    from ...runtime.memory_shares import NO_LIMIT, memory_of, plan
+    from ...runtime.config import explicit_settings, value_of
+    from ...runtime.memory_shares import NO_LIMIT, plan, process_memory_bytes
 
-    shares: list[Share] = []
+    shares: list[MemoryShare] = []
     given: dict[str, int] = {}
     if broker is not None:
         from ...broker.server import SHARES as OF_BROKER
@@ -424,12 +427,12 @@ def planned(
 
         shares += OF_METADATA
     for section, config in (("broker", broker), ("bookie", bookie)):
-        for name in chosen(type(config), section, file=file) if config is not None else ():
+        for name in explicit_settings(type(config), section, file=file) if config is not None else ():
             value, setting = value_of(config, name) if config is not None else None, f"{section}.{name}"
             if any(each.setting == setting for each in shares) and (value or setting not in DERIVED):
                 assert isinstance(value, int), "what is shared out are numbers"
                 given[setting] = value
-    budget = memory_of(file, option, shares, given, NO_LIMIT if most is None else most, processes)
+    budget = process_memory_bytes(file, option, shares, given, NO_LIMIT if most is None else most, processes)
     found = plan(budget, shares, given)
     process.trim_above(budget // 8)
     told = ", ".join(f"{name} {limit >> 20}" for name, limit in found.limits.items())

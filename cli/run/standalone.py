@@ -24,7 +24,7 @@ import click
 
 from . import brokers, processes
 from .members import as_member, asks_members, member_world
-from .metrics import ready
+from .metrics import announce_ready
 from .processes import processes_option
 from .servers import (
     SECURITY,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ...runtime.lifecycle import Parts
     from ...runtime.memory_shares import Plan
     from ...runtime.network import Endpoint, World
-    from .metrics import Voice
+    from .metrics import StatusOutput
 
 # ---------------------------------------------------------------------------------------------- standalone_parts
 # The parts of `magnetar standalone`, in one process (standalone.py) or in several (standalone.py).
@@ -121,7 +121,7 @@ async def start_bookie(
     """Starts bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
     from ...bookie.server import Bookie
 
-    settings = plan.applied(bookie_settings(given, number), "bookie")
+    settings = plan.apply_to(bookie_settings(given, number), "bookie")
     return await parts.start(f"bookie-{number}", Bookie.start(world, settings, store, new_session), Bookie.close)
 
 
@@ -201,16 +201,16 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
     from ...runtime.lifecycle import Parts
-    from ...runtime.peer.inside import InsideNetwork
+    from ...runtime.peer.inside import InProcessNetwork
     from .metrics import Measured, pulsars_names, second_names
 
     folder, security = given.folder, given.security
-    world = replace(world, network=InsideNetwork(world.network, world.clock))  # the broker and its bookies are here
+    world = replace(world, network=InProcessNetwork(world.network, world.clock))  # the broker and its bookies are here
     count = count_bookies(folder, given.bookies)
     settings, stored = broker_settings(given, count), bookie_settings(given, 1)
     most = STANDALONE_BYTES * (1 + count)
     plan = planned(given.config, given.memory_bytes, broker=settings, bookie=stored, bookies=count, most=most)
-    settings = plan.applied(settings, "broker")
+    settings = plan.apply_to(settings, "broker")
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
@@ -224,7 +224,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
         broker.rest.measure = measured
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, measured)}
         facts |= door_facts(broker)
-        ready(f"{scheme(security)}://{broker.endpoint}", **facts)
+        announce_ready(f"{scheme(security)}://{broker.endpoint}", **facts)
         await serve_for_ever(given.warning)
 
 
@@ -325,7 +325,7 @@ class Memory(NamedTuple):
 
 
 async def _storage(
-    given: StandaloneOptions, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
+    given: StandaloneOptions, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: StatusOutput
 ) -> None:
     """Runs the metadata, and these bookies."""
     from ...metadata.server import MetadataServer
@@ -346,13 +346,13 @@ async def _storage(
         serving = await member_world(parts, _inside(world), given.security, "bookie", session)
         started = [await start_bookie(parts, serving, given, each, plan, server.store.session()) for each in numbers]
         second = second_names(given.compat, world.clock)
-        voice.measure(Measured(metadata=server, bookies=started, second=second, memory=plan))
-        voice.ready(f"metadata://{server.endpoint}")
+        voice.combine_metrics(Measured(metadata=server, bookies=started, second=second, memory=plan))
+        voice.report_ready(f"metadata://{server.endpoint}")
         await serve_for_ever()
 
 
 async def _bookies(
-    given: StandaloneOptions, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
+    given: StandaloneOptions, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: StatusOutput
 ) -> None:
     """Runs these bookies, whose metadata is in another process."""
     from ...runtime.lifecycle import Parts
@@ -370,13 +370,13 @@ async def _bookies(
         for number in numbers:
             store = await parts.start("metadata", session(), disconnect)
             started.append(await start_bookie(parts, serving, given, number, plan, store, session))
-        voice.measure(Measured(bookies=started, second=second_names(given.compat, world.clock), memory=plan))
-        voice.ready("bookies://")
+        voice.combine_metrics(Measured(bookies=started, second=second_names(given.compat, world.clock), memory=plan))
+        voice.report_ready("bookies://")
         await serve_for_ever()
 
 
 def _inside(world: World) -> World:
     """Returns a world in which bookies of one process ask each other without a socket."""
-    from ...runtime.peer.inside import InsideNetwork
+    from ...runtime.peer.inside import InProcessNetwork
 
-    return replace(world, network=InsideNetwork(world.network, world.clock))
+    return replace(world, network=InProcessNetwork(world.network, world.clock))

@@ -183,7 +183,7 @@ class Operator(NamedTuple):
             return await connect(world, address, self.timeout_s, SESSION_S)
 
         members = await Members.start(world, session, ROLE, own_name(section, ROLE))
-        return members.world(world), members
+        return members.with_keys(world), members
 
 
 def operating(function: Callable[..., None]) -> Callable[..., None]:

@@ -16,7 +16,7 @@ import click
 from ..common.lazy import Lazy, LazyGroup
 from ..run import processes
 from ..run.members import as_member, asks_members, member_world
-from ..run.metrics import Alone, Voice
+from ..run.metrics import SingleProcess, StatusOutput
 from ..run.servers import (
     LISTEN_HELP,
     SECURITY,
@@ -98,7 +98,7 @@ def bookie(
     count = count_processes(folder, processes_)
     if count > 1:
         return _several(given, count, log_level, log_format)
-    return serve(lambda world: run(given, world, Alone()), log_level, log_format)
+    return serve(lambda world: run(given, world, SingleProcess()), log_level, log_format)
 
 
 class BookieOptions(NamedTuple):
@@ -129,7 +129,7 @@ class BookieOptions(NamedTuple):
         return load(BookieConfig, "bookie", file=self.config, overrides=given)
 
 
-async def run(given: BookieOptions, world: World, voice: Voice) -> None:
+async def run(given: BookieOptions, world: World, voice: StatusOutput) -> None:
     """Runs a process with a bookie in it, until it is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.lifecycle import Parts
@@ -138,7 +138,7 @@ async def run(given: BookieOptions, world: World, voice: Voice) -> None:
     security = given.security
     settings = given.settings
     plan = planned(given.config, given.memory_bytes, bookie=settings, processes=given.processes)
-    settings = plan.applied(settings, "bookie")
+    settings = plan.apply_to(settings, "bookie")
     world = as_member(world, security, "bookie")
 
     async def session() -> MetadataStore:
@@ -148,11 +148,11 @@ async def run(given: BookieOptions, world: World, voice: Voice) -> None:
         store = await parts.start("metadata", session(), disconnect)
         serving = await member_world(parts, world, security, "bookie", session)
         running = await parts.start("bookie", Bookie.start(serving, settings, store, session), Bookie.close)
-        page = voice.measure(
+        page = voice.combine_metrics(
             Measured(bookies=[running], second=second_names(given.compat, world.clock), memory=plan)
         )
         facts = await serve_metrics(parts, given.metrics, page)
-        voice.ready(f"bookie://{running.endpoint}", id=running.id, data=given.folder, **facts)
+        voice.report_ready(f"bookie://{running.endpoint}", id=running.id, data=given.folder, **facts)
         await serve_for_ever(given.warning)
 
 

@@ -108,7 +108,7 @@ def forget(bookie: str, metadata_: Where, data: str | None, output: str, yes: bo
     from ...bookie.store import identity
 
     confirm(f"Forget bookie {bookie}; its directory never starts again", yes)
-    _change(metadata_, data, output, lambda store: identity.forget_bookie(store, bookie))
+    _change(metadata_, data, output, lambda store: identity.delete_bookie(store, bookie))
 
 
 @click.command()
@@ -124,7 +124,7 @@ def move(bookie: str, place: str, metadata_: Where, data: str | None, output: st
     """
     from ...bookie.store import identity
 
-    _change(metadata_, data, output, lambda store: identity.move(store, bookie, place))
+    _change(metadata_, data, output, lambda store: identity.change_place(store, bookie, place))
 
 
 @click.command("accept-metadata")

@@ -14,7 +14,7 @@ import click
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.output import Row, progress
-from .inspect_store import LOG_COLUMNS, Look, damage_row, filters, inspecting, log_rows
+from .inspect_store import LOG_COLUMNS, StoreInspection, damage_row, filters, inspecting, log_rows
 
 inspect = LazyGroup(
     "inspect",
@@ -39,7 +39,7 @@ inspect = LazyGroup(
 # ---------------------------------------------------------------------------------------- cookie and mark
 @click.command()
 @inspecting
-def cookie(look: Look) -> None:
+def cookie(look: StoreInspection) -> None:
     """Whose directory it is: bookie, cluster, where it was made.
 
     Example: magnetar bookie inspect cookie magnetar-data/bookie-1
@@ -52,7 +52,7 @@ def cookie(look: Look) -> None:
 
 @click.command()
 @inspecting
-def mark(look: Look) -> None:
+def mark(look: StoreInspection) -> None:
     """How far the last checkpoint came: what is after it in the journal, and which ends of files count.
 
     Example: magnetar bookie inspect mark magnetar-data/bookie-1
@@ -67,7 +67,13 @@ def mark(look: Look) -> None:
 @filters()
 @inspecting
 def journal(
-    look: Look, records: bool, number: int | None, ledger: int | None, entry: int | None, start: int, stop: int | None
+    look: StoreInspection,
+    records: bool,
+    number: int | None,
+    ledger: int | None,
+    entry: int | None,
+    start: int,
+    stop: int | None,
 ) -> None:
     """Journal files: what is in them, where the mark stands, where they end.
 
@@ -79,7 +85,7 @@ def journal(
     from ...bookie.inspect import journals
 
     chosen = [each for each in journals.journals(look.snapshot) if number in (None, each)]
-    for damage in journals.missing(look.snapshot):
+    for damage in journals.missing_journals(look.snapshot):
         look.damaged(damage)
     if records or ledger is not None or entry is not None or start or stop is not None:
         columns = ("journal", "offset", "block", "type", "ledger", "entry", "lac", "bytes", "lastLedger", "damage")
@@ -94,11 +100,11 @@ def journal(
     look.out.stream(look.limited([*(row for row in rows_ if row), *spare]), columns, empty="no journals")
 
 
-def _journal_row(look: Look, number: int, advance: Callable[[int], None], at: int) -> Row:
+def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], None], at: int) -> Row:
     """Returns a row for one file; `end` is after its last whole block."""
     from ...bookie.format.journal import ALIGNMENT
     from ...bookie.inspect import journals
-    from ...bookie.inspect.snapshot import Damage, Gone
+    from ...bookie.inspect.snapshot import Damage, RemovedFile
     from ...bookie.store.journal.segments import journal_name
 
     position = look.snapshot.mark.position if look.snapshot.mark is not None else (0, 0)
@@ -108,17 +114,17 @@ def _journal_row(look: Look, number: int, advance: Callable[[int], None], at: in
     blocks = records = damaged = 0
     for found in journals.walk(look.snapshot, number):
         match found:
-            case journals.Opened():
+            case journals.OpenedJournal():
                 row |= {"bytes": found.bytes, "previousEnd": found.header.a, "end": ALIGNMENT}
             case journals.Block():
                 blocks, records = blocks + 1, records + len(found.records)
                 row["end"] = found.end_offset
-            case journals.Torn():
+            case journals.TornTail():
                 row["torn"] = found.offset
             case Damage():
                 damaged += 1
                 row.setdefault("damage", f"at {found.offset}: {look.damaged(found)}")
-            case Gone():
+            case RemovedFile():
                 look.warn_gone(found)
                 return {}
     advance(at + 1)
@@ -126,18 +132,18 @@ def _journal_row(look: Look, number: int, advance: Callable[[int], None], at: in
 
 
 def _journal_records(
-    look: Look, number: int, ledger: int | None, entry: int | None, start: int, stop: int | None
+    look: StoreInspection, number: int, ledger: int | None, entry: int | None, start: int, stop: int | None
 ) -> Iterator[Row]:
     from ...bookie.format.journal import RecordType
     from ...bookie.inspect import journals
-    from ...bookie.inspect.snapshot import Damage, Gone
+    from ...bookie.inspect.snapshot import Damage, RemovedFile
     from ...ledger.peer_format import ENTRY_HEADER
 
     for found in journals.walk(look.snapshot, number, start):
         match found:
             case Damage():
                 yield damage_row(look, "journal", number, found)
-            case Gone():
+            case RemovedFile():
                 look.warn_gone(found)
             case journals.Block():
                 for offset, record in found.places():
@@ -166,7 +172,8 @@ def _journal_records(
 @filters()
 @inspecting
 def log(
-    look: Look, records: bool, verify: bool, number: int | None, ledger: int | None, entry: int | None, start: int,
+    look: StoreInspection, records: bool, verify: bool, number: int | None, ledger: int | None, entry: int | None,
+    start: int,
     stop: int | None,
 ) -> None:  # fmt: skip
     """Entry logs: size, live share, ledgers; each record; --verify checks all of them.
@@ -191,16 +198,16 @@ def log(
 
 
 def _log_records(
-    look: Look, number: int, ledger: int | None, entry: int | None, start: int, stop: int | None
+    look: StoreInspection, number: int, ledger: int | None, entry: int | None, start: int, stop: int | None
 ) -> Iterator[Row]:
     from ...bookie.inspect import logs
-    from ...bookie.inspect.snapshot import Damage, Gone
+    from ...bookie.inspect.snapshot import Damage, RemovedFile
 
     for found in logs.walk(look.snapshot, number, start):
         match found:
             case Damage():
                 yield damage_row(look, "log", number, found)
-            case Gone():
+            case RemovedFile():
                 look.warn_gone(found)
             case logs.Entry():
                 if stop is not None and found.offset >= stop:
@@ -215,7 +222,13 @@ def _log_records(
 @filters()
 @inspecting
 def index(
-    look: Look, extents: bool, number: int | None, ledger: int | None, entry: int | None, start: int, stop: int | None
+    look: StoreInspection,
+    extents: bool,
+    number: int | None,
+    ledger: int | None,
+    entry: int | None,
+    start: int,
+    stop: int | None,
 ) -> None:
     """Index files: a group for each flush or compaction, extents, with --entry the record's place.
 
@@ -238,16 +251,22 @@ def index(
 
 
 def _groups(
-    look: Look, number: int, extents: bool, ledger: int | None, entry: int | None, start: int, stop: int | None
+    look: StoreInspection,
+    number: int,
+    extents: bool,
+    ledger: int | None,
+    entry: int | None,
+    start: int,
+    stop: int | None,
 ) -> Iterator[Row]:
     from ...bookie.inspect import indexes
-    from ...bookie.inspect.snapshot import Damage, Gone
+    from ...bookie.inspect.snapshot import Damage, RemovedFile
 
     opened = indexes.open_index(look.snapshot, number)
     if isinstance(opened, Damage):
         yield damage_row(look, "log", number, opened)
         return
-    if isinstance(opened, Gone):
+    if isinstance(opened, RemovedFile):
         look.warn_gone(opened)
         return
     try:
@@ -265,9 +284,9 @@ def _groups(
         opened.file.close()
 
 
-def _extents(look: Look, opened: Any, group: Any, ledger: int | None, entry: int | None) -> Iterator[Row]:
+def _extents(look: StoreInspection, opened: Any, group: Any, ledger: int | None, entry: int | None) -> Iterator[Row]:
     from ...bookie.inspect.snapshot import Damage
-    from ...bookie.store.index import find
+    from ...bookie.store.index import record_number
 
     for place in opened.extents(group):
         extent = place.extent
@@ -282,7 +301,7 @@ def _extents(look: Look, opened: Any, group: Any, ledger: int | None, entry: int
             if isinstance(table, Damage):
                 yield {**row, "damage": look.damaged(table)}
                 continue
-            at = find(place, table, entry)
+            at = record_number(place, table, entry)
             if at is None:
                 continue
             begin, end = table.offsets[at], table.offsets[at + 1]

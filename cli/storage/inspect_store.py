@@ -16,7 +16,7 @@ from ..common.output import Output, Row, progress
 
 if TYPE_CHECKING:
     from ...bookie.inspect.ledgers import Ledger, Overview
-    from ...bookie.inspect.snapshot import Damage, Gone, Snapshot
+    from ...bookie.inspect.snapshot import Damage, RemovedFile, Snapshot
     from ...bookie.inspect.summary import LogSummary, StoreSummary
     from ...bookie.store.index import ExtentPlace
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # first one. Files that a running bookie removed meanwhile are named on stderr.
 
 
-class Look:
+class StoreInspection:
     """A command's reading of a directory: its output, and the damage found."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
@@ -49,7 +49,7 @@ class Look:
         self.damages += 1
         return damage.reason
 
-    def warn_gone(self, gone: Gone) -> None:
+    def warn_gone(self, gone: RemovedFile) -> None:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limited(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -73,7 +73,7 @@ def inspecting(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
     @wraps(function)
     def command(directory: str, output: str, limit: int | None = None, **options: Any) -> None:
-        look = Look(directory, output, limit)
+        look = StoreInspection(directory, output, limit)
         function(look, **options)
         look.finish()
 
@@ -99,7 +99,7 @@ def filters() -> Callable[[Any], Any]:
     return decorate
 
 
-def damage_row(look: Look, kind: str, number: int, damage: Damage) -> Row:
+def damage_row(look: StoreInspection, kind: str, number: int, damage: Damage) -> Row:
     return {kind: number, "file": basename(damage.path), "offset": damage.offset, "damage": look.damaged(damage)}
 
 
@@ -113,7 +113,7 @@ HOLDERS_SHOWN = 5
 @click.command()
 @click.option("--html", type=click.Path(dir_okay=False, writable=True), default=None, help="Write a picture there.")
 @inspecting
-def store(look: Look, html: str | None) -> None:
+def store(look: StoreInspection, html: str | None) -> None:
     """A bookie's directory in short: logs with live share and the ledgers that hold them, journals, ledger index.
 
     --html writes one page with a bar for each log; it needs no other file and is readable in light and dark.
@@ -142,7 +142,7 @@ def store(look: Look, html: str | None) -> None:
         _print(look, summary)
 
 
-def document(look: Look, summary: StoreSummary) -> Row:
+def document(look: StoreInspection, summary: StoreSummary) -> Row:
     cookie = look.snapshot.cookie
     return {
         "bookie": None if cookie is None else cookie.bookie,
@@ -168,7 +168,7 @@ def document(look: Look, summary: StoreSummary) -> Row:
     }
 
 
-def _print(look: Look, summary: StoreSummary) -> None:
+def _print(look: StoreInspection, summary: StoreSummary) -> None:
     whole = document(look, summary)
     journal_bytes = sum(each.bytes for each in summary.journals)
     names = ("bookie", "directory", "ledgers", "tombstoneIntervals", "quarantinedIntervals", "limboUpto", "fencedUpto")
@@ -196,10 +196,10 @@ def log_row(log: LogSummary) -> dict[str, object]:
     }  # fmt: skip
 
 
-def log_rows(look: Look, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
+def log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
     """A row for each log; `verify` reads all their records."""
     from ...bookie.inspect.ledgers import overview
-    from ...bookie.inspect.snapshot import Gone
+    from ...bookie.inspect.snapshot import RemovedFile
     from ...bookie.inspect.summary import log_summary
 
     seen = overview(look.snapshot)
@@ -207,7 +207,7 @@ def log_rows(look: Look, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
         look.damaged(damage)
     for number in numbers:
         found = log_summary(look.snapshot, number, seen.facts)
-        if isinstance(found, Gone):
+        if isinstance(found, RemovedFile):
             look.warn_gone(found)
             continue
         row = log_row(found)
@@ -216,7 +216,7 @@ def log_rows(look: Look, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
         yield row | verified(look, number) if verify and found.bytes else row
 
 
-def verified(look: Look, number: int) -> dict[str, object]:
+def verified(look: StoreInspection, number: int) -> dict[str, object]:
     """The columns of a log's row that need all its records."""
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import Damage
@@ -252,7 +252,13 @@ EXTENT_COLUMNS = ("log", "first", "last", "entries", "start", "bytes")
 @click.option("--limit", type=click.IntRange(1), default=None, help="At most so many rows.")
 @inspecting
 def ledger(
-    look: Look, ledger: int | None, entries: bool, entry: int | None, deleted: bool, start: int, stop: int | None
+    look: StoreInspection,
+    ledger: int | None,
+    entries: bool,
+    entry: int | None,
+    deleted: bool,
+    start: int,
+    stop: int | None,
 ) -> None:
     """Ledgers as of the last checkpoint: fenced, LAC, last entry, deleted, quarantined, in limbo; never their keys.
 
@@ -280,7 +286,7 @@ def ledger(
         _one(look, seen, ledger, entries or entry is not None, entry)
 
 
-def _ledgers(look: Look, seen: Overview, start: int, stop: int | None) -> Iterator[Row]:
+def _ledgers(look: StoreInspection, seen: Overview, start: int, stop: int | None) -> Iterator[Row]:
     from ...bookie.inspect.ledgers import states
 
     for state in states(look.snapshot, seen, start, None if stop is None else stop + 1):
@@ -301,17 +307,17 @@ def _row(seen: Overview, ledger: int, state: Ledger | None) -> dict[str, object]
     }
 
 
-def _one(look: Look, seen: Overview, ledger: int, entries: bool, entry: int | None) -> None:
+def _one(look: StoreInspection, seen: Overview, ledger: int, entries: bool, entry: int | None) -> None:
     from ...bookie.inspect.entries import extents
     from ...bookie.inspect.ledgers import states
-    from ...bookie.inspect.snapshot import Damage, Gone
+    from ...bookie.inspect.snapshot import Damage, RemovedFile
 
     state = next(iter(states(look.snapshot, seen, ledger, ledger + 1)), None)
     places: list[ExtentPlace] = []
     for found in extents(look.snapshot, ledger):
         if isinstance(found, Damage):
             look.damaged(found)
-        elif isinstance(found, Gone):
+        elif isinstance(found, RemovedFile):
             look.warn_gone(found)
         else:
             places.append(found)
@@ -340,28 +346,28 @@ def _extent(place: ExtentPlace) -> Row:
     }  # fmt: skip
 
 
-def _journal(look: Look, ledger: int) -> str | None:
+def _journal(look: StoreInspection, ledger: int) -> str | None:
     """Returns the journal's records of the ledger after the last checkpoint, in words."""
-    from ...bookie.inspect.entries import in_journal_records
+    from ...bookie.inspect.entries import journal_record_types
 
     counts: dict[str, int] = {}
-    for kind in in_journal_records(look.snapshot, ledger):
+    for kind in journal_record_types(look.snapshot, ledger):
         counts[kind] = counts.get(kind, 0) + 1
     return ", ".join(f"{number} {kind}" for kind, number in counts.items()) or None
 
 
-def _copies(look: Look, ledger: int, places: list[ExtentPlace], entry: int | None) -> Iterator[Row]:
+def _copies(look: StoreInspection, ledger: int, places: list[ExtentPlace], entry: int | None) -> Iterator[Row]:
     from itertools import chain
 
-    from ...bookie.inspect.entries import in_journals, in_logs
-    from ...bookie.inspect.snapshot import Damage, Gone
+    from ...bookie.inspect.entries import copies_in_journals, copies_in_logs
+    from ...bookie.inspect.snapshot import Damage, RemovedFile
 
     snapshot: Snapshot = look.snapshot
-    for found in chain(in_logs(snapshot, places, entry), in_journals(snapshot, ledger, entry)):
+    for found in chain(copies_in_logs(snapshot, places, entry), copies_in_journals(snapshot, ledger, entry)):
         match found:
             case Damage():
                 yield {"offset": found.offset, "damage": f"{found.path}: {look.damaged(found)}"}
-            case Gone():
+            case RemovedFile():
                 look.warn_gone(found)
             case _:
                 if found.damage is not None:

@@ -17,7 +17,7 @@ from ..common.output import progress
 from ..common.session import YES, Session, confirm
 from ..common.units import Real
 from ..run.members import as_member, member_world
-from ..run.metrics import ready
+from ..run.metrics import announce_ready
 from ..run.servers import SECURITY, connect, disconnect, metadata_address, metadata_options, serve, serve_for_ever
 from .admin_port import operating
 
@@ -351,7 +351,7 @@ def repair(
                 return background
 
             await parts.start("repair", started(), Supervisor.close)
-            ready(f"repair://{keeper.name}", metadata=tree)
+            announce_ready(f"repair://{keeper.name}", metadata=tree)
             await serve_for_ever()
 
     return serve(main, log_level, log_format)

@@ -28,7 +28,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from ...proto import statistics as values
 from ...proto.errors import InvalidRequest
 from ...proto.names import check_subscription_name, check_tenant_name
-from ...proto.operations import ANSWERS, On, Operation
+from ...proto.operations import ANSWERS, Operation, PermissionPlace
 from ..common.checks import INT64_MAX, TEXT, exact, shown_value
 from ..model.message_id import MessageId
 from .grpc_transport import Caller, StoredMessage, full_namespace, full_topic
@@ -203,8 +203,9 @@ _WORDS = {
 
 NAMED = values, MessageId, StoredMessage
 """By annotations, which are text."""
-PLACES: dict[On, tuple[str, Callable[[str], str]]] = {
-    On.TOPIC: ("topic", full_topic), On.NAMESPACE: ("name", full_namespace), On.TENANT: ("name", check_tenant_name),
+PLACES: dict[PermissionPlace, tuple[str, Callable[[str], str]]] = {
+    PermissionPlace.TOPIC: ("topic", full_topic), PermissionPlace.NAMESPACE: ("name", full_namespace),
+    PermissionPlace.TENANT: ("name", check_tenant_name),
 }  # fmt: skip
 """What the parameter is called, and how it is checked before anything is sent."""
 Checks = Mapping[str, tuple[str, Callable[[str], str]]]

@@ -17,7 +17,7 @@ from .. import client as aio
 from ..common.checks import DURATION_MS_MAX
 from ..common.closing import EPOCH
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
-from ..common.loggers import ignored, run, survived
+from ..common.loggers import ignore_error, log_foreign_error, run
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.partition_consumers import check_timeout
 from ..consume.ranges import Reader as AsyncReader
@@ -75,7 +75,7 @@ class _Receiving(Handle[Receiving]):
                 with self._turns:
                     self._listener(self, message)
             except BaseException as error:  # the thread would end unnoticed, and the program would go on
-                survived(error, f"{self.topic()}: a message listener")
+                log_foreign_error(error, f"{self.topic()}: a message listener")
 
 
 class ConsumerEvents:
@@ -168,7 +168,8 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             return self._thread.run(batch.receive(inner.policy))
         except BaseException:
             if not self._thread.inside():
-                self._thread.loop.call_soon_threadsafe(run, batch.give_back, ignored)  # what it took has no receiver
+                # what it took has no receiver
+                self._thread.loop.call_soon_threadsafe(run, batch.put_back, ignore_error)
             raise
 
     def acknowledge(
@@ -293,7 +294,7 @@ def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
     message = None
     try:
         while True:
-            inbox.wait(wake)
+            inbox.call_when_filled(wake)
             message = inbox.take_nowait() if inbox.messages else None
             if message is not None:
                 inbox.stop_waiting(wake)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..common.checks import FUNCTION, check_one, instance
 from ..common.errors import CtrlC, InvalidConfiguration
-from ..common.loggers import ignored, run
+from ..common.loggers import ignore_error, run
 from ..model.message import Message
 from ..produce.producer import Producer as AsyncProducer
 from ..transactions.process import Applied, Apply, Loop, Options, Output, ProcessStatistics, outputs_of
@@ -129,7 +129,7 @@ def _apply(function: Callable[[Message], Any], messages: list[Message], outcome:
         if not outcome.done():
             outcome.set_result(results)
 
-    outcome.get_loop().call_soon_threadsafe(run, tell, ignored)
+    outcome.get_loop().call_soon_threadsafe(run, tell, ignore_error)
 
 
 def _wait_for_end(work: queue.SimpleQueue[Work | None]) -> None:

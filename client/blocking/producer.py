@@ -223,7 +223,7 @@ class Producer(ProducerFace):
                 if txn is None:
                     only.add(content, callback)
                 else:
-                    only.add_in(inner_of(txn), content, callback)
+                    only.add_in_transaction(inner_of(txn), content, callback)
                 return
             except (ProducerQueueIsFull, MemoryBufferIsFull):
                 if not self._blocks:

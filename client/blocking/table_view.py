@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
-from ..common.loggers import survived
+from ..common.loggers import log_foreign_error
 from ..consume.table_view import Listener
 from .faces import TableViewFace
 
@@ -111,4 +111,4 @@ def _call(listener: Listener, key: str, value: Any) -> None:
     try:
         listener(key, value)
     except BaseException as error:
-        survived(error, "a listener of a table")
+        log_foreign_error(error, "a listener of a table")

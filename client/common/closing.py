@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 from weakref import WeakSet
 
 from .errors import AlreadyClosed, OperationNotSupported
-from .loggers import ignored, run
+from .loggers import ignore_error, run
 
 
 class ClosedAfterAsyncWith:
@@ -58,7 +58,7 @@ async def until_quiet(
             nonlocal timer
             left = min(max(received_at(), begun) + quiet_s, begun + longest_s) - now()
             if left > 0:
-                timer = loop.call_later(left, run, look, ignored)
+                timer = loop.call_later(left, run, look, ignore_error)
             else:
                 limit.reschedule(-inf)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TypeVar
 
-from .loggers import Broke, ignored, report_failure, run
+from .loggers import Broke, ignore_error, report_failure, run
 
 # ----------------------------------------------------------------------------------------------------- due_timer
 # The timer of a driver: it calls when the time has come that the driver's core waits for.
@@ -129,7 +129,7 @@ class Wakes:
         self._calls.append((work, broke))
         if not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(run, self._run, ignored)
+            self._loop.call_soon_threadsafe(run, self._run, ignore_error)
 
     def _run(self) -> None:
         self._woken = False  # first: a later caller wakes the loop again

@@ -118,7 +118,7 @@ def _detach(handler: logging.Handler) -> None:
 # **Foreign code** (callbacks, listeners, checks, key readers, schemas) may raise anything, also CancelledError,
 # SystemExit and other BaseExceptions. What it raises is about itself: it is logged or told as that code's failure, and
 # what comes after the call is done as if it had returned. Two are not the code's own: the cancellation of the task that
-# awaits it (`is_cancelled`), and Ctrl-C, which ends the program once nothing is left half done (`survived`).
+# awaits it (`is_cancelled`), and Ctrl-C, which ends the program once nothing is left half done (`log_foreign_error`).
 # tests/client/blocking/test_guard.py breaks each callback and each task of the client in turn and looks at who waits;
 # tests/client/common/test_foreign_code.py has each kind of foreign code raise each kind of exception.
 
@@ -143,7 +143,7 @@ def report_failure(work: object, broke: Broke, error: BaseException) -> None:
         raise error
 
 
-def survived(error: BaseException, what: str) -> None:
+def log_foreign_error(error: BaseException, what: str) -> None:
     """Logs an error that the application's code raised in the event loop or in a thread of the client."""
     _LOG.error("%s failed", what, exc_info=error)
     if isinstance(error, KeyboardInterrupt):
@@ -157,7 +157,7 @@ def _raise_error(error: KeyboardInterrupt) -> None:
     raise error
 
 
-def own(error: BaseException) -> BaseException:
+def reraise_interrupt(error: BaseException) -> BaseException:
     """Returns the error that the application's code raised when it was called, not awaited. Raises KeyboardInterrupt if
     it was Ctrl-C."""
     if isinstance(error, KeyboardInterrupt):
@@ -173,7 +173,7 @@ def is_cancelled(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt | GeneratorExit)
 
 
-def ignored(_error: Exception) -> None:
+def ignore_error(_error: Exception) -> None:
     """Does nothing with the error: no caller waits for it, and it is in the log."""
 
 
@@ -198,13 +198,13 @@ class Reports:
         self._client = ref(client)
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(interval_s, run, self._report, ignored) if interval_s else None
+        self._timer = self._loop.call_later(interval_s, run, self._report, ignore_error) if interval_s else None
 
     def _report(self) -> None:
         client = self._client()
         if client is None:
             return
-        self._timer = self._loop.call_later(self._interval_s, run, self._report, ignored)
+        self._timer = self._loop.call_later(self._interval_s, run, self._report, ignore_error)
         try:
             for title, numbers in client.statistics().items():
                 _LOG.info("%s: %s", title, ", ".join(f"{name} {number}" for name, number in numbers.items()))

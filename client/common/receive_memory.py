@@ -62,7 +62,7 @@ class SendMemory:
             self.held += size
             return True
 
-    def free(self, size: int) -> None:
+    def release(self, size: int) -> None:
         waiting: deque[Callable[[], object]] = deque()
         with self._lock:
             self.held -= size
@@ -78,7 +78,7 @@ class SendMemory:
     def wait(self, call: Callable[[], object]) -> None:
         """Calls `call` once when there is room. The caller must try `reserve` again after this: there may be room
         already."""
-        with self._lock:  # or it would be lost to a `free` that takes the others at this moment
+        with self._lock:  # or it would be lost to a `release` that takes the others at this moment
             self._waiting.append(call)
 
 
@@ -115,7 +115,7 @@ class ReceiveMemory:
         room = max(0.0, self.limit_bytes - sent - (self.claimed_bytes - claimed)) / 2
         return max(1, min(wanted, int(room / message_bytes)))
 
-    def unfolds(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         """Whether there is room for the `size` bytes of a decompressed entry."""
         return not self.limit_bytes or self.unfolded_bytes + size <= self.limit_bytes
 

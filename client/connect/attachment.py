@@ -1,7 +1,8 @@
 """The id of one producer or consumer on the stream to the broker that owns its topic: how it gets one, and loses it.
 
-    attachment.open()               the first time: `on_open` reports that it is open, is refused, or the operation's
-                                    deadline is over. An owner that waits for its turn has no deadline once it waits
+    attachment.open()               the first time: `on_opening_done` reports that it is open, is refused, or the
+                                    operation's deadline is over. An owner that waits for its turn has no deadline once
+                                    it waits
     attachment.reopen(after_s)      later: one attempt after a pause; `on_lost` reports its failure
     attachment.send(permits=7)      a frame; nothing is sent without an id
     attachment.publish(entry)       the same of an entry
@@ -54,7 +55,7 @@ class AttachedOwner(Protocol):
         ...
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
-    def on_open(self, error: MagnetarError | None) -> None:
+    def on_opening_done(self, error: MagnetarError | None) -> None:
         """Called once when the first opening has succeeded, or failed for good with `error`."""
         ...
 
@@ -101,7 +102,7 @@ class Attachment:
                 await self._connections.retry(self._attempt)
         except MagnetarError as error:
             failure = error
-        self._owner.on_open(failure)
+        self._owner.on_opening_done(failure)
 
     async def _wait_for_turn(self) -> None:
         """Waits until the owner's turn came, and starts the wait again if it breaks. Raises an error that will stay,
@@ -209,7 +210,7 @@ class Attachment:
             return
         self._owner.on_lost(error)
 
-    def out_of_turn(self, kind: str | None) -> None:
+    def on_unexpected_frame(self, kind: str | None) -> None:
         """Called by the owner when it has read an unexpected frame: broker and client disagree about the id, so it is
         given up."""
         self.close_at_broker()

@@ -19,7 +19,7 @@ from ...runtime.access import AUTHORIZATION_MAX, CallerAccess, TlsFiles
 from ...runtime.clock import Clock, SystemClock
 from ..common.checks import shown_value
 from ..common.errors import InvalidConfiguration, OperationNotSupported
-from ..common.loggers import own
+from ..common.loggers import reraise_interrupt
 from .service_url import ServiceUrl
 
 _LOG = logging.getLogger("magnetar.client")
@@ -238,7 +238,7 @@ def _header_of(authentication: Authentication) -> Callable[[], str]:
         except BaseException as error:
             said = f": {_without_tokens(error)}" if isinstance(authentication, AuthenticationToken) else ""
             failed = f"the authentication {name!r} failed: {type(error).__name__}{said}"
-            raise Unauthenticated(failed) from own(error)
+            raise Unauthenticated(failed) from reraise_interrupt(error)
         if not isinstance(found, str) or not found.isascii() or (found and not found.isprintable()):
             raise WireInvalidConfiguration(f"the authentication {name!r} gives no header of printable ASCII")
         return found

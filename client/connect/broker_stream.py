@@ -35,8 +35,8 @@ from ...runtime.network import (
     rpc,
 )
 from ...runtime.tasks import Tasks
-from ..common.loggers import ignored, report_failure, run
-from .discovery import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, Silence
+from ..common.loggers import ignore_error, report_failure, run
+from .discovery import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, SilentBrokers
 
 IDLE_S = 60.0
 """Seconds that a stream without owners stays open: a program that opens one producer after another uses one stream."""
@@ -74,7 +74,7 @@ class BrokerStream:
     """A Connect stream to one broker."""
 
     def __init__(
-        self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: Silence
+        self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: SilentBrokers
     ) -> None:
         """Must be called in the event loop. `now`: a monotonic clock, in seconds. `on_end` is called once, when nothing
         can be attached any more."""
@@ -111,7 +111,7 @@ class BrokerStream:
     def detach(self, id_: int) -> None:
         self._owners.pop(id_, None)
         if not self._owners and not self.is_over and self._idle is None:
-            self._idle = self._loop.call_later(IDLE_S, run, self._close_idle, ignored)
+            self._idle = self._loop.call_later(IDLE_S, run, self._close_idle, ignore_error)
 
     def _close_idle(self) -> None:
         self._idle = None
@@ -199,7 +199,7 @@ class BrokerStream:
     # ------------------------------------------------------------------------------ silence
     def _watch_from(self, since: float) -> None:
         after_s = max(since + SILENT_S - self._now(), 0.0)
-        self._watch = self._loop.call_later(after_s, run, self._check_silence, ignored)
+        self._watch = self._loop.call_later(after_s, run, self._check_silence, ignore_error)
 
     def _check_silence(self) -> None:
         now = self._now()
@@ -217,7 +217,7 @@ class BrokerStream:
         endpoint, since = self._channel.endpoint, self.received_at
         try:
             while self._owners and not await self._channel.answers(UNANSWERED_S) and self.received_at == since:
-                moved = await self._silence.moved(endpoint, self._topics())
+                moved = await self._silence.find_moved(endpoint, self._topics())
                 if self.received_at == since:
                     self._leave(moved)
             if self._owners:

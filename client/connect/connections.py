@@ -35,7 +35,7 @@ from ..common.receive_memory import RECEIVE_BYTES, ReceiveMemory, SendMemory
 from ..core.failover import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
-from .discovery import UNANSWERED_S, Discovery, Silence
+from .discovery import UNANSWERED_S, Discovery, SilentBrokers
 from .service_url import PULSAR_PORTS, ServiceUrl
 
 # ------------------------------------------------------------------------------------------------- first_contact
@@ -133,7 +133,7 @@ class Connections:
         self._next = world.rng.randrange(len(self._endpoints))
         self._channels: dict[Endpoint, Channel] = {}
         self._streams: dict[Endpoint, BrokerStream] = {}
-        self._silence = Silence(world.clock.monotonic, self._known, self._asked_owner)
+        self._silence = SilentBrokers(world.clock.monotonic, self._known, self._asked_owner)
         self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
         self._wakes: Wakes | None = None
         self.transactions: object | None = None  # of the client (client/transactions/), when there are some
@@ -316,7 +316,7 @@ class Connections:
 
         return await self.retry(attempt)
 
-    async def move(self, url: ServiceUrl, access: CallerAccess) -> None:
+    async def switch_cluster(self, url: ServiceUrl, access: CallerAccess) -> None:
         """Switches to the brokers of another service URL. Open producers and consumers reconnect there; a request in
         flight may still be answered by an earlier broker."""
         self._access = access
@@ -418,7 +418,7 @@ class WriterSchemas:
             type=SchemaType(info.type), data=info.data, name=info.name, properties=dict(info.properties)
         )
 
-    def has(self, version: bytes) -> SchemaInfo | None:
+    def find_known(self, version: bytes) -> SchemaInfo | None:
         """Returns a schema that was fetched. None: the topic does not have it."""
         return self._known.get(version)
 

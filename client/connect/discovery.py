@@ -27,7 +27,7 @@ from ...proto.names import TopicName
 from ...proto.versions import PRODUCT
 from ...runtime.access import CallerAccess
 from ...runtime.network import ByteStream, Endpoint, Network
-from ...runtime.tasks import together
+from ...runtime.tasks import run_together
 from ..common.errors import InvalidUrl
 from .service_url import Asked, ServiceUrl, parse_service_url
 
@@ -91,7 +91,7 @@ class Discovery:
             raise Unavailable(error.message, endpoint=str(address), unreached="refused") from error
         try:
             async with asyncio.timeout(self._timeout_s):
-                ask = by_pulsar if self._url.protocol is Asked.PULSAR else by_http
+                ask = ask_pulsar_port if self._url.protocol is Asked.PULSAR else ask_http_port
                 return await ask(stream, address, self._access)
         except TimeoutError as error:
             raise _silent(address) from error
@@ -104,7 +104,7 @@ def _silent(address: Endpoint) -> Unavailable:
 
 
 # ------------------------------------------------------------------ Pulsar's protocol
-async def by_pulsar(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
+async def ask_pulsar_port(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks a port of Pulsar's protocol for the gRPC address. Raises NotSpoken; WrongProtocol if it is Pulsar's own
     broker; Unauthenticated."""
     from ...proto import pulsar_pb2 as pulsar
@@ -157,7 +157,7 @@ async def _read(stream: ByteStream, size: int) -> bytes:
 
 
 # ------------------------------------------------------------------ HTTP
-async def by_http(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
+async def ask_http_port(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks an HTTP port for the gRPC address. Raises NotSpoken; Unavailable for a status of 500 or more. `access` is
     not sent, because the question needs no credentials."""
     request = f"GET {PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
@@ -217,7 +217,7 @@ ASKED_AT_ONCE = 32
 """Topics. When none of so many moved, the session of their owner lasts: the others wait for the next round."""
 
 
-class Silence:
+class SilentBrokers:
     """Tracks which brokers are silent, and asks the others for the owners of their topics."""
 
     def __init__(
@@ -245,7 +245,7 @@ class Silence:
     def on_answered(self, endpoint: Endpoint) -> None:
         self._until.pop(self._name(endpoint), None)
 
-    def unanswered(self, endpoint: Endpoint) -> None:
+    def on_unanswered(self, endpoint: Endpoint) -> None:
         self._until[self._name(endpoint)] = self._now() + SILENT_KEPT_S
 
     def others(self, endpoint: Endpoint) -> list[Endpoint]:
@@ -254,9 +254,9 @@ class Silence:
         found = {self._name(each): each for each in self._known() if self._name(each) != me}
         return sorted(found.values(), key=self.is_silent)
 
-    async def moved(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
+    async def find_moved(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
         """Returns the topics that are not owned by the broker at `endpoint` any more, according to the others."""
-        self.unanswered(endpoint)
+        self.on_unanswered(endpoint)
         moved: set[TopicName] = set()
         for asked in self.others(endpoint):
             for at in range(0, len(topics), ASKED_AT_ONCE):
@@ -280,9 +280,9 @@ class Silence:
             try:
                 answers[topic] = await self._owner(asked, topic)
             except TimedOut:
-                self.unanswered(asked)
+                self.on_unanswered(asked)
             except MagnetarError:
                 return  # the next one is asked, or in the next round
 
-        await together(map(ask, topics), f"owners by {asked}")
+        await run_together(map(ask, topics), f"owners by {asked}")
         return answers

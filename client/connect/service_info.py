@@ -16,10 +16,10 @@ from typing import Any
 from ...proto.errors import MagnetarError
 from ...runtime.access import CallerAccess
 from ...runtime.network import Endpoint, Network, World
-from ...runtime.tasks import Tasks, together
+from ...runtime.tasks import Tasks, run_together
 from ..common.checks import TEXT, TEXT_OR_NONE, Check, WrongValue, check, check_one, instance, shown_value, whole
 from ..common.errors import InvalidConfiguration
-from ..common.loggers import ignored, run, survived
+from ..common.loggers import ignore_error, log_foreign_error, run
 from ..core.failover import FailoverCore
 from ..model.settings import ClientSettings
 from .authentication import Authentication, caller_access
@@ -146,12 +146,12 @@ def first_service_info(
     if isinstance(service, AutoClusterFailover):
         return service.primary
     if isinstance(service, ServiceInfoProvider):
-        return checked(service.initial_service_info())
+        return check_info(service.initial_service_info())
     parse_service_url(service)  # type: ignore[arg-type]  # InvalidUrl says what it is
     return ServiceInfo(str(service), authentication, options["tls_trust_certs_file_path"])  # type: ignore[arg-type]
 
 
-def checked(info: object) -> ServiceInfo:
+def check_info(info: object) -> ServiceInfo:
     """Returns `info`. Raises InvalidConfiguration if a provider returned something else."""
     if not isinstance(info, ServiceInfo):
         raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shown_value(info)}")
@@ -188,7 +188,7 @@ class Service:
         self._used: ServiceInfo | None = None  # what the connections go to
         self._provider = given if isinstance(given, ServiceInfoProvider) else None
         if self._provider is not None:
-            self._provider.initialize(self.updated)
+            self._provider.initialize(self.switch_cluster)
 
     def _access_of(self, info: ServiceInfo) -> CallerAccess:
         trusted = {"tls_trust_certs_file_path": info.tls_trust_certs_file_path}
@@ -204,21 +204,21 @@ class Service:
             self._tasks.spawn(rounds, "failover of a client")
         return self._connections
 
-    def updated(self, info: ServiceInfo) -> None:
+    def switch_cluster(self, info: ServiceInfo) -> None:
         """Makes the client connect to another cluster. May be called from any thread. Raises InvalidConfiguration if
         `info` is wrong."""
-        self._access_of(checked(info))
+        self._access_of(check_info(info))
         self.info = info
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(run, self._move, ignored)
+                self._loop.call_soon_threadsafe(run, self._move, ignore_error)
 
     def _move(self) -> None:
         info, connections = self.info, self._connections
         if connections is not None and info is not self._used and not self._tasks.closed:
             _LOG.warning("the client goes to %s", info.service_url)
             self._used = info
-            self._tasks.spawn(connections.move(info.url, self._access_of(info)), "move of a client")
+            self._tasks.spawn(connections.switch_cluster(info.url, self._access_of(info)), "move of a client")
 
     async def _try_clusters(self, clusters: AutoClusterFailover, network: Network, timeout_s: float) -> None:
         infos = [clusters.primary, *clusters.secondary]
@@ -228,12 +228,12 @@ class Service:
         answered = [False] * len(infos)
 
         async def look_at(which: int) -> None:
-            answered[which] = await answers(infos[which], network, timeout_s)
+            answered[which] = await is_reachable(infos[which], network, timeout_s)
 
         while True:
             await asyncio.sleep(clusters.check_interval_ms / 1000)
-            await together(map(look_at, range(len(infos))), "look at a cluster")
-            self.info = infos[core.tried(answered)]
+            await run_together(map(look_at, range(len(infos))), "look at a cluster")
+            self.info = infos[core.on_tried(answered)]
             self._move()
 
     async def close(self) -> None:
@@ -247,10 +247,10 @@ class Service:
                 try:
                     provider.close()
                 except BaseException as error:
-                    survived(error, "the close of the provider of a client's service")
+                    log_foreign_error(error, "the close of the provider of a client's service")
 
 
-async def answers(info: ServiceInfo, network: Network, timeout_s: float) -> bool:
+async def is_reachable(info: ServiceInfo, network: Network, timeout_s: float) -> bool:
     """Whether one of the cluster's addresses accepts a connection."""
     for address in info.url.ask or info.url.endpoints:
         if await _takes(address, network, timeout_s):

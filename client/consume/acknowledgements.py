@@ -1,7 +1,7 @@
 """The acknowledgements and negative acknowledgements of the application: appended from any thread, and sent to the
 broker by the event loop.
 
-`acknowledge`, `negative_acknowledge` and `on_taken` append, from any thread; `gather` passes everything to the
+`acknowledge`, `negative_acknowledge` and `on_taken` append, from any thread; `flush` passes everything to the
 consumer's core (client/core/consumer.py), in the event loop. Guards: tests/client/consume/test_partition_consumer.py.
 """
 
@@ -69,11 +69,11 @@ class AckSender:
         else:
             known, place = which.chunks(), which.position()
         chunks = self._core.chunks
-        found = chunks.given_back(place) if again else chunks.entries_of_message(place)
+        found = chunks.on_given_back(place) if again else chunks.entries_of_message(place)
         return (which, *(MessageId(-1, *each) for each in found or known if each != place))
 
     # ------------------------------------------------------------------------------ in the loop
-    def gather(self) -> float:
+    def flush(self) -> float:
         """Passes everything that was appended to the core; returns the time at which it did so."""
         core, now = self._core, self._now()
         while self._taken:
@@ -128,7 +128,7 @@ class AckSender:
                     if entry is not None:
                         tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
                     entry, bits = each.entry, 0
-                    self._core.taken_over(entry.position)
+                    self._core.on_taken_over(entry.position)
                 bits |= 1 << each.batch_index
                 continue
             position, index, size = place_of(each)
@@ -136,7 +136,7 @@ class AckSender:
                 tracker.acknowledge_cumulative(position, index, size)
             else:
                 tracker.acknowledge(position, index, size)
-            self._core.taken_over(position)
+            self._core.on_taken_over(position)
         if entry is not None:
             tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
 

@@ -37,7 +37,7 @@ from ..produce.entry_writer import check_txn
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
 from .partition_consumers import PartitionConsumers, check_timeout
-from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, decodable, receive_batch
+from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_schemas, receive_batch
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -196,14 +196,14 @@ class Consumer(ClosedAfterAsyncWith):
         if message is None:
             message = await self.inbox.take_message(check_timeout(timeout_millis))
         if self.settings.schema.by_writer:
-            await decodable(self.inbox, message)
+            await fetch_schemas(self.inbox, message)
         return message
 
     async def batch_receive(self) -> list[Message]:
         """Returns as many messages as the policy allows; none when its time is over and no message arrived."""
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
-            await decodable(self.inbox, *batch)
+            await fetch_schemas(self.inbox, *batch)
         return batch
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -349,7 +349,7 @@ class Consumer(ClosedAfterAsyncWith):
         """
         self.negative_acknowledge_soon(message)
         if self.settings.redelivery_order == "key":
-            self.consumer_of(message).turn_now()
+            self.consumer_of(message).flush_acks()
 
     # ------------------------------------------------------------------------------ dead letters and retries
     @property
@@ -377,7 +377,7 @@ class Consumer(ClosedAfterAsyncWith):
     def start_again(self) -> None:
         """Redelivers in order: of what was delivered before nothing is given to the application from now on."""
         for consumer in self.partitions:
-            consumer.start_again()
+            consumer.redeliver_in_order()
 
     # ------------------------------------------------------------------------------ the subscription
     async def seek(self, messageid: MessageId | int) -> None:

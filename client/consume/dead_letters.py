@@ -53,7 +53,7 @@ from ..common.checks import WrongValue
 from ..common.errors import CryptoError, IncompatibleSchema, OperationNotSupported
 from ..connect.connections import Connections
 from ..core.batcher import OutgoingMessage
-from ..model.composite_schemas import Written
+from ..model.composite_schemas import PreEncodedSchema
 from ..model.message import CiphertextMessage, Message
 from ..model.schema import BytesSchema
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, ProducerSettings
@@ -104,7 +104,7 @@ def is_dead_letter(message: Message) -> bool:
     return _MOVED_BY.search(message.producer_name()) is not None and ORIGIN_MESSAGE_ID in message.properties()
 
 
-def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
+def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
     """Whether the topic is the dead-letter topic of this subscription, so that no message may be moved from it."""
     chosen = policy.dead_letter_topic
     return topic.base.local.endswith(f"-{subscription}-DLQ") or (
@@ -112,7 +112,7 @@ def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDead
     )
 
 
-def home_of(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
+def original_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
     """Returns the original topic if `topic` is the retry-letter topic of this subscription; else `topic` itself."""
     suffix = f"-{subscription}-RETRY"
     if not policy.retry_letter_topic and topic.base.local.endswith(suffix):
@@ -190,7 +190,7 @@ class DeadLetterProducer:
     ) -> None:
         if isinstance(message, CiphertextMessage):
             raise CryptoError("a message that is not decrypted is not copied to another topic")
-        encrypt = message.entry.consumer.encrypt_like(message)
+        encrypt = message.entry.consumer.copy_encryptor(message)
         producer = await self._producer(topic, await self._schema_of(message))
         fields = message.fields
         copy = OutgoingMessage(
@@ -214,7 +214,7 @@ class DeadLetterProducer:
         if not version or writers is None:
             return None
         await writers.fetch(version)
-        return writers.has(version)
+        return writers.find_known(version)
 
     async def _producer(self, topic: TopicName, schema: SchemaInfo | None) -> Producer:
         key = None if schema is None else (schema.type, schema.data, *sorted(schema.properties.items()))
@@ -236,7 +236,7 @@ class DeadLetterProducer:
         kind = "DLQ" if topic == self.dead_letter_topic else "RETRY"
         random = self._connections.world.rng.randbytes(3).hex()  # consumers may have one name
         name = "-".join((self._base, self._consumer_name(), random, kind))
-        known = BytesSchema() if schema is None else Written(schema)
+        known = BytesSchema() if schema is None else PreEncodedSchema(schema)
         settings = ProducerSettings(producer_name=name, schema=known, chunking_enabled=True)
         return await Producer.open(self._connections, topic, settings)
 
@@ -303,9 +303,9 @@ class DeadLetterProducers:
         """Adds a topic; returns the topics to subscribe to: itself, and its retry-letter topic. A retry or dead-letter
         topic that a pattern found has no retry-letter topic."""
         policy, subscription = self.policy, self._subscription
-        if policy is None or keeps_dead_letters(topic, subscription, policy):
+        if policy is None or is_dead_letter_topic(topic, subscription, policy):
             return [topic]
-        home = home_of(topic, subscription, policy)
+        home = original_topic(topic, subscription, policy)
         dead_letters = self._by_topic.get(home.base)
         if dead_letters is None:
             dead_letters = DeadLetterProducer(self._connections, home, subscription, policy, self._consumer_name)

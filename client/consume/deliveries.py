@@ -62,7 +62,7 @@ SAY_EVERY_S = 10.0
 """Seconds between two log lines that a partition has entries that are not decrypted."""
 
 
-class StaysFolded(Exception):
+class StaysCompressed(Exception):
     """Raised when the memory limit has no room for the decompressed entry; it stays compressed."""
 
 
@@ -76,7 +76,8 @@ class Undecryptable(Exception):
 
 
 class Deliveries:
-    """The deliveries of one partition: `gather` splits them into messages, and `take_received` returns these."""
+    """The deliveries of one partition: `split_deliveries` splits them into messages, and `take_received` returns
+    these."""
 
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
@@ -110,7 +111,7 @@ class Deliveries:
         self.slots: OrderedDict[Position, frozenset[int]] | None = OrderedDict() if by_keys else None
         """Slots of the latest entries, where what failed holds back what follows it of its keys."""
 
-    def gather(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
+    def split_deliveries(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
         """Splits deliveries into messages, up to the first other frame, which it returns; None: there was no other
         frame."""
         came, opened = self._came, self.open
@@ -139,13 +140,13 @@ class Deliveries:
         return came
 
     # ------------------------------------------------------------------------------ what waits folded
-    def took_large(self, received: ReceivedEntry) -> None:
+    def on_large_taken(self, received: ReceivedEntry) -> None:
         """Records that the application took a message of a large entry. May be called from any thread; the event loop
-        must call `unfold` soon."""
+        must call `decompress_waiting` soon."""
         size, received.unfolded = received.unfolded, 0
         self._taken.append(size)
 
-    def unfold(self) -> bool:
+    def decompress_waiting(self) -> bool:
         """Decompresses waiting entries as far as there is room; `take_received` then returns their messages. Returns
         False if none waited."""
         if self._taken:
@@ -161,7 +162,7 @@ class Deliveries:
     def folded(self) -> list[Position]:
         return [position for _, position, _, _ in self._folded]
 
-    def forget_waiting(self) -> int:
+    def discard_waiting(self) -> int:
         """Drops the entries that wait compressed, and the memory counted for large ones; all of them will be delivered
         again, or are not needed. Returns the number of permits of those that waited."""
         self._taken.clear()
@@ -173,7 +174,7 @@ class Deliveries:
 
     def _has_room(self, size: int) -> bool:
         self._free_taken()
-        return not self._unfolded or self._memory.unfolds(size)
+        return not self._unfolded or self._memory.has_room(size)
 
     def _free_taken(self) -> None:
         while self._taken:
@@ -182,12 +183,12 @@ class Deliveries:
             self._memory.unfolded_bytes -= freed
 
     # ------------------------------------------------------------------------------ where a reader begins
-    def encrypt_like(self, metadata: MessageMetadata) -> Encrypt | None:
+    def copy_encryptor(self, metadata: MessageMetadata) -> Encrypt | None:
         """Returns the function that encrypts a copy of a message for the readers of the message; None: it was not
         encrypted. Raises CryptoError."""
-        return self._decryptor.encrypt_like(metadata) if metadata.encryption_param else None
+        return self._decryptor.copy_encryptor(metadata) if metadata.encryption_param else None
 
-    def sought(self, to: MessageId | int) -> None:
+    def on_sought(self, to: MessageId | int) -> None:
         """Records that the cursor was moved to `to`. The start of a reader becomes None if only the broker knows the
         place."""
         self.start = None
@@ -215,16 +216,16 @@ class Deliveries:
             received, wanted, body = messages_of(
                 self._consumer, entry, position, self.start, redelivered, acked, self._decryptor, self._has_room
             )
-            if body is not None and core.withholds:
+            if body is not None and core.has_withheld:
                 core.release(position)
             received.stream = core.permits.stream
             if wanted is None:
                 wanted = self._take_chunk(
                     received, bytes(entry[received.header.payload_offset :]) if body is None else body
                 )
-            elif core.chunks.begun:
+            elif core.chunks.incomplete:
                 core.on_whole_entry(received.header.producer_name, position, self._clock())
-        except StaysFolded:
+        except StaysCompressed:
             self._folded.append((entry, position, redelivered, acked))
             return ()
         except CorruptEntry as error:
@@ -232,7 +233,7 @@ class Deliveries:
             return [self._damaged(error, entry, position, acked)]
         except Undecryptable as error:
             return self._undecryptable(error.received, error.cause, entry)
-        size = unfolded_bytes(received.header) if received.header.unfolded else 0
+        size = unfolded_bytes(received.header) if received.header.uncompressed_size else 0
         self._bytes += max(len(entry), size)
         self._charged += received.charged
         if self._settings.is_read_compacted:
@@ -367,7 +368,7 @@ class Deliveries:
         start, header = self.start, received.header
         if start is not None and not start.wants_chunk(received.position):
             return []
-        begun = self._core.chunk(header.metadata, received.position, body, self._clock(), received)
+        begun = self._core.add_chunk(header.metadata, received.position, body, self._clock(), received)
         if begun is None:
             return []
         received = begun.entry  # of the last chunk: another one may have completed the message
@@ -406,8 +407,8 @@ def messages_of(
     StaysFolded."""
     index, _, start_at = broker_part_of(entry)
     header = EntryHeader(*checked_head(entry, start_at))
-    if has_room is not None and header.unfolded >= LARGE_BYTES and not has_room(unfolded_bytes(header)):
-        raise StaysFolded
+    if has_room is not None and header.uncompressed_size >= LARGE_BYTES and not has_room(unfolded_bytes(header)):
+        raise StaysCompressed
     received = ReceivedEntry(consumer, header, position, index, redelivered)
     if acked:
         received.charged -= len(acked)
@@ -442,9 +443,13 @@ def unfolded_bytes(header: EntryHeader) -> int:
     """Returns the number of bytes that an entry declares to have when decompressed. Of a chunked message only the last
     chunk counts, for all."""
     metadata = header.metadata
-    if header.unfolded and metadata.num_chunks_from_msg > 1 and metadata.chunk_id < metadata.num_chunks_from_msg - 1:
+    if (
+        header.uncompressed_size
+        and metadata.num_chunks_from_msg > 1
+        and metadata.chunk_id < metadata.num_chunks_from_msg - 1
+    ):
         return 0
-    return header.unfolded
+    return header.uncompressed_size
 
 
 _NO_KEYS = Decryptor(None, lambda: 0.0)

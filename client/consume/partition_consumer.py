@@ -87,7 +87,7 @@ class PartitionConsumer:
         self.in_transactions = TransactionalAcks(
             self, subscription, connections, self.core, self.acks, self.requests, self._attachment.send,
             self.on_failure,
-            self.start_again,
+            self.redeliver_in_order,
         )  # fmt: skip
         self._wakes = connections.wakes
         self._woken = False
@@ -97,10 +97,10 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ from any thread
     def on_taken(self, message: Message) -> None:
         """Called when the last message of an entry (with ack time-outs: any message) was taken from the inbox."""
-        wake = self.core.permits.used(message.permits, message.entry.stream)
+        wake = self.core.permits.count_used(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
         if message.entry.unfolded:
-            self.deliveries.took_large(message.entry)
+            self.deliveries.on_large_taken(message.entry)
             wake = True
         if self.acks.times_out:
             self.acks.on_taken(message)
@@ -110,12 +110,12 @@ class PartitionConsumer:
         if isinstance(message, DamagedMessage):
             raise message.error()
 
-    def interrupted(self) -> None:
+    def on_interrupted(self) -> None:
         """Wakes the consumer after Ctrl-C interrupted `on_taken` at any point, so that nothing it left is forgotten."""
         self._woken = False
         self._wake()
 
-    def turn_now(self) -> None:
+    def flush_acks(self) -> None:
         """Processes, in the event loop, all acknowledgements and negative ones up to now, before the next message is
         taken."""
         self._turn()
@@ -123,8 +123,8 @@ class PartitionConsumer:
     def acknowledge(self, which: Pending) -> None:
         self.acks.acknowledge(which)
 
-    def encrypt_like(self, message: Message) -> Encrypt | None:
-        return self.deliveries.encrypt_like(message.entry.header.metadata)
+    def copy_encryptor(self, message: Message) -> Encrypt | None:
+        return self.deliveries.copy_encryptor(message.entry.header.metadata)
 
     def _wake(self) -> None:
         if not self._woken:
@@ -134,17 +134,17 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
         self._woken = False
-        self._do(self.core.turn(self.acks.gather()))
-        if self.deliveries.unfold():
+        self._do(self.core.turn(self.acks.flush()))
+        if self.deliveries.decompress_waiting():
             self._put()
 
     def _time_passed(self, now: float) -> None:
-        self.acks.gather()
+        self.acks.flush()
         self._do(self.core.time_passed(now))
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
         left = iter(frames)
-        while (rare := self.deliveries.gather(left)) is not None:
+        while (rare := self.deliveries.split_deliveries(left)) is not None:
             self._put()
             self._rare(rare.WhichOneof("kind"), rare)
             if not self._attachment.is_attached:
@@ -156,12 +156,12 @@ class PartitionConsumer:
         messages, charged, hidden, size_bytes = self.deliveries.take_received()
         core = self.core
         if core.starts_again:
-            charged += self.deliveries.forget_waiting()
+            charged += self.deliveries.discard_waiting()
         if not charged:
             return
         core.permits.count_received(charged)
         if core.starts_again:
-            core.forget_delivered()
+            core.discard_delivered()
             messages, hidden = [], charged
         elif self.holds_order and messages and core.has_failed:
             follows = self.deliveries.follows(core.failing())
@@ -170,7 +170,7 @@ class PartitionConsumer:
         if messages:
             self._inbox.put(messages)
         if hidden:
-            self._do(core.dropped(hidden))
+            self._do(core.on_dropped(hidden))
         if self._claim.count_received(size_bytes, charged, core.permits.at_broker + core.permits.held):
             self._do(core.resize(self._claim.window))
         if core.has_new_times:
@@ -190,9 +190,9 @@ class PartitionConsumer:
             case "subscribed":
                 self.name = frame.subscribed.consumer_name or self.name
                 self.compacted_end_index = frame.subscribed.compacted_end_index
-                self._is_of(frame.subscribed.incarnation)
+                self._set_incarnation(frame.subscribed.incarnation)
                 self._attachment.on_opened()
-                self.acks.gather()
+                self.acks.flush()
                 self._do(self.core.on_opened())
                 self.requests.tell_change()
                 self.in_transactions.on_connected()
@@ -201,7 +201,7 @@ class PartitionConsumer:
             case "closed":
                 error = from_wire(frame.closed)
                 if "moved" in error.fields:  # by another consumer, or an operator
-                    self.requests.forget_acknowledged()
+                    self.requests.discard_acks()
                     self.deliveries.forget_moved()
                 self._attachment.on_closed_by_broker(error)
             case "end_of_topic":
@@ -211,9 +211,9 @@ class PartitionConsumer:
                 if self.on_active is not None:
                     self.on_active(self.topic.partition, frame.active)
             case _:
-                self._attachment.out_of_turn(kind)
+                self._attachment.on_unexpected_frame(kind)
 
-    def _is_of(self, incarnation: int) -> None:
+    def _set_incarnation(self, incarnation: int) -> None:
         """Records the incarnation of the topic. If it is another one than before, resets what belonged to that: the
         schemas and, for a reader, its place."""
         before, self.incarnation = self.incarnation, incarnation or self.incarnation
@@ -225,7 +225,7 @@ class PartitionConsumer:
         _LOG.warning("%s was deleted and made anew: it is read from its beginning", self.topic)
         if not self._durable:
             self.core.begin_again()
-            self.deliveries.sought(MessageId.earliest)
+            self.deliveries.on_sought(MessageId.earliest)
         if self.on_anew is not None:
             self.on_anew(self)
 
@@ -240,19 +240,19 @@ class PartitionConsumer:
             match effect:
                 case Drop(give_back):
                     freed = self._inbox.drop(lambda message: message.entry.consumer is self)
-                    folded = self.deliveries.forget_waiting()
+                    folded = self.deliveries.discard_waiting()
                     if give_back and folded:
                         self.core.permits.count_received(folded)
                         freed += folded
                     if give_back and freed:
-                        self._do(self.core.dropped(freed))
+                        self._do(self.core.on_dropped(freed))
                 case DropAfter(failed):
                     self._drop_after(failed)
                 case Answer(request_id, error, result):
                     self.requests.answer(request_id, error, result)
                 case Sought(to):
                     self.acks.clear()
-                    self.deliveries.sought(to)
+                    self.deliveries.on_sought(to)
                 case Connect(after_s):
                     self._attachment.reopen(after_s)
                 case Leave():
@@ -269,11 +269,11 @@ class PartitionConsumer:
         follows = self.deliveries.follows(failed)
         freed = self._inbox.drop(lambda message: message.entry.consumer is self and follows(message))
         if freed:
-            self._do(self.core.dropped(freed))
+            self._do(self.core.on_dropped(freed))
 
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:
-        self.acks.gather()
+        self.acks.flush()
         self.core.acknowledge_cumulative(*place_of(which))
         self._turn()
 
@@ -282,19 +282,19 @@ class PartitionConsumer:
 
     def redeliver_unacknowledged(self) -> None:
         """Asks the broker to deliver again everything that is not acknowledged; drops what waits here."""
-        self.acks.gather()
+        self.acks.flush()
         self._do(self.core.redeliver_all(self._untouched()))
 
-    def start_again(self) -> None:
+    def redeliver_in_order(self) -> None:
         """Redelivers everything in order: the application gets nothing more of what was delivered before."""
-        self.acks.gather()
+        self.acks.flush()
         self._do(self.core.redeliver_all(self._untouched(), in_order=True))
 
     def _untouched(self) -> EntrySets:
         """Returns the entries that wait here and of which the application has seen nothing, so that their redelivery is
         not counted."""
         found: EntrySets = {}
-        places = self.core.chunks.unshown()
+        places = self.core.chunks.incomplete_positions()
         for message in self._inbox.messages.copy():
             entry = message.entry
             if entry.consumer is self and message.batch_index == entry.first_index:
@@ -334,7 +334,7 @@ class PartitionConsumer:
         if self.core.error is not None:
             raise translate(self.core.error, by_slots=self._settings.consumer_type is ConsumerType.KeyShared)
 
-    def on_open(self, error: MagnetarError | None) -> None:
+    def on_opening_done(self, error: MagnetarError | None) -> None:
         if error is not None:
             self._finish(error)
 
@@ -354,7 +354,7 @@ class PartitionConsumer:
         self._attachment.stop()
         self._attachment.close_at_broker()
         self._claim.release()
-        self.deliveries.forget_waiting()
+        self.deliveries.discard_waiting()
         self.requests.tell_change()
         self.in_transactions.fail_all(error)
         if topic_is_gone and self._on_gone is not None:

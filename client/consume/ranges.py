@@ -29,7 +29,7 @@ from ..model.options import Start
 from ..model.settings import ConsumerSettings
 from .partition_consumer import PartitionConsumer
 from .partition_consumers import PartitionConsumers, check_timeout
-from .receiver_queue import ReceiverQueue, decodable
+from .receiver_queue import ReceiverQueue, fetch_schemas
 
 CHUNK_BYTES = 32 << 20
 """Bytes that are asked for at a time; the stream's own flow control bounds what is in memory."""
@@ -167,7 +167,7 @@ class RangeReader:
         if self._decryptor is None:
             return entry
         try:
-            return self._decryptor.entry_in_clear(entry)
+            return self._decryptor.decrypt_entry(entry)
         except (CryptoError, CorruptEntry):
             return entry
 
@@ -274,7 +274,7 @@ class Reader(ClosedAfterAsyncWith):
         if message is None:
             message = await self.inbox.take_message(check_timeout(timeout_millis))
         if self._settings.schema.by_writer:
-            await decodable(self.inbox, message)
+            await fetch_schemas(self.inbox, message)
         return self.on_taken(message)
 
     async def has_message_available(self) -> bool:

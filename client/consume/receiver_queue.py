@@ -73,14 +73,14 @@ class ReceiverQueue:
         except PulsarException:  # a damaged one
             raise
         except BaseException:
-            message.entry.consumer.interrupted()
+            message.entry.consumer.on_interrupted()
             message.permits = max(0, message.permits)  # what was given is not given again
             self.messages.appendleft(message)
             self.put(())
             raise
         return message
 
-    def first(self) -> Message | None:
+    def peek(self) -> Message | None:
         """Returns the message that `take_nowait` would return now; None if the queue is empty. Another receiver may
         take it first."""
         try:
@@ -163,7 +163,7 @@ class ReceiverQueue:
             self.stop_waiting(wake)
             raise
 
-    def wait(self, wake: Callable[[], object]) -> None:
+    def call_when_filled(self, wake: Callable[[], object]) -> None:
         """Calls `wake` once when there may be a message. The caller must check the queue again after this. Raises the
         error with which the queue ended; also then `stop_waiting` must be called."""
         self._waiting.append(wake)
@@ -282,7 +282,7 @@ async def receive_batch(
     size = 0
     try:
         while not (0 < most <= len(messages)) and not (0 < bytes_max <= size):
-            following = inbox.first()
+            following = inbox.peek()
             if following is None:
                 left = None if deadline is None else deadline - now()
                 if left is not None and left <= 0:
@@ -304,7 +304,7 @@ async def receive_batch(
     return messages
 
 
-async def decodable(inbox: ReceiverQueue, *messages: Message) -> None:
+async def fetch_schemas(inbox: ReceiverQueue, *messages: Message) -> None:
     """Fetches the schemas with which the messages were written, so that `value` need not ask for them. If it fails or
     is cancelled, the messages are put back."""
     try:
@@ -327,10 +327,10 @@ class ReceivedBatch:
     async def receive(self, policy: ConsumerBatchReceivePolicy) -> list[Message]:
         self._messages = await receive_batch(self._inbox, policy, self._now)
         if self._unwanted:
-            self.give_back()
+            self.put_back()
         return self._messages
 
-    def give_back(self) -> None:
+    def put_back(self) -> None:
         """Puts the batch back, in the event loop, now or as soon as it is received, so that others receive it."""
         self._unwanted = True
         messages, self._messages = self._messages, []
@@ -370,14 +370,14 @@ class Requests:
 
     async def seek(self, to: MessageId | int) -> None:
         """Moves the subscription: messages delivered before are dropped, and later ones are from the new place."""
-        self.forget_acknowledged()
+        self.discard_acks()
         await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
 
-    def forget_acknowledged(self) -> None:
+    def discard_acks(self) -> None:
         """Drops acknowledgements that are not sent yet, because the subscription is moved and their messages are
         delivered again."""
         self._acks.clear()
-        self._core.forget_acknowledged()
+        self._core.discard_acks()
 
     async def unsubscribe(self) -> None:
         """Returns when the subscription is deleted. If a repeated request finds no subscription, the first one has
@@ -402,11 +402,11 @@ class Requests:
         every = [each for one in which for each in self._acks.with_chunks(one)]
         for each in every if cumulative else ():
             place = place_of(each)[0]
-            if not self._core.covers(place):
+            if not self._core.cover(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
-        self._acks.gather()
+        self._acks.flush()
         for ack in acks_of(self._acks.take_over(every, cumulative=cumulative)):
 
             def request(request_id: int, ack: wire.Ack = ack) -> None:
@@ -417,7 +417,7 @@ class Requests:
 
     async def send_last_acks(self) -> None:
         """Sends all waiting acks; returns when they are durable."""
-        self._acks.gather()
+        self._acks.flush()
         request_id, effects = self._core.last_acks()
         if request_id:
             answer = self._expect(request_id)

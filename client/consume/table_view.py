@@ -28,7 +28,7 @@ from ...runtime.tasks import Tasks
 from ..common.checks import FUNCTION, check_one
 from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import AlreadyClosed, ChecksumError, CryptoError, PulsarException, translate
-from ..common.loggers import is_cancelled, own, survived
+from ..common.loggers import is_cancelled, log_foreign_error, reraise_interrupt
 from ..model.message import CiphertextMessage, Message
 from ..model.message_id import MessageId
 from .partition_consumer import PartitionConsumer
@@ -236,7 +236,7 @@ class TableView(ClosedAfterAsyncWith):
             try:
                 value = message.value()
             except BaseException as error:  # the schema's
-                own(error)
+                reraise_interrupt(error)
                 _LOG.exception("%s: %r cannot be decoded and is not in the table", consumer.topic, message)
                 return
         await self._set(consumer, message.partition_key(), value)
@@ -256,7 +256,7 @@ class TableView(ClosedAfterAsyncWith):
         try:
             outcome = listener(key, value)
         except BaseException as error:
-            survived(error, what)
+            log_foreign_error(error, what)
             return
         if inspect.isawaitable(outcome):
             try:
@@ -264,7 +264,7 @@ class TableView(ClosedAfterAsyncWith):
             except BaseException as error:
                 if is_cancelled(error):
                     raise
-                survived(error, what)
+                log_foreign_error(error, what)
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
@@ -288,7 +288,7 @@ def _empty(consumer: PartitionConsumer) -> Any:
     try:
         return consumer.schema.decode(b"")
     except BaseException as error:  # the schema's: it has no empty value
-        own(error)
+        reraise_interrupt(error)
         return None
 
 

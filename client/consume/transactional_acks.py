@@ -30,7 +30,7 @@ from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
 from ..core.effects import State
 from ..core.redelivery import AckTracker
-from ..core.transaction import InTransaction, Part
+from ..core.transaction import InTransaction, TransactionSite
 from ..model.message import Message, ReceivedEntry
 from .acknowledgements import AckSender, Pending, place_of
 from .deliveries import acks_of
@@ -58,7 +58,7 @@ class TransactionalAcks:
     """The acknowledgements of one consumer in transactions."""
 
     def __init__(
-        self, where: Part, subscription: str, connections: Connections, core: ConsumerCore, acks: AckSender,
+        self, where: TransactionSite, subscription: str, connections: Connections, core: ConsumerCore, acks: AckSender,
         requests: Requests, send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
     ) -> None:  # fmt: skip
         """Makes the acknowledgements of one partition. `again` redelivers all that is not acknowledged and drops what
@@ -86,7 +86,7 @@ class TransactionalAcks:
         every = [each for one in which for each in self._acks.with_chunks(one)]
         for each in every if cumulative else ():
             place = place_of(each)[0]
-            if not self._core.covers(place):
+            if not self._core.cover(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )

@@ -135,7 +135,7 @@ class Batcher:
     def rewind(self, first: int) -> None:
         """Allows the sequence ids from `first` on to be named again, because the outcome of their messages is unknown.
         Does nothing while messages wait here."""
-        if not self.ready and not self.open_messages:
+        if not self.ready and not self.open_message_count:
             self._given = min(self._given, first - 1)
 
     def add(self, payload: bytes, callback: Callback, txn: InTransaction | None = None) -> bool:
@@ -236,7 +236,7 @@ class Batcher:
         return self._open is not None or bool(self._by_key)
 
     @property
-    def open_messages(self) -> int:
+    def open_message_count(self) -> int:
         return (self._open.count if self._open else 0) + sum(batch.count for batch in self._by_key.values())
 
     def _take_sequence_id(self, message: OutgoingMessage) -> int:

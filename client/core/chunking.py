@@ -31,7 +31,7 @@ is room the first of these messages is asked for, as far as it came, and so are 
 comes again after twice the time each time, up to GIVEN_BACK_S_MAX, because another consumer may have a part of it: a
 broker delivers it before what is new, of which what is begun may need the next.
 
-A cumulative ack never covers a message that is begun or not acknowledged and ends after it (`floor`).
+A cumulative ack never covers a message that is begun or not acknowledged and ends after it (`ack_limit`).
 Guarding tests: tests/client/produce/test_chunking.py, tests/client/core/test_chunks_walk.py.
 """
 
@@ -109,7 +109,7 @@ def split(
     return entries
 
 
-class Begun:
+class PartialMessage:
     """A chunked message of which some chunks have arrived."""
 
     __slots__ = ("bodies", "entry", "last", "metadata", "places", "since", "size")
@@ -133,7 +133,7 @@ class ChunkOutcome(NamedTuple):
     """The outcome of a chunk: the message that it completes, and the entries to acknowledge (`dropped`), to have
     redelivered later (`given_back`), or to ask for now (`wanted`)."""
 
-    complete: Begun | None
+    complete: PartialMessage | None
     dropped: list[Position]
     given_back: list[Position]
     wanted: Sequence[Position] = ()  # given back before, and to be asked for now
@@ -143,7 +143,15 @@ class Chunks:
     """The chunked messages of one partition that are not complete or not acknowledged."""
 
     __slots__ = (
-        "_given_back", "_made_room", "_waiting", "_whole", "auto_ack", "begun", "expire_s", "log_order", "ordered",
+        "_given_back",
+        "_made_room",
+        "_waiting",
+        "_whole",
+        "auto_ack",
+        "expire_s",
+        "incomplete",
+        "log_order",
+        "ordered",
         "pending_max",
     )  # fmt: skip
 
@@ -157,14 +165,15 @@ class Chunks:
         self.ordered = ordered
         self.log_order = log_order
         self.expire_s = expire_s
-        self.begun: dict[str, Begun] = {}  # by uuid, oldest first
+        self.incomplete: dict[str, PartialMessage] = {}  # by uuid, oldest first
         self._given_back: dict[str, int] = {}  # how often the beginnings of messages were
         self._made_room: dict[str, int] = {}  # how often messages did that were not complete in time
         self._waiting: dict[str, dict[Position, int]] = {}  # entries that are given back, and the numbers of the chunks
-        self._whole: dict[Position, Begun] = {}  # complete and not acknowledged, by the place of the last chunk
+        # complete and not acknowledged, by the place of the last chunk
+        self._whole: dict[Position, PartialMessage] = {}
 
     def __len__(self) -> int:
-        return len(self.begun)
+        return len(self.incomplete)
 
     # ------------------------------------------------------------------ facts
     def add(
@@ -172,14 +181,14 @@ class Chunks:
     ) -> ChunkOutcome:
         """Adds a chunk. Raises CorruptEntry if its fields contradict each other, or those of the chunks before it."""
         _check(metadata, len(body))
-        begun = self.begun.get(metadata.uuid)
+        begun = self.incomplete.get(metadata.uuid)
         if begun is None:
             return self._start_chunked(metadata, place, body, now, entry)
         if metadata.chunk_id in begun.bodies:
             begun.places[place] = None
             return ChunkOutcome(None, [], [])
         if metadata.chunk_id > len(begun.bodies) and not self._comes_again(metadata.uuid):
-            del self.begun[metadata.uuid]
+            del self.incomplete[metadata.uuid]
             return ChunkOutcome(None, [*begun.places, place], [])
         return self._add_chunk(begun, metadata, place, body, now, entry)
 
@@ -189,15 +198,15 @@ class Chunks:
         if not self.log_order:
             return []
         dropped: list[Position] = []
-        for uuid, begun in list(self.begun.items()):
+        for uuid, begun in list(self.incomplete.items()):
             if begun.metadata.producer_name == producer and uuid not in self._given_back and place > max(begun.places):
-                del self.begun[uuid]
+                del self.incomplete[uuid]
                 dropped += begun.places
         return dropped
 
     def expire(self, now: float) -> ChunkOutcome:
         outcome, wanted = ChunkOutcome(None, [], []), list[Position]()
-        for uuid, begun in list(self.begun.items()):
+        for uuid, begun in list(self.incomplete.items()):
             if now - begun.since >= self.expire_s:
                 self._remember(self._made_room, uuid, self._made_room.get(uuid, 0) + 1)
                 wanted += self._next_waiting()
@@ -210,11 +219,11 @@ class Chunks:
         begun = self._whole.pop(last, None)
         return () if begun is None else tuple(begun.places)
 
-    def acknowledged_up_to(self, place: Position) -> None:
+    def on_acknowledged_up_to(self, place: Position) -> None:
         for last in [each for each in self._whole if each <= place]:
             del self._whole[last]
 
-    def given_back(self, last: Position) -> tuple[Position, ...]:
+    def on_given_back(self, last: Position) -> tuple[Position, ...]:
         """Fact: the complete message that ends at `last` will be delivered again. Returns the positions of all its
         chunks."""
         begun = self._whole.get(last)
@@ -225,30 +234,30 @@ class Chunks:
 
     def clear(self) -> None:
         """Removes everything: what is not acknowledged will be delivered again, in order."""
-        self.begun.clear()
+        self.incomplete.clear()
         self._given_back.clear()
         self._made_room.clear()
         self._waiting.clear()
         self._whole.clear()
 
     # ------------------------------------------------------------------ questions
-    def rounds(self, uuid: str) -> int:
+    def times_given_back(self, uuid: str) -> int:
         """Returns how often chunks of the message were given back for lack of room, or because its first chunk was
         missing."""
         return self._given_back.get(uuid, 0)
 
-    def unshown(self) -> list[Position]:
+    def incomplete_positions(self) -> list[Position]:
         """Returns the positions of all chunks of incomplete messages."""
-        return [place for begun in self.begun.values() for place in begun.places]
+        return [place for begun in self.incomplete.values() for place in begun.places]
 
     def first(self) -> Position | None:
         """Returns the first position of all messages that are incomplete or not acknowledged; None: there are none."""
-        return min((min(begun.places) for begun in (*self.begun.values(), *self._whole.values())), default=None)
+        return min((min(begun.places) for begun in (*self.incomplete.values(), *self._whole.values())), default=None)
 
-    def floor(self, place: Position) -> Position:
+    def ack_limit(self, place: Position) -> Position:
         """Returns the highest position that a cumulative ack at `place` may cover: before the first chunk of each
         message that is incomplete, or ends after `place`."""
-        firsts = [min(begun.places) for begun in self.begun.values()]
+        firsts = [min(begun.places) for begun in self.incomplete.values()]
         firsts += [min(begun.places) for last, begun in self._whole.items() if last > place]
         lowest = min((first for first in firsts if first <= place), default=None)
         return place if lowest is None else Position(lowest[0], lowest[1] - 1)
@@ -261,7 +270,7 @@ class Chunks:
         if metadata.chunk_id > 0:
             if self._comes_again(metadata.uuid):
                 if place == next(iter(self._waiting.get(metadata.uuid, ())), None):  # it came once more in vain
-                    self._remember(self._given_back, metadata.uuid, self.rounds(metadata.uuid) + 1)
+                    self._remember(self._given_back, metadata.uuid, self.times_given_back(metadata.uuid) + 1)
                 self._wait(metadata.uuid, place, metadata.chunk_id)
                 outcome.given_back.append(place)
             else:
@@ -270,30 +279,30 @@ class Chunks:
         while not self._has_room(metadata.total_chunk_msg_size):
             uuid = self._gives_way_to(metadata.uuid)
             if uuid is None:
-                self._remember(self._given_back, metadata.uuid, self.rounds(metadata.uuid) + 1)
+                self._remember(self._given_back, metadata.uuid, self.times_given_back(metadata.uuid) + 1)
                 self._wait(metadata.uuid, place, 0)
                 outcome.given_back.append(place)
                 return outcome
             self._make_room(uuid, outcome)
-        begun = self.begun[metadata.uuid] = Begun(metadata, now)
+        begun = self.incomplete[metadata.uuid] = PartialMessage(metadata, now)
         self._add_chunk(begun, metadata, place, body, now, entry)
         waiting = self._waiting.pop(metadata.uuid, {})
         return outcome._replace(wanted=[each for each in waiting if each != place])
 
     def _has_room(self, size: int) -> bool:
-        declared = sum(begun.metadata.total_chunk_msg_size for begun in self.begun.values())
-        return not self.begun or (len(self.begun) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
+        declared = sum(begun.metadata.total_chunk_msg_size for begun in self.incomplete.values())
+        return not self.incomplete or (len(self.incomplete) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
 
     def _gives_way_to(self, newcomer: str) -> str | None:
         """Returns the uuid of the incomplete message that makes room for `newcomer`; None if none does."""
         if self.auto_ack:
-            return next(iter(self.begun))
+            return next(iter(self.incomplete))
         times = self._made_room.get
-        uuid = max(self.begun, key=lambda each: times(each, 0))
+        uuid = max(self.incomplete, key=lambda each: times(each, 0))
         return uuid if times(uuid, 0) > times(newcomer, 0) else None
 
     def _add_chunk(
-        self, begun: Begun, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any
+        self, begun: PartialMessage, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any
     ) -> ChunkOutcome:
         total, of = begun.metadata.total_chunk_msg_size, begun.metadata.num_chunks_from_msg
         size, complete = begun.size + len(body), len(begun.bodies) + 1 == of
@@ -308,7 +317,7 @@ class Chunks:
             return ChunkOutcome(None, [], [])
         assert begun.last is not None, "the last chunk is one of all"
         begun.places = dict.fromkeys(sorted(begun.places))
-        del self.begun[metadata.uuid]
+        del self.incomplete[metadata.uuid]
         self._given_back.pop(metadata.uuid, None)
         self._made_room.pop(metadata.uuid, None)
         self._whole[begun.last] = begun
@@ -330,7 +339,7 @@ class Chunks:
         return not self.ordered or uuid in self._given_back
 
     def _make_room(self, uuid: str, outcome: ChunkOutcome) -> None:
-        begun = self.begun.pop(uuid)
+        begun = self.incomplete.pop(uuid)
         if self.auto_ack:
             outcome.dropped.extend(begun.places)
             return
@@ -341,7 +350,7 @@ class Chunks:
 
     def expect_again(self, uuid: str) -> None:
         """Records that a chunk of the message arrived and was not kept; it will be delivered again."""
-        self._remember(self._given_back, uuid, self.rounds(uuid))
+        self._remember(self._given_back, uuid, self.times_given_back(uuid))
 
     def _remember(self, of: dict[str, int], uuid: str, times: int) -> None:
         of[uuid] = times
@@ -349,8 +358,8 @@ class Chunks:
             del of[next(iter(of))]
 
     def check(self) -> None:
-        assert len(self.begun) <= self.pending_max, "no more messages are begun than may be"
-        for begun in self.begun.values():
+        assert len(self.incomplete) <= self.pending_max, "no more messages are begun than may be"
+        for begun in self.incomplete.values():
             assert 0 < len(begun.bodies) < begun.metadata.num_chunks_from_msg, "what is begun is not complete"
             assert begun.size <= begun.metadata.total_chunk_msg_size, "no more bytes than were declared"
 
@@ -403,7 +412,7 @@ class PendingEntries:
         batch.entry, batch.chunks, batch.born = entries[-1], places, now
         self.unsent.append(batch)
 
-    def next(self) -> Batch:
+    def send_next(self) -> Batch:
         """Moves the next batch to the sent ones, deducts its cost from the credit, and returns it. There must be an
         unsent batch, and credit above zero."""
         batch = self.unsent.popleft()
@@ -412,7 +421,7 @@ class PendingEntries:
         self.sent.append(batch)
         return batch
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """Makes all entries unsent: they are published again, in order, over the next connection."""
         self.credit = 0
         self.unsent.extendleft(reversed(self.sent))

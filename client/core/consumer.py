@@ -36,9 +36,9 @@ from .chunking import (
     GIVEN_BACK_FIRST_S_MAX,
     GIVEN_BACK_S_MAX,
     GIVEN_BACK_S_MIN,
-    Begun,
     ChunkOutcome,
     Chunks,
+    PartialMessage,
 )
 from .effects import (
     FINAL,
@@ -112,7 +112,7 @@ class WithheldEntries:
         self.permits.clear()
         return freed
 
-    def floor(self, place: Position) -> Position:
+    def ack_limit(self, place: Position) -> Position:
         """Returns the highest position that a cumulative ack at `place` may cover: before the first withheld entry."""
         first = min((each for each in self.permits if each <= place), default=None)
         return place if first is None else Position(first[0], first[1] - 1)
@@ -178,7 +178,7 @@ class ConsumerCore:
         self._backoff.reset()
         self._delivered_before = self.delivered
         effects: list[ConsumerEffect] = [Drop(give_back=False)]
-        self.forget_delivered()
+        self.discard_delivered()
         self._send_acks(effects)
         first = self.permits.start_stream()
         self._first_permits = 0
@@ -202,13 +202,13 @@ class ConsumerCore:
         first = self.chunks.first()
         if first is not None or self.delivered > self._delivered_before:  # else chunks did not come again yet
             self._begun = first
-        self.forget_delivered()
+        self.discard_delivered()
         effects: list[ConsumerEffect] = [Drop(give_back=False)]
         self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
         effects.append(Connect(self._backoff.next_s()))
         return effects
 
-    def forget_delivered(self) -> None:
+    def discard_delivered(self) -> None:
         """Drops the state of all entries that were delivered and not acknowledged: they will be delivered again, so no
         ack time-out runs for them, and no chunked message is incomplete."""
         self._free(self._withheld.clear())
@@ -228,31 +228,31 @@ class ConsumerCore:
         return effects
 
     # ------------------------------------------------------------------------------ what comes
-    def dropped(self, permits: int) -> list[ConsumerEffect]:
+    def on_dropped(self, permits: int) -> list[ConsumerEffect]:
         """Counts `permits` as used that were charged for entries which do not reach the application."""
-        self.permits.used(permits, self.permits.stream)
+        self.permits.count_used(permits, self.permits.stream)
         effects: list[ConsumerEffect] = []
         self._grant(effects)
         return effects
 
     def resize(self, queue_size: int) -> list[ConsumerEffect]:
         self.permits.resize(queue_size)
-        return self.dropped(0)
+        return self.on_dropped(0)
 
     def is_dead(self, redelivery_count: int) -> bool:
         """Whether the entry was redelivered more often than the dead-letter policy allows."""
         return self._options.dead_after is not None and redelivery_count > self._options.dead_after
 
-    def chunk(
+    def add_chunk(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
-    ) -> Begun | None:
+    ) -> PartialMessage | None:
         """Adds a chunk; returns the message if it is complete now, else None. Raises CorruptEntry."""
         self.has_new_times = True
-        if not self.chunks.begun:  # the back-off is the program's: it is asked when chunks come
+        if not self.chunks.incomplete:  # the back-off is the program's: it is asked when chunks come
             self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
         outcome = self.chunks.add(metadata, place, body, now, entry)
-        self._settle_chunks(outcome, now, self.chunks.rounds(metadata.uuid))
-        if self._chunk_due is None and self.chunks.begun:
+        self._settle_chunks(outcome, now, self.chunks.times_given_back(metadata.uuid))
+        if self._chunk_due is None and self.chunks.incomplete:
             self._chunk_due = now + CHUNK_TICK_S
         return outcome.complete
 
@@ -268,7 +268,7 @@ class ConsumerCore:
             self.chunks.expect_again(metadata.uuid)
 
     @property
-    def withholds(self) -> bool:
+    def has_withheld(self) -> bool:
         return bool(self._withheld)
 
     def release(self, place: Position) -> None:
@@ -277,7 +277,7 @@ class ConsumerCore:
 
     def _free(self, permits: int) -> None:
         if permits:
-            self.permits.used(permits, self.permits.stream)
+            self.permits.count_used(permits, self.permits.stream)
 
     def on_whole_entry(self, producer: str, place: Position, now: float) -> None:
         """Fact: an entry arrived that is not a chunk."""
@@ -334,29 +334,29 @@ class ConsumerCore:
         """Acknowledges everything up to `place`, but nothing from the first entry on that cannot be decrypted, or from
         the first chunked message on that is not acknowledged and ends after `place`."""
         floor = self._floor(place)
-        self.chunks.acknowledged_up_to(floor)
+        self.chunks.on_acknowledged_up_to(floor)
         if floor != place:
             if floor.entry_id < 0:
                 return
             place, index, size = floor, -1, 0
         self._acks.acknowledge_cumulative(place, index, size)
         if self._nacks.watched and index < 0:
-            self._nacks.forget_up_to(place)
+            self._nacks.discard_up_to(place)
         if self._pieces:
-            self._pieces.forget_up_to(place)
-        self._unacked.forget_up_to(place)
+            self._pieces.discard_up_to(place)
+        self._unacked.discard_up_to(place)
 
-    def covers(self, place: Position) -> bool:
+    def cover(self, place: Position) -> bool:
         """Whether a cumulative ack may cover the entry. If so, chunked messages up to it count as acknowledged."""
         covered = self._floor(place) == place
         if covered:
-            self.chunks.acknowledged_up_to(place)
+            self.chunks.on_acknowledged_up_to(place)
         return covered
 
     def _floor(self, place: Position) -> Position:
-        return self._withheld.floor(self.chunks.floor(place))
+        return self._withheld.ack_limit(self.chunks.ack_limit(place))
 
-    def taken_over(self, place: Position) -> None:
+    def on_taken_over(self, place: Position) -> None:
         """Stops the ack time-out of an entry that a separate request acknowledges."""
         self._unacked.discard(place)
 
@@ -420,7 +420,7 @@ class ConsumerCore:
                 self.starts_again = self.request()
             effects.append(Redeliver(None, request_id=self.starts_again))
             effects.append(Drop(give_back=True))  # permits last: the oldest first
-            self.forget_delivered()
+            self.discard_delivered()
             self._grant(effects)
         return effects
 
@@ -457,7 +457,7 @@ class ConsumerCore:
             self.ack_due = None
             self._send_acks(effects)
         if self._chunk_due is not None and now >= self._chunk_due:
-            self._chunk_due = now + CHUNK_TICK_S if self.chunks.begun else None
+            self._chunk_due = now + CHUNK_TICK_S if self.chunks.incomplete else None
             self._settle_chunks(self.chunks.expire(now), now)
         if self._tick_due is not None and now >= self._tick_due:
             self._tick_due = None
@@ -465,7 +465,7 @@ class ConsumerCore:
             late_places = self._unacked.take_due(now)
             self._free(self._withheld.asked_again(late_places))
             for place in late_places:
-                for ledger_id, entry_id in (place, *self.chunks.given_back(place)):
+                for ledger_id, entry_id in (place, *self.chunks.on_given_back(place)):
                     late.setdefault(ledger_id, BitMap()).add(entry_id)
             self._ask_again(late, effects)
         for given_back in (self._nacks, self._pieces):
@@ -499,7 +499,7 @@ class ConsumerCore:
         self._requests.add(self._last_request)
         return self._last_request
 
-    def forget_acknowledged(self) -> None:
+    def discard_acks(self) -> None:
         """Drops the acks that wait, because a seek was requested: they must not be applied after it."""
         self._acks.clear()
 
@@ -538,7 +538,7 @@ class ConsumerCore:
         return effects
 
     def _arrive(self, to: Any, effects: list[ConsumerEffect]) -> None:
-        self.forget_delivered()
+        self.discard_delivered()
         self._acks.clear()
         self._nacks.clear()
         self._pieces.clear()

@@ -29,7 +29,7 @@ class FailoverCore:
         self._failures = 0  # of the one in use, in a row
         self._answers = 0  # of the preferred one, in a row, while another one is used
 
-    def tried(self, answered: Sequence[bool]) -> int:
+    def on_tried(self, answered: Sequence[bool]) -> int:
         assert len(answered) == self._count, "each of them was tried"
         self._failures = 0 if answered[self.current] else self._failures + 1
         self._answers = self._answers + 1 if answered[0] and self.current else 0
@@ -59,7 +59,7 @@ class FailoverCore:
 GROWTH = 1.25
 
 
-class Chance(Protocol):
+class RandomSource(Protocol):
     """The part of `random.Random` that is used here."""
 
     def random(self) -> float: ...
@@ -69,7 +69,7 @@ class Chance(Protocol):
 class Backoff:
     """The pauses between attempts: each is longer than the one before."""
 
-    def __init__(self, rng: Chance, first_s: float = 0.1, last_s: float = 60.0) -> None:
+    def __init__(self, rng: RandomSource, first_s: float = 0.1, last_s: float = 60.0) -> None:
         assert 0 < first_s <= last_s, "a back-off grows"
         self._rng = rng
         self._first_s = first_s
@@ -111,7 +111,7 @@ class Router:
     changes with each message."""
 
     def __init__(
-        self, partitions: int, mode: PartitionsRoutingMode, rng: Chance, *,
+        self, partitions: int, mode: PartitionsRoutingMode, rng: RandomSource, *,
         window_s: float, messages_max: int, bytes_max: int,
     ) -> None:  # fmt: skip
         assert partitions > 0, "a topic has at least one partition"

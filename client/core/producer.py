@@ -157,7 +157,7 @@ class ProducerCore:
         self._batcher.ready.append(batch)
         self.pending += 1
 
-    def encoded(self, message: OutgoingMessage, wall_ms: int, schema_version: bytes) -> bytes:
+    def encode_message(self, message: OutgoingMessage, wall_ms: int, schema_version: bytes) -> bytes:
         """Returns the entry of a message that a broker publishes later. Raises MessageTooLarge if it is above the
         topic's limit, and what the encoding raises."""
         batch = Batch(0)
@@ -171,7 +171,7 @@ class ProducerCore:
 
     def _free(self, size: int) -> None:
         if self.memory is not None and size:
-            self.memory.free(size)
+            self.memory.release(size)
 
     def _refusal(self) -> Added:
         return Added.FULL if self.error is None and self.closing is None else Added.CLOSED
@@ -277,10 +277,10 @@ class ProducerCore:
         entries = self._entries
         if self.state is State.CONNECTED:
             while entries.unsent and entries.credit > 0:
-                effects.append(Publish(entries.next().entry))
+                effects.append(Publish(entries.send_next().entry))
 
     # ------------------------------------------------------------------------------ the connection
-    def opening(self) -> int:
+    def count_opening(self) -> int:
         """Counts an attempt to open the producer; returns its number."""
         self.connections += 1
         return self.connections
@@ -331,7 +331,7 @@ class ProducerCore:
                     self.pending -= 1
                     self._free(len(message.payload))
 
-    def credit(self, size_bytes: int) -> list[ProducerEffect]:
+    def on_credit(self, size_bytes: int) -> list[ProducerEffect]:
         """Fact: the broker granted credit for `size_bytes` more bytes."""
         effects: list[ProducerEffect] = []
         self._entries.credit += size_bytes
@@ -353,13 +353,13 @@ class ProducerCore:
     def _reconnect(self, effects: list[ProducerEffect]) -> None:
         if self.state is not State.CLOSING:
             self.state = State.RECONNECTING
-            self._entries.disconnected()
+            self._entries.on_disconnected()
             effects.append(Connect(self._backoff.next_s()))
 
     # ------------------------------------------------------------------------------ outcomes
     def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> Batch | None:
-        """Removes and returns the oldest entry, if this receipt is for it. Otherwise returns None, and `receipt` must
-        handle it."""
+        """Removes and returns the oldest entry, if this receipt is for it. Otherwise returns None, and `on_receipt`
+        must handle it."""
         sent = self._entries.sent
         if not sent or sequence_id != sent[0].sequence_id:
             return None
@@ -374,10 +374,10 @@ class ProducerCore:
         with self.lock:
             self.pending -= count
         if self.memory is not None and batch.payload_bytes:
-            self.memory.free(batch.payload_bytes)
+            self.memory.release(batch.payload_bytes)
         return batch
 
-    def receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
+    def on_receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
         batch = self.take_confirmed(sequence_id, ledger_id, entry_id)
         if batch is not None:
             return [Settle(batch, None, ledger_id, entry_id)]
@@ -449,7 +449,7 @@ class ProducerCore:
             self.closing = error
             self.max_pending = 0  # so that `add` looks
 
-    def leaving(self) -> None:
+    def begin_closing(self) -> None:
         """Ends the connection without opening another. All messages must have their outcomes."""
         self.state = State.CLOSING
 
@@ -479,7 +479,7 @@ class ProducerCore:
         self._entries.check()
         sent, unsent = self._entries.sent, self._entries.unsent
         assert not sent or self.state in (State.CONNECTED, State.CLOSING), "what is sent has a connection"
-        counted = self._batcher.open_messages + sum(message is not None for message, _ in self._early or ())
+        counted = self._batcher.open_message_count + sum(message is not None for message, _ in self._early or ())
         counted += sum(batch.count for batch in (*sent, *unsent, *self._batcher.ready))
         assert self.pending == counted, "each message without an outcome is in one place"
         if self.state is State.CLOSED:

@@ -60,7 +60,7 @@ class RedeliveryTracker:
             if not bucket:
                 del self._buckets[tick]
 
-    def forget_up_to(self, position: Position) -> None:
+    def discard_up_to(self, position: Position) -> None:
         for covered in [each for each in self.watched if each <= position]:
             self.discard(covered)
 
@@ -130,7 +130,7 @@ class NackTracker:
                     bucket[position[0]].remove(position[1])
             self._unwatch(position[0], BitMap([position[1]]))
 
-    def forget_up_to(self, position: Position) -> None:
+    def discard_up_to(self, position: Position) -> None:
         for ledger_id in [each for each in self.watched if each <= position[0]]:
             gone = self.watched[ledger_id]
             if ledger_id == position[0]:
@@ -304,7 +304,7 @@ def _order(position: Position, last: int) -> tuple[Position, float]:
 
 
 class Permits:
-    """The permits of one consumer. `used` may be called from any thread: `lock` guards the counts."""
+    """The permits of one consumer. `count_used` may be called from any thread: `lock` guards the counts."""
 
     def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
         self._size = max(1, queue_size)
@@ -337,7 +337,7 @@ class Permits:
             self.at_broker -= messages
             self.held += messages
 
-    def used(self, messages: int, stream: int) -> bool:
+    def count_used(self, messages: int, stream: int) -> bool:
         """Counts permits of messages that left the queue; those of an earlier stream are ignored. Returns whether
         `grant` must be called soon."""
         with self._lock:

@@ -75,7 +75,7 @@ WAITING = TransactionState.COMMITTING, TransactionState.PREPARING
 """The end waits for the operations."""
 
 
-class Verb(Enum):
+class EndKind(Enum):
     """The way in which a transaction ends."""
 
     COMMIT = 0
@@ -92,9 +92,10 @@ class Receipts(NamedTuple):
 
 
 class End(NamedTuple):
-    """Effect: ask the coordinator to end the transaction; the driver must then call `on_answered` or `unanswered`."""
+    """Effect: ask the coordinator to end the transaction; the driver must then call `on_answered` or
+    `on_unanswered`."""
 
-    verb: Verb
+    verb: EndKind
     participants: tuple[Receipts, ...]
 
 
@@ -112,7 +113,7 @@ class Ended(NamedTuple):
 TransactionEffect = End | Idle | Ended
 
 
-class Part(Protocol):
+class TransactionSite(Protocol):
     """The producer or consumer of one partition, which has operations of a transaction in flight."""
 
     sends: bool  # messages; else it acknowledges
@@ -164,13 +165,13 @@ class InTransaction:
         """Whether its operations still matter: it is open, or its commit waits for them."""
         raise NotImplementedError
 
-    def enter(self, where: Part, connections: object) -> None:
+    def enter(self, where: TransactionSite, connections: object) -> None:
         """Begins an operation: a message, or an acknowledgement, will be sent at `where`. May be called from any
         thread. Raises TransactionEnded, MessageTooBig, or InvalidConfiguration if `connections` are those of another
         client."""
         raise NotImplementedError
 
-    def share(self, where: Part, connections: object, lock: AbstractContextManager[Any]) -> Share:
+    def share(self, where: TransactionSite, connections: object, lock: AbstractContextManager[Any]) -> Share:
         """Returns the share through which the producer at `where` may send at least one message. Raises as `enter`.
         `lock`: the producer's; the caller must not hold it."""
         raise NotImplementedError
@@ -184,7 +185,7 @@ class InTransaction:
         delivered again, before the end is reported."""
         raise NotImplementedError
 
-    def on_stored(self, where: Part, messages: int, position: Position) -> None:
+    def on_stored(self, where: TransactionSite, messages: int, position: Position) -> None:
         """Fact: an entry has its receipt. `messages` 0: it is a chunk, but not the last of its message."""
         raise NotImplementedError
 
@@ -362,10 +363,10 @@ class TransactionCore:
         if self.failure is not None:
             return self._abort(self._reason())
         if self.state is TransactionState.PREPARING:
-            return [End(Verb.PREPARE, self._participants())]
+            return [End(EndKind.PREPARE, self._participants())]
         if not self._entries and not self._named:
             return self._set_ended(TransactionState.COMMITTED, None)
-        return [End(Verb.COMMIT, self._participants())]
+        return [End(EndKind.COMMIT, self._participants())]
 
     def expire(self, error: MagnetarError) -> list[TransactionEffect]:
         """Aborts the transaction, because its operations had no outcome in time."""
@@ -384,7 +385,7 @@ class TransactionCore:
             self._close_shares()
         if not self._entries and not self._named:
             return self._set_ended(TransactionState.ABORTED, error)
-        return [End(Verb.ABORT, ())]
+        return [End(EndKind.ABORT, ())]
 
     def on_answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
         """Handles the coordinator's answer to End, or to a question for the status."""
@@ -399,7 +400,7 @@ class TransactionCore:
         if state is TxnState.ABORTED:
             lost = TransactionAborted(f"transaction {self.txn} was aborted: nothing of it counts; run all of it again")
             return self._set_ended(TransactionState.ABORTED, lost if committing else self.error)
-        return self.unanswered()
+        return self.on_unanswered()
 
     def _on_refused(self, error: MagnetarError) -> list[TransactionEffect]:
         if self.state is TransactionState.ABORTING and not self._was_prepared:  # it was never committed, and cannot be
@@ -412,9 +413,9 @@ class TransactionCore:
             return self._set_ended(TransactionState.ABORTED, found)
         if error.definite and not error.retryable:
             return self._set_ended(TransactionState.ERROR, translate(error))
-        return self.unanswered()
+        return self.on_unanswered()
 
-    def unanswered(self) -> list[TransactionEffect]:
+    def on_unanswered(self) -> list[TransactionEffect]:
         """Fact: the coordinator did not answer in time."""
         if self.state is TransactionState.ABORTING and not self._was_prepared:
             return self._set_ended(TransactionState.ABORTED, self.error)

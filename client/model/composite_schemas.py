@@ -355,7 +355,7 @@ class AutoConsumeSchema(Schema):
         )
 
 
-class Written(Schema):
+class PreEncodedSchema(Schema):
     """Bytes that are already encoded by a schema, which a producer registers."""
 
     def __init__(self, info: SchemaInfo) -> None:
@@ -398,7 +398,7 @@ def _check_json(payload: bytes) -> None:
         raise InvalidMessage(f"the payload is not JSON: {error}") from error
 
 
-class _Checked(Written):
+class _Checked(PreEncodedSchema):
     _told: SchemaInfo
 
     def __init__(self, info: SchemaInfo) -> None:

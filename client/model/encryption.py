@@ -11,7 +11,7 @@ from ...proto.entry import Encrypt, client_part, parse_header, split_broker_part
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
 from ..common.checks import PATH, check, shown_value
 from ..common.errors import CryptoError, OperationNotSupported
-from ..common.loggers import own
+from ..common.loggers import reraise_interrupt
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
@@ -323,7 +323,9 @@ class Encryptor:
         except CryptoError:
             raise
         except BaseException as error:  # the reader's; its text may hold a secret
-            raise CryptoError(f"there is no public key of {shown_value(name)}: {type(error).__name__}") from own(error)
+            raise CryptoError(
+                f"there is no public key of {shown_value(name)}: {type(error).__name__}"
+            ) from reraise_interrupt(error)
         return found
 
 
@@ -402,7 +404,7 @@ class Decryptor:
             raise CryptoError(f"its ciphertext has {len(ciphertext)} bytes, fewer than a tag")
         return decrypted(self._data_key(self._reader, list(keys)), iv, ciphertext)
 
-    def entry_in_clear(self, entry: bytes) -> bytes:
+    def decrypt_entry(self, entry: bytes) -> bytes:
         """Returns a stored entry as if it had never been encrypted. Raises CorruptEntry, CryptoError."""
         header = parse_header(entry)
         metadata = header.metadata
@@ -415,7 +417,7 @@ class Decryptor:
         start = len(entry) - len(split_broker_part(entry)[2])
         return entry[:start] + client_part(metadata, payload)
 
-    def encrypt_like(self, metadata: MessageMetadata) -> Encrypt:
+    def copy_encryptor(self, metadata: MessageMetadata) -> Encrypt:
         """Returns the function that encrypts a copy of a message for the readers of the message: with its data key and
         an IV of its own. Raises CryptoError if there is no key to read the message."""
         if self._reader is None:
@@ -499,5 +501,5 @@ def _pem(reader: KeyReader, key: EncryptionKeys) -> bytes | CryptoError:
         return error
     except BaseException as error:  # the reader's; its text may hold a secret
         found = CryptoError(f"there is no private key of {shown_value(key.key)}: {type(error).__name__}")
-        found.__cause__ = own(error)
+        found.__cause__ = reraise_interrupt(error)
         return found

@@ -18,7 +18,7 @@ from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo
 from ..common.checks import WrongMessageType, WrongMessageValue, check_one, instance, shown_value, whole
 from ..common.errors import ChecksumError, PulsarException
-from ..common.loggers import survived
+from ..common.loggers import log_foreign_error
 from .encryption import EncryptionContext
 from .message_id import KnownId, MessageId
 from .schema import BytesSchema, Schema
@@ -28,7 +28,7 @@ class Writers(Protocol):
     """The schemas with which the messages of a topic were written (client/connect/connections.py)."""
 
     def schema_of(self, version: bytes) -> SchemaInfo: ...
-    def has(self, version: bytes) -> SchemaInfo | None: ...
+    def find_known(self, version: bytes) -> SchemaInfo | None: ...
     async def fetch(self, version: bytes) -> None: ...
 
 
@@ -54,12 +54,12 @@ class Origin(Protocol):
         granted again."""
         ...
 
-    def interrupted(self) -> None:
+    def on_interrupted(self) -> None:
         """Called when Ctrl-C interrupted `on_taken`."""
         ...
 
     def acknowledge(self, which: Message) -> None: ...
-    def encrypt_like(self, message: Message) -> Encrypt | None:
+    def copy_encryptor(self, message: Message) -> Encrypt | None:
         """Returns the function that encrypts a copy of the message for its readers; None: it was not encrypted. Raises
         CryptoError."""
         ...
@@ -357,9 +357,9 @@ class _Unconnected(Origin):
         return False
 
     def on_taken(self, message: Message) -> None: ...
-    def interrupted(self) -> None: ...
+    def on_interrupted(self) -> None: ...
     def acknowledge(self, which: Message) -> None: ...
-    def encrypt_like(self, message: Message) -> None: ...
+    def copy_encryptor(self, message: Message) -> None: ...
 
 
 # -------------------------------------------------------------------------------------------------------- events
@@ -417,4 +417,4 @@ def call_listener(listener: ConsumerEventListener, consumer: Any, partition: int
         else:
             listener.became_inactive(consumer, partition)
     except BaseException as error:
-        survived(error, "a consumer event listener")
+        log_foreign_error(error, "a consumer event listener")

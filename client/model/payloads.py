@@ -15,10 +15,10 @@ from ...proto.errors import InvalidSchema
 from ...proto.schema import SchemaInfo
 from ..common.errors import InvalidMessage
 from .avro_bounds import Parsed, names_of
-from .composite_schemas import SINGLE, Written
+from .composite_schemas import SINGLE, PreEncodedSchema
 from .schema import fastavro, read_avro
 
-__all__ = ["SINGLE", "Written", "avro_definition", "avro_reader", "avro_writer", "names_of"]
+__all__ = ["SINGLE", "PreEncodedSchema", "avro_definition", "avro_reader", "avro_writer", "names_of"]
 
 Decode = Callable[[bytes], Any]
 Encode = Callable[[Any], bytes]

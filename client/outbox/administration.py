@@ -17,7 +17,7 @@ from .relay_core import partition_name, shard_of
 from .rows import OutboxError, RowState, ShardsDiffer, now_ms
 from .sender import Sender
 from .store import Store
-from .tables import SQLAlchemyOutbox, translated
+from .tables import SQLAlchemyOutbox, translate_errors
 from .values_core import RelaySettings
 
 ALIVE_MS = 10_000
@@ -62,7 +62,7 @@ class OutboxAdmin:
 
     def create(self) -> None:
         """Creates the tables that are missing. Raises OutboxColumnsMissing if a table of that name lacks columns."""
-        with translated():
+        with translate_errors():
             for table in (self._outbox.rows, self._outbox.shards, self._outbox.positions):
                 table.create(self._engine, checkfirst=True)
         self._store.check()
@@ -81,13 +81,13 @@ class OutboxAdmin:
             query = query.where(c.state == state)
         if topic is not None:
             query = query.where(c.topic == topic)
-        with translated(), self._engine.connect() as connection:
+        with translate_errors(), self._engine.connect() as connection:
             found = connection.execute(query).all()
         return [OutboxRow._make(each)._replace(state=RowState(each[1]).name.lower()) for each in found]
 
     def shards(self) -> list[ShardRecord]:
         table = self._outbox.shards
-        with translated(), self._engine.connect() as connection:
+        with translate_errors(), self._engine.connect() as connection:
             found = connection.execute(select(table).order_by(table.c.shard)).all()
         now = now_ms()
         return [
@@ -110,12 +110,12 @@ class OutboxAdmin:
         wanted = [self._rows.c.state.in_(tuple(int(state) for state in states))]
         if ids is not None:
             wanted.append(self._rows.c.id.in_(ids))
-        with translated(), self._engine.begin() as connection:
+        with translate_errors(), self._engine.begin() as connection:
             return connection.execute(update(self._rows).where(*wanted).values(**values)).rowcount
 
     def drop(self, ids: Sequence[int]) -> int:
         """Deletes rows that are not claimed: their messages are never sent. Returns the number of deleted rows."""
-        with translated(), self._engine.begin() as connection:
+        with translate_errors(), self._engine.begin() as connection:
             here = self._rows.c.id.in_(ids), self._rows.c.state != int(RowState.CLAIMED)
             return connection.execute(delete(self._rows).where(*here)).rowcount
 
@@ -128,7 +128,7 @@ class OutboxAdmin:
         if self.rows(state=RowState.CLAIMED, limit=1):
             raise ShardsDiffer("rows are claimed: let the relays run as they did until none is, and stop them then")
         table = self._outbox.shards
-        with translated(), self._engine.begin() as connection:
+        with translate_errors(), self._engine.begin() as connection:
             connection.execute(update(table).values(shards=shards))
 
     def renumber(self, client: Client, name: str, shard: int) -> dict[str, int]:

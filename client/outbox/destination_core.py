@@ -7,7 +7,7 @@ a row that was refused before a crash, while later ones were stored, would count
 
 | state | left by |
 |---|---|
-| CLOSED | `open_wanted` → OPENING |
+| CLOSED | `begin_opening` → OPENING |
 | OPENING | `on_opened` → READY; refused → WAITS |
 | READY | `next_group` → SENDING |
 | SENDING | stored → READY; a row refused → RECORDS, or READY to send its rows one by one; put off → WAITS |
@@ -48,7 +48,7 @@ class Destination:
         self.name = name
         self.state = State.CLOSED
         self.queue: deque[ClaimedRow] = deque()
-        self.flight: tuple[ClaimedRow, ...] = ()
+        self.in_flight: tuple[ClaimedRow, ...] = ()
         self.stored = stored  # the highest id that is known to be stored
         self.error = ""  # why it waits
         self.due = 0.0  # when it is tried again
@@ -59,49 +59,50 @@ class Destination:
 
     @property
     def rows(self) -> int:
-        return len(self.queue) + len(self.flight)
+        return len(self.queue) + len(self.in_flight)
 
     @property
-    def last_claimed(self) -> int:
+    def last_claimed_id(self) -> int:
         """Returns the highest sequence id that may be stored: of the waiting rows, the rows in flight, and what is
         known to be stored."""
-        last = self.queue[-1] if self.queue else self.flight[-1] if self.flight else None
+        last = self.queue[-1] if self.queue else self.in_flight[-1] if self.in_flight else None
         return self.stored if last is None else max(self.stored, last.seq)
 
     @property
-    def takes(self) -> bool:
+    def may_claim(self) -> bool:
         """Whether more rows may be claimed for it: its producer is open, and its queue has room."""
         open_ = self.state in (State.READY, State.SENDING)
         return open_ and len(self.queue) < self._settings.rows_per_claim
 
     def add(self, row: ClaimedRow) -> None:
-        assert row.seq > self.last_claimed, "sequence ids of a destination rise"
+        assert row.seq > self.last_claimed_id, "sequence ids of a destination rise"
         self.queue.append(row)
 
     def next_group(self) -> tuple[ClaimedRow, ...]:
-        """Moves the next group of rows to `flight` and returns it; returns an empty tuple if nothing can be sent now.
+        """Moves the next group of rows to `in_flight` and returns it; returns an empty tuple if nothing can be sent
+        now.
         """
         if self.state is not State.READY or not self.queue:
             return ()
         group = [self.queue.popleft()]
         size = group[0].size
         alone = group[0].seq <= self._singles_to
-        while self.queue and not alone and fits(group, size, self.queue[0], self._settings):
+        while self.queue and not alone and may_join_entry(group, size, self.queue[0], self._settings):
             size += self.queue[0].size
             group.append(self.queue.popleft())
-        self.flight = tuple(group)
+        self.in_flight = tuple(group)
         self.state = State.SENDING
-        return self.flight
+        return self.in_flight
 
-    def takes_off(self, rows: tuple[ClaimedRow, ...]) -> None:
+    def start_sending(self, rows: tuple[ClaimedRow, ...]) -> None:
         """Marks `rows` as in flight: this destination's part of a cluster transaction (together_core.py)."""
         assert self.state is State.READY, "a flight waits until its destinations are ready"
-        self.flight, self.state = rows, State.SENDING
+        self.in_flight, self.state = rows, State.SENDING
 
-    def lands(self, state: State = State.READY) -> None:
+    def end_sending(self, state: State = State.READY) -> None:
         """Ends this destination's part of a cluster transaction that did not store it. The rows are not put back here:
         they belong to their units (together_core.py)."""
-        self.flight, self.state = (), state
+        self.in_flight, self.state = (), state
 
     # ------------------------------------------------------------------------------ outcomes
     def on_opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
@@ -109,7 +110,7 @@ class Destination:
         stored according to it. If not `sure`, an open transaction may contain them: nothing is returned, the rows up to
         `last` are sent again one by one, and the topic drops those that it has."""
         assert self.state is State.OPENING, "it was being opened"
-        assert not self.flight, "nothing is in flight without a producer"
+        assert not self.in_flight, "nothing is in flight without a producer"
         self.last_open = last
         if not sure:
             self._singles_to = max(self._singles_to, last)
@@ -123,17 +124,17 @@ class Destination:
         self.state, self.error = State.READY, ""
         return found
 
-    def group_stored(self) -> tuple[ClaimedRow, ...]:
-        done, self.flight = self.flight, ()
+    def on_group_stored(self) -> tuple[ClaimedRow, ...]:
+        done, self.in_flight = self.in_flight, ()
         self.stored = done[-1].seq
         self.state, self._failed = State.READY, 0
         return done
 
-    def group_refused(self) -> tuple[ClaimedRow | None, list[ClaimedRow]]:
+    def on_group_refused(self) -> tuple[ClaimedRow | None, list[ClaimedRow]]:
         """Ends the group in flight, which was refused. Returns the refused row, and the waiting rows of its key, which
         give their ids back. Returns None as the row if the group had several: all of them are sent again, one by one,
         under the same ids."""
-        group, self.flight = self.flight, ()
+        group, self.in_flight = self.in_flight, ()
         if len(group) > 1:
             self.queue.extendleft(reversed(group))
             self._singles_to = group[-1].seq
@@ -147,29 +148,29 @@ class Destination:
         self.state = State.RECORDS
         return row, followers
 
-    def recorded(self) -> None:
+    def on_refusal_recorded(self) -> None:
         """Fact: the refusal is in the database; the next group may be sent."""
         if self.state is State.RECORDS:
             self.state = State.READY
 
-    def put_off(self, error: str, now: float) -> None:
+    def back_off(self, error: str, now: float) -> None:
         """Fact: the producer ended, or could not be opened. The rows in flight go back to the front of the queue, and
         the producer is opened again after a pause."""
         assert self.state in (State.OPENING, State.SENDING), "it was being opened, or a group was in flight"
-        self.queue.extendleft(reversed(self.flight))
-        self.flight = ()
+        self.queue.extendleft(reversed(self.in_flight))
+        self.in_flight = ()
         self.state, self.error = State.WAITS, error
         self.due = now + min(self._settings.back_off_last_s, 0.1 * 2 ** min(self._failed, 20))
         self._failed += 1
 
-    def on_flight_lost(self, error: str, now: float, *, sure: bool) -> None:
+    def on_transaction_failed(self, error: str, now: float, *, sure: bool) -> None:
         """Ends this destination's part of a cluster transaction that failed, and opens the producer again after a
         pause. If not `sure`, the transaction may be committed."""
-        self.flight = ()
+        self.in_flight = ()
         self.last_open = self.last_open if sure else ANY
-        self.put_off(error, now)
+        self.back_off(error, now)
 
-    def open_wanted(self, now: float) -> bool:
+    def begin_opening(self, now: float) -> bool:
         """Returns whether the producer must be opened now; if so, the state changes to OPENING."""
         if self.state is State.WAITS and now >= self.due:
             self.state = State.CLOSED
@@ -179,13 +180,13 @@ class Destination:
         return False
 
     def check(self) -> None:
-        ids = [row.seq for row in (*self.flight, *self.queue)]
+        ids = [row.seq for row in (*self.in_flight, *self.queue)]
         assert ids == sorted(set(ids)), "rows are in the order of their sequence ids"
         assert not ids or ids[0] > self.stored, "what is stored is not sent again"
-        assert bool(self.flight) == (self.state is State.SENDING), "a group is in flight exactly while it is sent"
+        assert bool(self.in_flight) == (self.state is State.SENDING), "a group is in flight exactly while it is sent"
 
 
-def fits(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, settings: RelaySettings) -> bool:
+def may_join_entry(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, settings: RelaySettings) -> bool:
     """Whether `row` may join `group` in one entry. A delayed row has an entry of its own, and an entry has one schema.
     """
     if row.value_schema != group[0].value_schema:

@@ -33,7 +33,18 @@ from .rows import OutboxBehind, OutboxUnreachable, RelayFenced, SequencesForgott
 from .sender import Fact, Sender
 from .store import Lag, Store
 from .tables import SQLAlchemyOutbox
-from .values_core import Effect, Find, Fly, Open, RelaySettings, Resolve, Send, Stop, Transact, Turn
+from .values_core import (
+    DatabaseTurn,
+    Effect,
+    Find,
+    Open,
+    RelaySettings,
+    Resolve,
+    RunTurn,
+    Send,
+    SendInTransaction,
+    Stop,
+)
 
 _LOG = logging.getLogger("magnetar.outbox")
 STANDBY_S = 10.0
@@ -141,7 +152,7 @@ class Relay:
 
     def wake(self) -> None:
         """Makes the relay search for rows at once. May be called from any thread."""
-        self._facts.put(lambda core, now: core.woken(now))
+        self._facts.put(lambda core, now: core.on_wake(now))
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Waits until the relay has its shard or has ended. Returns False if neither happened within `timeout_s`."""
@@ -206,9 +217,9 @@ class Relay:
             match left.popleft():
                 case Send(destination, rows):
                     sender.send(destination, rows)
-                case Fly(parts):
-                    sender.fly(parts)
-                case Transact(turn):
+                case SendInTransaction(parts):
+                    sender.send_in_transaction(parts)
+                case RunTurn(turn):
                     left.extend(self._transact(core, turn))
                 case Open(destination):
                     sender.open(destination)
@@ -226,16 +237,16 @@ class Relay:
             return RelayFenced(f"a newer relay has shard {self._shard} of {self.name}: this one ends")
         return error
 
-    def _transact(self, core: RelayCore, turn: Turn) -> list[Effect]:
+    def _transact(self, core: RelayCore, turn: DatabaseTurn) -> list[Effect]:
         try:
-            rows, next_seq = self._store.turn(turn)
+            rows, next_seq = self._store.run_turn(turn)
         except RelayFenced:
-            return core.fenced()
+            return core.on_fenced()
         except OutboxUnreachable as error:
             self._log_trouble(error)
             return core.turn_failed(_clock.monotonic())
         self._trouble = ""
-        return core.turned(turn, rows, next_seq, _clock.monotonic())
+        return core.on_turn_committed(turn, rows, next_seq, _clock.monotonic())
 
     def _find(self, core: RelayCore) -> list[Effect]:
         try:
@@ -284,7 +295,7 @@ class Relay:
         }  # fmt: skip
         destinations = list(core.destinations.values()) if core is not None else []
         topics = dict(core.topics) if core is not None else {}
-        together = core.together if core is not None else None
+        together = core.atomic_units if core is not None else None
         found["in_memory_rows"] = sum(each.rows for each in destinations) + (together.rows if together else 0)
         found["destinations"] = len(destinations)
         found["waits"] = {

@@ -1,7 +1,7 @@
 """The decisions of a relay for its shard: what it claims, sends, records, and when it must stop. Pure; times are
 seconds of one clock that does not go back.
 
-Facts in (`on_claimed`, `on_found`, `on_resolved`, `on_opened`, `on_settled`, `turned`, …), effects out
+Facts in (`on_claimed`, `on_found`, `on_resolved`, `on_opened`, `on_group_done`, `on_turn_committed`, …), effects out
 (values_core.py). A *turn* is one transaction in the database: it records outcomes and claims rows.
 
 **Shards.** Each destination has one shard: a hash of its topic's name, plus the partition, modulo the number of shards.
@@ -38,24 +38,24 @@ from ...proto.errors import MagnetarError
 from ...proto.names import whole
 from .destination_core import Destination, State
 from .rows import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
-from .together_core import Together
+from .together_core import AtomicUnits
 from .values_core import (
     NONE,
     Claim,
     ClaimedRow,
+    ClaimedShard,
+    DatabaseTurn,
     Effect,
     Failure,
     Find,
-    Fly,
     Open,
     Outcome,
     RelaySettings,
     Resolve,
+    RunTurn,
     Send,
+    SendInTransaction,
     Stop,
-    Taken,
-    Transact,
-    Turn,
 )
 
 
@@ -96,7 +96,7 @@ class RelayCore:
         self.topics: dict[str, _Topic] = {}
         self.destinations: dict[str, Destination] = {}
         self.sent_rows = self.stored_rows = self.refused_rows = self.parked_rows = 0
-        self.together = Together(settings, self.destinations) if atomic else None
+        self.atomic_units = AtomicUnits(settings, self.destinations) if atomic else None
         self._sure = not atomic  # an id in a topic is of a row that is stored
         self.turns = self._begun = 0  # transactions that took place, that were begun
         self.stopped: MagnetarError | None = None
@@ -106,7 +106,7 @@ class RelayCore:
         self._epoch = self._next_seq = 0
         self._absent_s: float | None = None
         self._known: dict[str, int] = {}  # what each destination had stored when the shard was taken
-        self._turning: Turn | None = None
+        self._turning: DatabaseTurn | None = None
         self._turn_due = 0.0  # after a failure: when the same turn is repeated
         self._turn_failed = 0
         self._claim_due = 0.0
@@ -121,7 +121,7 @@ class RelayCore:
         self._first: frozenset[str] | None = None  # the topics that were found first
 
     # ------------------------------------------------------------------------------ facts
-    def on_claimed(self, found: Taken, now: float) -> list[Effect]:
+    def on_claimed(self, found: ClaimedShard, now: float) -> list[Effect]:
         """Fact: this relay has claimed the shard. Restores the claimed rows; their destinations are opened next, to
         learn what they have stored."""
         self._epoch, self._next_seq, self._absent_s = found.epoch, found.next_seq, found.absent_s
@@ -136,10 +136,10 @@ class RelayCore:
     def _add_rows(self, rows: Sequence[ClaimedRow]) -> None:
         for row in rows:
             at = self._destination(row.destination)
-            if self.together is None:
+            if self.atomic_units is None:
                 at.add(row)
-        if self.together is not None:
-            self.together.add(rows)
+        if self.atomic_units is not None:
+            self.atomic_units.add(rows)
 
     def on_found(self, topics: Sequence[str], now: float) -> list[Effect]:
         """Fact: rows wait for `topics`. Adds the topics that are new."""
@@ -184,7 +184,7 @@ class RelayCore:
         """Fact: the producer of `destination` is open. `last` is the highest sequence id that the topic has of this
         producer name. Stops the relay if `last` shows that the database or the topic has lost sequence ids."""
         at = self.destinations[destination]
-        given = at.last_claimed if self._sure else self._next_seq - 1  # ids of what was aborted were given back
+        given = at.last_claimed_id if self._sure else self._next_seq - 1  # ids of what was aborted were given back
         if last > given:
             return self._stop(OutboxBehind(
                 f"{destination} has sequence id {last} of producer {self._name}, and this outbox has given it"
@@ -192,7 +192,7 @@ class RelayCore:
                 " made anew, or another database has the same name (name=…). Rows of a backup may be in the topic"
                 f" already. To send them all the same: magnetar outbox renumber --shard {self.shard}"
             ))  # fmt: skip
-        waiting = len(at.queue) + (self.together.rows_of(destination) if self.together is not None else 0)
+        waiting = len(at.queue) + (self.atomic_units.rows_of(destination) if self.atomic_units is not None else 0)
         if last < at.stored and waiting:
             what = f"{destination} has sequence id {last}, and had {at.stored}"
             return self._stop(self._forgotten(what, waiting))
@@ -214,12 +214,12 @@ class RelayCore:
         self._put_off(self.destinations[destination], error, now)
         return []
 
-    def on_settled(self, destination: str, outcome: Outcome, error: str, now: float) -> list[Effect]:
+    def on_group_done(self, destination: str, outcome: Outcome, error: str, now: float) -> list[Effect]:
         """Fact: the group of rows in flight to `destination` has its outcome."""
         at = self.destinations[destination]
         match outcome:
             case Outcome.STORED:
-                for row in at.group_stored():
+                for row in at.on_group_stored():
                     self._on_stored(row, at)
             case Outcome.ROW_REFUSED:
                 self._on_refused(at, error, now)
@@ -227,30 +227,30 @@ class RelayCore:
                 self._put_off(at, error, now)
         return self.time_passed(now)
 
-    def flown(self, outcome: Outcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
+    def on_transaction_done(self, outcome: Outcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
         """Fact: the cluster transaction in flight has its outcome. `failed`: the destinations whose producers ended; if
         it is empty, no single destination failed, and all of them are opened again after a pause."""
-        together = self.together
+        together = self.atomic_units
         assert together is not None, "an atomic relay has flights"
-        flying = {row.destination: self.destinations[row.destination] for unit in together.flight for row in unit}
+        flying = {row.destination: self.destinations[row.destination] for unit in together.in_flight for row in unit}
         if outcome is Outcome.STORED:
             for at in flying.values():
-                at.group_stored()
+                at.on_group_stored()
             for row in together.take_stored():
                 self._on_stored(row, flying[row.destination])
-        elif outcome is Outcome.ROW_REFUSED and not together.is_unclear:
+        elif outcome is Outcome.ROW_REFUSED and not together.is_outcome_unknown:
             for at in flying.values():
-                at.lands()
+                at.end_sending()
             if unit := together.take_refused():
                 self._unit_refused(unit, error)
         else:
-            together.back()
+            together.put_back()
             sure = outcome is not Outcome.UNKNOWN
             for at in flying.values():
                 if sure and failed and at.name not in failed:
-                    at.lands()
+                    at.end_sending()
                 else:
-                    at.on_flight_lost(error, now, sure=sure)
+                    at.on_transaction_failed(error, now, sure=sure)
                     self._ours_wanted[at.name] = self._begun
         return self.time_passed(now)
 
@@ -258,17 +258,17 @@ class RelayCore:
         """Records that `unit` was refused: the whole unit waits or is parked. The units after it give their sequence
         ids back, because they may contain rows of the same keys."""
         for row in unit:
-            self.destinations[row.destination].lands(State.RECORDS)
+            self.destinations[row.destination].end_sending(State.RECORDS)
         attempts = max(row.attempts for row in unit)
         for row in unit:
             self._on_row_failed(row._replace(attempts=attempts), error)
-        assert self.together is not None, "a unit is of an atomic relay"
-        self._release += self.together.take_unstored()
+        assert self.atomic_units is not None, "a unit is of an atomic relay"
+        self._release += self.atomic_units.take_unstored()
 
     def _put_off(self, at: Destination, error: str, now: float) -> None:
         """Closes a destination for a pause. It is opened again only after a later turn has confirmed that this relay
         still has the shard: a producer that an older relay opened would fence the newer relay's."""
-        at.put_off(error, now)
+        at.back_off(error, now)
         self._ours_wanted[at.name] = self._begun
 
     def _may_open(self, at: Destination) -> bool:
@@ -280,10 +280,10 @@ class RelayCore:
         self._stored[at.name] = at.stored
 
     def _on_refused(self, at: Destination, error: str, now: float) -> None:
-        if not self._sure and len(at.flight) == 1 and at.flight[0].seq <= at.last_open:
+        if not self._sure and len(at.in_flight) == 1 and at.in_flight[0].seq <= at.last_open:
             self._put_off(at, error, now)  # it may be stored, so its id is not given up
             return
-        row, followers = at.group_refused()
+        row, followers = at.on_group_refused()
         if row is not None:
             self._on_row_failed(row, error)
             self._release += followers
@@ -295,7 +295,9 @@ class RelayCore:
         self.parked_rows += parked
         self._failures.append(Failure(row, error, parked, wait))
 
-    def turned(self, turn: Turn, rows: Sequence[ClaimedRow], next_seq: int, now: float) -> list[Effect]:
+    def on_turn_committed(
+        self, turn: DatabaseTurn, rows: Sequence[ClaimedRow], next_seq: int, now: float
+    ) -> list[Effect]:
         """Fact: the database transaction of `turn` committed. `rows` are the rows that it claimed, in the order of
         their sequence ids."""
         assert turn is self._turning, "one turn at a time"
@@ -306,8 +308,8 @@ class RelayCore:
         assert next_seq >= self._next_seq, "sequence ids are not given twice"
         self._next_seq = next_seq
         for failure in turn.failures:
-            self.destinations[failure.row.destination].recorded()
-        if self.together is not None and self._failures:
+            self.destinations[failure.row.destination].on_refusal_recorded()
+        if self.atomic_units is not None and self._failures:
             self._release += rows  # the claim was made before the refusal was known
         else:
             refused = {(each.row.destination, each.row.key) for each in self._failures if each.row.key is not None}
@@ -324,7 +326,7 @@ class RelayCore:
         self._turn_failed += 1
         return []
 
-    def fenced(self) -> list[Effect]:
+    def on_fenced(self) -> list[Effect]:
         """Fact: the database refused the turn because another relay has the shard. Stops the relay with RelayFenced."""
         return self._stop(self._fenced())
 
@@ -334,7 +336,7 @@ class RelayCore:
             " others may wait for its end with --standby (standby=True)"
         )
 
-    def woken(self, now: float) -> list[Effect]:
+    def on_wake(self, now: float) -> list[Effect]:
         """Fact: the application committed rows. Searches for rows at once."""
         self._claim_due = min(self._claim_due, now)
         self._find_due = min(self._find_due, now)
@@ -353,7 +355,7 @@ class RelayCore:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is in flight and every outcome is in the database."""
-        flying = any(each.flight for each in self.destinations.values())
+        flying = any(each.in_flight for each in self.destinations.values())
         return not (flying or self._turning or self._delete or self._failures or self._release)
 
     # ------------------------------------------------------------------------------ effects
@@ -366,13 +368,13 @@ class RelayCore:
             self._open_and_send(effects, now)
         if self._turning is not None and self._turn_failed and now >= self._turn_due:
             self._turn_due = inf
-            effects.append(Transact(self._turning))
+            effects.append(RunTurn(self._turning))
         elif self._turning is None:
             turn = self._next_turn(now)
             if turn is not None:
                 self._turning = turn
                 self._turn_due = inf
-                effects.append(Transact(turn))
+                effects.append(RunTurn(turn))
         return effects
 
     def _open_and_send(self, effects: list[Effect], now: float) -> None:
@@ -384,30 +386,32 @@ class RelayCore:
                 known.asked = True
                 effects.append(Resolve(topic))
         for each in self.destinations.values():
-            if self._may_open(each) and each.open_wanted(now):
+            if self._may_open(each) and each.begin_opening(now):
                 effects.append(Open(each.name))
             if group := each.next_group():
                 self.sent_rows += len(group)
                 effects.append(Send(each.name, group))
-        if self.together is not None:
-            self._fly(self.together, effects)
+        if self.atomic_units is not None:
+            self._fly(self.atomic_units, effects)
 
-    def _fly(self, together: Together, effects: list[Effect]) -> None:
-        if together.waits_in_vain():
+    def _fly(self, together: AtomicUnits, effects: list[Effect]) -> None:
+        if together.is_blocked():
             self._release += together.take_unstored()
-        if parts := together.take_off():
+        if parts := together.start_transaction():
             for name, entries in parts.items():
                 rows = tuple(row for entry in entries for row in entry)
-                self.destinations[name].takes_off(rows)
+                self.destinations[name].start_sending(rows)
                 self.sent_rows += len(rows)
-            effects.append(Fly(parts))
+            effects.append(SendInTransaction(parts))
 
-    def _next_turn(self, now: float) -> Turn | None:
+    def _next_turn(self, now: float) -> DatabaseTurn | None:
         claim = self._claim() if not self.stopping and now >= self._claim_due else None
         outcomes = bool(self._delete or self._failures or self._release)
         if claim is None and not outcomes and now < min(self._seen_due, self._ours_due()):
             return None
-        turn = Turn(self._epoch, self._next_seq, self._delete, self._stored, self._failures, self._release, claim)
+        turn = DatabaseTurn(
+            self._epoch, self._next_seq, self._delete, self._stored, self._failures, self._release, claim
+        )
         self._delete, self._stored, self._failures, self._release = [], {}, [], []
         self._begun += 1
         return turn
@@ -419,7 +423,7 @@ class RelayCore:
         return inf if self.stopping else min((each.due for each in waiting if not self._may_open(each)), default=inf)
 
     def _claim(self) -> Claim | None:
-        if self.together is not None and not self.together.takes:
+        if self.atomic_units is not None and not self.atomic_units.may_claim:
             return None
         topics = {}
         for topic, known in self.topics.items():
@@ -428,12 +432,12 @@ class RelayCore:
             free = tuple(
                 number
                 for number in self._owned(topic)
-                if self.destinations[partition_name(topic, number, known.partitions)].takes
+                if self.destinations[partition_name(topic, number, known.partitions)].may_claim
             )
             if free:
                 topics[topic] = (known.partitions, free)
         settings = self._settings
-        units = self.together is not None
+        units = self.atomic_units is not None
         return Claim(settings.rows_per_claim, settings.bytes_per_claim, topics, units) if topics else None
 
     def _owned(self, topic: str) -> list[int]:
@@ -471,8 +475,8 @@ class RelayCore:
         """Raises AssertionError if an invariant is broken."""
         for each in self.destinations.values():
             each.check()
-            assert self.together is None or not each.queue, "rows of an atomic relay are in units"
-            assert each.last_claimed < max(1, self._next_seq) or self._next_seq == 0, "every id was given by a claim"
+            assert self.atomic_units is None or not each.queue, "rows of an atomic relay are in units"
+            assert each.last_claimed_id < max(1, self._next_seq) or self._next_seq == 0, "every id was given by a claim"
         if self._turning is None:
             waits = {each.row.destination for each in self._failures}
         else:
@@ -480,8 +484,8 @@ class RelayCore:
         records = {each.name for each in self.destinations.values() if each.state is State.RECORDS}
         assert records == waits, "a destination waits exactly while its refusal is not recorded"
         gone = set(self._delete) | {each.row.id for each in self._failures} | {each.id for each in self._release}
-        held = {row.id for each in self.destinations.values() for row in (*each.flight, *each.queue)}
-        if self.together is not None:
-            self.together.check()
-            held |= {row.id for unit in self.together.queue for row in unit}
+        held = {row.id for each in self.destinations.values() for row in (*each.in_flight, *each.queue)}
+        if self.atomic_units is not None:
+            self.atomic_units.check()
+            held |= {row.id for unit in self.atomic_units.queue for row in unit}
         assert not gone & held, "a row with an outcome is not sent"

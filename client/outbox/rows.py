@@ -111,7 +111,7 @@ def schema_text(info: SchemaInfo) -> str:
     return json.dumps({**told, "properties": dict(info.properties)}, sort_keys=True, ensure_ascii=False)
 
 
-def schema_of(text: str) -> SchemaInfo:
+def parse_schema(text: str) -> SchemaInfo:
     """Parses the text of a row's schema. Raises ValueError if it is not valid."""
     try:
         found = json.loads(text)

@@ -32,7 +32,7 @@ from ..blocking.client import Client
 from ..blocking.loop_thread import loop_thread
 from ..common.errors import IncompatibleSchema, InvalidMessage, PulsarException, Result, translate
 from ..core.transaction import TransactionState
-from ..model.composite_schemas import AutoPublishSchema, Written
+from ..model.composite_schemas import AutoPublishSchema, PreEncodedSchema
 from ..model.message_id import MessageId
 from ..model.schema import BytesSchema, Schema
 from ..model.settings import ProducerAccessMode, ProducerSettings
@@ -40,7 +40,7 @@ from ..produce.entry_writer import Extras
 from ..produce.producer import Producer
 from ..transactions.transaction import Transaction, Transactions
 from .relay_core import RelayCore
-from .rows import DeduplicationOff, KeyForm, schema_of
+from .rows import DeduplicationOff, KeyForm, parse_schema
 from .together_core import Parts
 from .values_core import ClaimedRow, Effect, Outcome, RelaySettings
 
@@ -72,7 +72,7 @@ class Sender:
         self._schemas: dict[str, str | None] = {}  # with which they were opened; empty: that of the topic
         self._admin: AdminClient | None = None
         self._closed = False
-        self._flying: Transaction | None = None
+        self._transaction: Transaction | None = None
         self._named = False  # the transactions' name is this sender's
 
     # ------------------------------------------------------------------------------ topics
@@ -155,7 +155,7 @@ class Sender:
         Raises ValueError if the schema is not valid, IncompatibleSchema, or another error of opening a producer; then
         the old producer stays."""
         before = self._producers[destination]
-        schema = BytesSchema() if text is None else Written(schema_of(text))
+        schema = BytesSchema() if text is None else PreEncodedSchema(parse_schema(text))
         settings = ProducerSettings(schema=schema, **self._options())
         inner, epoch = self._client.inner(), before.partitions[0].core.epoch
         producer = await Producer.open(inner.connections, TopicName.parse(destination), settings, epoch)
@@ -206,7 +206,7 @@ class Sender:
         added = 0
         try:
             for row, extra in zip(rows, extras, strict=True):
-                partition = producer.enqueue(row.value, group.done, extra)
+                partition = producer.enqueue(row.value, group.on_sent, extra)
                 added += 1
         except Exception as error:  # a row that is told nothing is claimed for ever
             if added:  # those before it are sent
@@ -214,34 +214,34 @@ class Sender:
             refused = not isinstance(error, PulsarException) or error.error() in _OF_THE_ROW
             text = f"{type(error).__name__}: {error}"
             if refused and added and txn is not None:  # which is aborted: what is sent of it is sent again
-                group.ends_at(added, text)
+                group.end_at(added, text)
             else:  # without one the producer is opened anew, and says how far those before it came
                 group.report(Outcome.ROW_REFUSED if refused and not added else Outcome.PUT_OFF, text)
             return
         partition.flush_soon()
 
     def _settled(self, destination: str, outcome: Outcome, text: str) -> None:
-        self._tell(lambda core, now: core.on_settled(destination, outcome, text, now))
+        self._tell(lambda core, now: core.on_group_done(destination, outcome, text, now))
 
     # ------------------------------------------------------------------------------ flights
-    def fly(self, parts: Parts) -> None:
+    def send_in_transaction(self, parts: Parts) -> None:
         loop_thread().start_soon(self._fly(parts))
 
     async def _fly(self, parts: Parts) -> None:
         try:
-            landed = await self._flight(parts)
+            landed = await self._run_transaction(parts)
         except Exception as error:  # a fault of ours must not leave the relay waiting
             _LOG.exception("%s: a transaction of the outbox", self._name)
-            landed = _Landed(Outcome.UNKNOWN, repr(error), ())
+            landed = _TransactionOutcome(Outcome.UNKNOWN, repr(error), ())
         finally:
-            self._flying = None
-        self._tell(lambda core, now: core.flown(*landed, now))
+            self._transaction = None
+        self._tell(lambda core, now: core.on_transaction_done(*landed, now))
 
-    async def _flight(self, parts: Parts) -> _Landed:
+    async def _run_transaction(self, parts: Parts) -> _TransactionOutcome:
         try:
-            txn = self._flying = await self._begin()
+            txn = self._transaction = await self._begin()
         except PulsarException as error:
-            return _Landed(Outcome.PUT_OFF, error.message, ())
+            return _TransactionOutcome(Outcome.PUT_OFF, error.message, ())
         found = await asyncio.gather(*(self._groups(name, each, txn) for name, each in parts.items()))
         failed = [each for each in found if each.outcome is not Outcome.STORED]
         if failed:
@@ -251,8 +251,8 @@ class Sender:
             await txn.commit()
         except PulsarException as error:
             is_known = txn.state is TransactionState.ABORTED
-            return _Landed(Outcome.PUT_OFF if is_known else Outcome.UNKNOWN, error.message, ())
-        return _Landed(Outcome.STORED, "", ())
+            return _TransactionOutcome(Outcome.PUT_OFF if is_known else Outcome.UNKNOWN, error.message, ())
+        return _TransactionOutcome(Outcome.STORED, "", ())
 
     async def _begin(self) -> Transaction:
         """Begins a transaction under the name of the producers. The first one takes the name from its earlier holder;
@@ -266,15 +266,17 @@ class Sender:
         self._named = True
         return txn
 
-    async def _groups(self, destination: str, groups: Sequence[Sequence[ClaimedRow]], txn: Transaction) -> _Landed:
+    async def _groups(
+        self, destination: str, groups: Sequence[Sequence[ClaimedRow]], txn: Transaction
+    ) -> _TransactionOutcome:
         """Sends the groups of one destination one after the other, until one is not stored."""
         for rows in groups:
             answered: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
             self._send(destination, rows, partial(_answer, answered), txn)
             outcome, text = await answered
             if outcome is not Outcome.STORED:
-                return _Landed(outcome, text, (destination,) if outcome is Outcome.PUT_OFF else ())
-        return _Landed(Outcome.STORED, "", ())
+                return _TransactionOutcome(outcome, text, (destination,) if outcome is Outcome.PUT_OFF else ())
+        return _TransactionOutcome(Outcome.STORED, "", ())
 
     # ------------------------------------------------------------------------------ the end
     def close(self) -> None:
@@ -283,10 +285,10 @@ class Sender:
         loop_thread().run(self._close())
 
     async def _close(self) -> None:
-        if self._flying is not None:
+        if self._transaction is not None:
             with suppress(TimeoutError, PulsarException):  # its commit goes on; or its time-out aborts it
                 async with asyncio.timeout(ABORT_S):
-                    await self._flying.abort()
+                    await self._transaction.abort()
         for producer in self._producers.values():
             producer.abort()
         self._producers.clear()
@@ -294,7 +296,7 @@ class Sender:
             await self._admin.close()
 
 
-class _Landed(NamedTuple):
+class _TransactionOutcome(NamedTuple):
     """The outcome of a cluster transaction, or of its part in one destination."""
 
     outcome: Outcome
@@ -303,7 +305,7 @@ class _Landed(NamedTuple):
     """Destinations whose producers are over."""
 
 
-def _worst(failed: Sequence[_Landed]) -> _Landed:
+def _worst(failed: Sequence[_TransactionOutcome]) -> _TransactionOutcome:
     """Returns the outcome of a cluster transaction that failed: that of the destinations that were put off, if any;
     else that of the refused row."""
     off = [each for each in failed if each.outcome is not Outcome.ROW_REFUSED]
@@ -330,13 +332,13 @@ class _Group:
         self._refusal = ""  # why a row, and what follows it, was not sent
         self._told = False
 
-    def done(self, result: Result, _message_id: MessageId) -> None:
+    def on_sent(self, result: Result, _message_id: MessageId) -> None:
         self._results.add(result)
         self._left -= 1
         if not self._left:
             self._tell_all()
 
-    def ends_at(self, rows: int, refusal: str) -> None:
+    def end_at(self, rows: int, refusal: str) -> None:
         """Shortens the group to its first `rows` rows, because the next one was refused. The group reports when these
         have their outcomes."""
         self._left -= self._rows - rows

@@ -2,8 +2,8 @@
 holder raises, and every transaction begins by writing that record under its own epoch. That write is the lease and the
 lock in one: an older holder changes no row and gets RelayFenced.
 
-`turn` may be repeated when its outcome is not known: deletes and refusals of rows that are gone change nothing, and a
-claim that took place is recognised by the record's next sequence id. SQLite, PostgreSQL, MySQL 8: `SKIP LOCKED` where
+`run_turn` may be repeated when its outcome is not known: deletes and refusals of rows that are gone change nothing, and
+a claim that took place is recognised by the record's next sequence id. SQLite, PostgreSQL, MySQL 8: `SKIP LOCKED` where
 there is one, so that a person who revives a row stops no relay.
 Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py.
 """
@@ -34,8 +34,8 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from .relay_core import partition_name
 from .rows import RelayFenced, RowState, ShardsDiffer, now_ms
-from .tables import SQLAlchemyOutbox, check_tables, translated
-from .values_core import Claim, ClaimedRow, Failure, Taken, Turn
+from .tables import SQLAlchemyOutbox, check_tables, translate_errors
+from .values_core import Claim, ClaimedRow, ClaimedShard, DatabaseTurn, Failure
 
 # --------------------------------------------------------------------------------------------------------- units
 # The claim of whole units: an atomic relay claims the rows that one transaction of the application wrote, or none of
@@ -181,18 +181,18 @@ class Store:
         """Returns the shard's epoch, and the time of day in ms at which its holder last renewed it; (0, 0): it never
         had a holder."""
         shards = self._shards
-        with translated(), self._engine.connect() as connection:
+        with translate_errors(), self._engine.connect() as connection:
             found = connection.execute(
                 select(shards.c.epoch, shards.c.seen).where(shards.c.shard == self._shard)
             ).one_or_none()
         return (0, 0) if found is None else (found.epoch, found.seen)
 
-    def claim_shard(self, holder: str, *, atomic: bool = False) -> Taken:
+    def claim_shard(self, holder: str, *, atomic: bool = False) -> ClaimedShard:
         """Claims the shard and fences its earlier holder. `atomic` is recorded for good before anything is sent. Raises
         ShardsDiffer if the outbox has another number of shards."""
         shards, now = self._shards, now_ms()
         noted = {"atomic": 1} if atomic else {}
-        with translated(), self._engine.begin() as connection:
+        with translate_errors(), self._engine.begin() as connection:
             taken = connection.execute(
                 update(shards).where(shards.c.shard == self._shard)
                 .values(epoch=shards.c.epoch + 1, holder=holder, **noted)
@@ -215,7 +215,7 @@ class Store:
             stored = self._stored(connection)
             claimed = self._claimed(connection, -1)
         absent = max(0, now - found.seen) / 1000 if found.seen else None
-        return Taken(found.epoch, found.next_seq, stored, claimed, absent, was_atomic=bool(found.atomic))
+        return ClaimedShard(found.epoch, found.next_seq, stored, claimed, absent, was_atomic=bool(found.atomic))
 
     def _stored(self, connection: Connection) -> dict[str, int]:
         positions = self._positions
@@ -237,7 +237,7 @@ class Store:
         """Sets the next sequence id to `next_seq`, and makes claimed rows wait again. Raises RelayFenced if the shard
         has a newer holder."""
         shards, rows = self._shards, self._rows
-        with translated(), self._engine.begin() as connection:
+        with translate_errors(), self._engine.begin() as connection:
             here = shards.c.shard == self._shard, shards.c.epoch == epoch
             if connection.execute(update(shards).where(*here).values(next_seq=next_seq)).rowcount == 0:
                 raise RelayFenced(f"shard {self._shard} has a newer holder: stop its relay first")
@@ -249,11 +249,11 @@ class Store:
                 self._store_position(connection, destination, seq)
 
     # ------------------------------------------------------------------------------ a turn
-    def turn(self, turn: Turn) -> tuple[list[ClaimedRow], int]:
-        """Runs `turn` in one database transaction. Returns the claimed rows and the next sequence id. Raises
+    def run_turn(self, turn: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
+        """Runs `run_turn` in one database transaction. Returns the claimed rows and the next sequence id. Raises
         RelayFenced if the shard has a newer holder; then nothing was changed."""
         shards = self._shards
-        with translated(), self._engine.begin() as connection:
+        with translate_errors(), self._engine.begin() as connection:
             ours = connection.execute(
                 update(shards).where(shards.c.shard == self._shard, shards.c.epoch == turn.epoch).values(seen=now_ms())
             )
@@ -272,7 +272,7 @@ class Store:
                 connection.execute(update(shards).where(shards.c.shard == self._shard).values(next_seq=next_seq))
         return claimed, next_seq
 
-    def _record(self, connection: Connection, turn: Turn) -> None:
+    def _record(self, connection: Connection, turn: DatabaseTurn) -> None:
         rows = self._rows
         for ids in chunks(turn.delete):
             connection.execute(delete(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED))
@@ -402,7 +402,7 @@ class Store:
         """Returns the topics of rows that wait or were refused. It reads one index entry for each topic."""
         rows = self._rows
         found: set[str] = set()
-        with translated(), self._engine.connect() as connection:
+        with translate_errors(), self._engine.connect() as connection:
             for state in (RowState.WAITING, RowState.HELD):
                 query = of_state = select(func.min(rows.c.topic)).where(rows.c.state == state)
                 while (topic := connection.scalar(query)) is not None:
@@ -413,7 +413,7 @@ class Store:
     def lag(self) -> Lag:
         """Returns the lag of the whole outbox. It counts all rows, so call it rarely."""
         rows = self._rows
-        with translated(), self._engine.connect() as connection:
+        with translate_errors(), self._engine.connect() as connection:
             counted = connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()
             first = [
                 select(rows.c.created).where(rows.c.state == state).order_by(rows.c.id).limit(1)

@@ -173,7 +173,7 @@ WHAT_TO_DO = {
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Raises an OutboxError in place of an error of SQLAlchemy; the original is its cause."""
     try:
         yield
@@ -203,7 +203,7 @@ def _translate(error: SQLAlchemyError) -> OutboxError:
 
 def check_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     """Raises OutboxTableMissing or OutboxColumnsMissing if the tables are not as `outbox` needs them."""
-    with translated():
+    with translate_errors():
         found = inspect(engine)
         for table in (outbox.rows, outbox.shards, outbox.positions):
             if not found.has_table(table.name, schema=table.schema):

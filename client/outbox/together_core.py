@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from .destination_core import Destination, State, fits
+from .destination_core import Destination, State, may_join_entry
 from .values_core import NONE, ClaimedRow, RelaySettings
 
 Unit = tuple[ClaimedRow, ...]
@@ -31,12 +31,12 @@ Parts = dict[str, tuple[tuple[ClaimedRow, ...], ...]]
 """Destination → its entries of a flight, each a group of rows."""
 
 
-class Together:
+class AtomicUnits:
     """The units of an atomic relay that wait, and the units of its one cluster transaction in flight."""
 
     def __init__(self, settings: RelaySettings, destinations: Mapping[str, Destination]) -> None:
         self.queue: deque[Unit] = deque()
-        self.flight: tuple[Unit, ...] = ()
+        self.in_flight: tuple[Unit, ...] = ()
         self._settings = settings
         self._at = destinations
         self._alone_to = NONE  # units up to this id are sent one by one: one of them was refused
@@ -63,7 +63,7 @@ class Together:
             self.queue.append(tuple(last))
 
     @property
-    def takes(self) -> bool:
+    def may_claim(self) -> bool:
         """Whether more rows may be claimed: there is room, and no waiting unit may be stored already."""
         return self.rows < self._settings.rows_per_claim and not any(map(self.may_be_stored, self.queue))
 
@@ -71,10 +71,10 @@ class Together:
         return all(row.seq <= self._at[row.destination].last_open for row in unit)
 
     # ------------------------------------------------------------------------------ a flight
-    def take_off(self) -> Parts:
+    def start_transaction(self) -> Parts:
         """Begins the next cluster transaction and returns its entries by destination. Returns an empty dict if one is
         in flight, no unit waits, or a destination of the first unit is not ready."""
-        if self.flight:
+        if self.in_flight:
             return {}
         chosen: list[Unit] = []
         rows = size = 0
@@ -82,7 +82,7 @@ class Together:
             unit = self.queue.popleft()
             chosen.append(unit)
             rows, size = rows + len(unit), size + _size(unit)
-        self.flight = tuple(chosen)
+        self.in_flight = tuple(chosen)
         parts: dict[str, list[ClaimedRow]] = {}
         for row in (row for unit in chosen for row in unit):
             parts.setdefault(row.destination, []).append(row)
@@ -105,7 +105,7 @@ class Together:
         size = 0
         for row in rows:
             together = group and group[-1].seq not in alone and row.seq not in alone
-            if group and not (together and fits(group, size, row, self._settings)):
+            if group and not (together and may_join_entry(group, size, row, self._settings)):
                 entries.append(tuple(group))
                 group, size = [], 0
             group.append(row)
@@ -114,26 +114,26 @@ class Together:
 
     # ------------------------------------------------------------------------------ how it ended
     def take_stored(self) -> list[ClaimedRow]:
-        flight, self.flight = self.flight, ()
+        flight, self.in_flight = self.in_flight, ()
         return [row for unit in flight for row in unit]
 
-    def back(self) -> None:
+    def put_back(self) -> None:
         """Puts the units in flight back to the front of the queue: they are sent again under the same ids."""
-        self.queue.extendleft(reversed(self.flight))
-        self.flight = ()
+        self.queue.extendleft(reversed(self.in_flight))
+        self.in_flight = ()
 
     @property
-    def is_unclear(self) -> bool:
+    def is_outcome_unknown(self) -> bool:
         """Whether the cluster transaction has a single unit that may be stored already: then a refusal does not show
         that it is not stored."""
-        return len(self.flight) == 1 and self.may_be_stored(self.flight[0])
+        return len(self.in_flight) == 1 and self.may_be_stored(self.in_flight[0])
 
     def take_refused(self) -> Unit:
         """Removes and returns the unit that was refused. Returns an empty tuple if several units were in flight: they
         go back to the queue and are sent again one by one."""
-        assert not self.is_unclear, "what may be stored is not given up"
-        flight = self.flight
-        self.back()
+        assert not self.is_outcome_unknown, "what may be stored is not given up"
+        flight = self.in_flight
+        self.put_back()
         if len(flight) > 1:
             self._alone_to = flight[-1][-1].seq
             return ()
@@ -148,18 +148,18 @@ class Together:
         self.queue.clear()
         return found
 
-    def waits_in_vain(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether nothing is in flight and the first unit needs a destination that is closed for a pause (WAITS)."""
         needed = (self._at[row.destination].state for row in self.queue[0]) if self.queue else ()
-        return not self.flight and any(each is State.WAITS for each in needed)
+        return not self.in_flight and any(each is State.WAITS for each in needed)
 
     def check(self) -> None:
-        ids = [row.seq for unit in (*self.flight, *self.queue) for row in unit]
+        ids = [row.seq for unit in (*self.in_flight, *self.queue) for row in unit]
         assert ids == sorted(set(ids)), "units are in the order of their claims"
         flying: dict[str, list[ClaimedRow]] = {}
-        for row in (row for unit in self.flight for row in unit):
+        for row in (row for unit in self.in_flight for row in unit):
             flying.setdefault(row.destination, []).append(row)
-        found = {name: list(each.flight) for name, each in self._at.items() if each.flight}
+        found = {name: list(each.in_flight) for name, each in self._at.items() if each.in_flight}
         assert flying == found, "a destination has its part of the flight"
 
 

@@ -34,7 +34,7 @@ class ClaimedRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ClaimedShard:
     """The state of a shard as the relay that claims it finds it. `stored`: of each destination the highest sequence id
     that is known to be stored. `claimed`: rows without a known outcome, in the order of their sequence ids. `absent_s`:
     seconds since a relay last had the shard; None: none ever had it. `was_atomic`: an atomic relay ever had it."""
@@ -78,7 +78,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DatabaseTurn:
     """One transaction in the database, in this order: check that the shard is still ours; record outcomes; claim rows.
     It can be repeated when it is not known whether it committed: `next_seq` shows whether its claim did."""
 
@@ -114,17 +114,17 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Fly:
+class SendInTransaction:
     """Effect: publish the entries of each destination, in order, in one cluster transaction, and commit it."""
 
     parts: dict[str, tuple[tuple[ClaimedRow, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Transact:
+class RunTurn:
     """Effect: run this turn, which records outcomes and claims rows, as one database transaction."""
 
-    turn: Turn
+    turn: DatabaseTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Stop:
     error: MagnetarError
 
 
-Effect = Resolve | Open | Send | Fly | Transact | Find | Stop
+Effect = Resolve | Open | Send | SendInTransaction | RunTurn | Find | Stop
 
 
 @dataclass(frozen=True, slots=True)

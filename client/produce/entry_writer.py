@@ -146,7 +146,7 @@ class EntryWriter:
             self._error = error
         self._changed.set()
 
-    def on_open(self, error: MagnetarError | None) -> None:
+    def on_opening_done(self, error: MagnetarError | None) -> None:
         if self._opened.done():
             return
         if error is None:

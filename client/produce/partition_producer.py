@@ -34,7 +34,7 @@ from ..common.errors import (
     exception_of,
     translate,
 )
-from ..common.loggers import run, survived
+from ..common.loggers import log_foreign_error, run
 from ..connect.attachment import Attachment, open_producer, producer_options
 from ..connect.connections import Connections
 from ..core.batcher import Batch, Callback, OutgoingMessage
@@ -53,7 +53,7 @@ from ..core.effects import (
     Warn,
 )
 from ..core.producer import ProducerCore
-from ..core.transaction import InTransaction, Part, Share
+from ..core.transaction import InTransaction, Share, TransactionSite
 from ..model.message_id import KnownId, MessageId
 from ..model.settings import ProducerAccessMode, ProducerSettings
 
@@ -76,7 +76,7 @@ def complete(outcome: Settle, topic: TopicName) -> None:
         _call(callback, result, missing)
 
 
-def notify_transaction(txn: InTransaction, where: Part, outcome: Settle) -> None:
+def notify_transaction(txn: InTransaction, where: TransactionSite, outcome: Settle) -> None:
     """Reports the outcome of an entry to its transaction, after the callbacks of its messages."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
@@ -99,7 +99,7 @@ def confirm(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None
             try:
                 callback(ok, KnownId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
             except BaseException as error:  # of the application: the other callbacks, and flushes, go on
-                survived(error, "a send callback")
+                log_foreign_error(error, "a send callback")
 
 
 def _call(callback: Callback, *outcome: Any) -> None:
@@ -107,7 +107,7 @@ def _call(callback: Callback, *outcome: Any) -> None:
         try:
             callback(*outcome)
         except BaseException as error:
-            survived(error, "a send callback")
+            log_foreign_error(error, "a send callback")
 
 
 def wake(waiters: Sequence[asyncio.Future[None]]) -> None:
@@ -160,7 +160,7 @@ class PartitionProducer:
         elif added is not None:
             raise self._refusal(added, len(payload))
 
-    def add_in(self, txn: InTransaction, payload: bytes, callback: Callback) -> None:
+    def add_in_transaction(self, txn: InTransaction, payload: bytes, callback: Callback) -> None:
         """Adds a message like `add`, in a transaction."""
         share = self._share
         if share is None or share.txn is not txn:
@@ -200,12 +200,12 @@ class PartitionProducer:
         elif added is not None:
             raise self._refusal(added, len(message.payload))
 
-    def encoded(self, message: OutgoingMessage, schema_version: bytes) -> bytes:
+    def encode_message(self, message: OutgoingMessage, schema_version: bytes) -> bytes:
         """Returns the entry of a message that a broker publishes later. Raises InvalidMessage, AlreadyClosed."""
         if (ended := self.core.error or self.core.closing) is not None:
             raise AlreadyClosed("the producer is closed") from ended
         try:
-            return self.core.encoded(message, self._wall_ms(), schema_version)
+            return self.core.encode_message(message, self._wall_ms(), schema_version)
         except PulsarException:
             raise
         except MagnetarError as error:
@@ -279,7 +279,7 @@ class PartitionProducer:
                     ledger_id, entry_id = receipt.ledger_id, receipt.entry_id
                     batch = core.take_confirmed(receipt.sequence_id, ledger_id, entry_id)
                     if batch is None:
-                        effects += core.receipt(receipt.sequence_id, ledger_id, entry_id, now)
+                        effects += core.on_receipt(receipt.sequence_id, ledger_id, entry_id, now)
                         continue
                     confirm(batch, partition, ledger_id, entry_id)
                     if batch.txn is not None:
@@ -287,7 +287,7 @@ class PartitionProducer:
                     if batch.waiters is not None:
                         wake(batch.waiters)
                 elif kind == "credit":
-                    effects += core.credit(frame.credit)
+                    effects += core.on_credit(frame.credit)
                 else:
                     return frame
         finally:
@@ -315,7 +315,7 @@ class PartitionProducer:
             case "closed":
                 self._attachment.on_closed_by_broker(from_wire(frame.closed))
             case _:
-                self._attachment.out_of_turn(kind)
+                self._attachment.on_unexpected_frame(kind)
         return []
 
     def on_lost(self, error: MagnetarError) -> None:
@@ -386,7 +386,7 @@ class PartitionProducer:
     def first_frame(self) -> dict[str, Any]:
         core = self.core
         request = open_producer(
-            self.topic, core.name, self._instance, self._settings, connection=core.opening(), epoch=core.epoch
+            self.topic, core.name, self._instance, self._settings, connection=core.count_opening(), epoch=core.epoch
         )
         return {"open_producer": request}
 
@@ -400,7 +400,7 @@ class PartitionProducer:
         finally:
             self._opened = None
 
-    def on_open(self, error: MagnetarError | None) -> None:
+    def on_opening_done(self, error: MagnetarError | None) -> None:
         if error is not None:
             self._finish(translate(error))
         elif self._opened is not None and not self._opened.done():
@@ -449,7 +449,7 @@ class PartitionProducer:
         try:
             async with asyncio.timeout(self._connections.settings.operation_timeout_s):
                 await self.flush()
-                self.core.leaving()
+                self.core.begin_closing()
                 await self._attachment.close()
         except TimeoutError as error:
             if self.core.state is not State.CLOSING:

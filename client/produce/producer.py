@@ -270,7 +270,7 @@ class Producer(ClosedAfterAsyncWith):
         if settings.schema.of_topic:
             schemas = WriterSchemas(connections, topic)
             await schemas.fetch(NEWEST)
-            settings = replace(settings, schema=settings.schema.known(schemas.has(NEWEST)))
+            settings = replace(settings, schema=settings.schema.known(schemas.find_known(NEWEST)))
         partitions = await PartitionProducers.open(connections, topic, settings, epoch)
         return cls(topic, settings, partitions, connections.world.clock.wall_ms)
 
@@ -324,7 +324,7 @@ class Producer(ClosedAfterAsyncWith):
             return only
         if only is not None and type(content) is bytes and is_only_in(extras):
             assert extras.txn is not None, "it is only that"
-            only.add_in(extras.txn, content, callback)
+            only.add_in_transaction(extras.txn, content, callback)
             return only
         message = outgoing(content, extras, self.settings.schema, self._wall_ms)
         partition = self._partitions.route(message)
@@ -403,7 +403,7 @@ class Producer(ClosedAfterAsyncWith):
         """The topic, or partition, of a message, and its entry, which a broker publishes later (`prepare`)."""
         message = outgoing(content, extras, self.settings.schema, self._wall_ms)
         partition = self._partitions.route(message)
-        return partition.topic, partition.encoded(message, self.partitions[0].core.schema_version)
+        return partition.topic, partition.encode_message(message, self.partitions[0].core.schema_version)
 
     async def prepare(
         self,

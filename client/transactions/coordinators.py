@@ -75,7 +75,7 @@ class LeasedIds:
                 return first
             return None
 
-    def leased(self, first: TxnId, count: int, lease_s: float, asked_at: float) -> None:
+    def add_lease(self, first: TxnId, count: int, lease_s: float, asked_at: float) -> None:
         """Adds leased ids; the lease counts from `asked_at`, when they were requested."""
         assert count > 0, "a lease has ids"
         with self._lock:
@@ -91,7 +91,7 @@ class LeasedIds:
                 self._blocks, self.wanted = kept, FIRST
 
     @property
-    def runs_out(self) -> bool:
+    def is_running_out(self) -> bool:
         with self._lock:
             return sum(count for _, count, _ in self._blocks) < self.wanted // 4
 
@@ -145,7 +145,7 @@ class Coordinators:
             failed = await asyncio.shield(self._refill(timeout_ms, ids))
             if failed is not None:
                 raise failed
-        if ids.runs_out:
+        if ids.is_running_out:
             self._refill(timeout_ms, ids)
         return found
 
@@ -154,7 +154,7 @@ class Coordinators:
         loop."""
         ids = self._leases.get(timeout_ms)
         found = ids.take_id(self._now()) if ids is not None else None
-        if ids is not None and found is not None and ids.runs_out:
+        if ids is not None and found is not None and ids.is_running_out:
             soon(lambda: self._refill_quietly(timeout_ms, ids))
         return found
 
@@ -176,7 +176,7 @@ class Coordinators:
             first, reply = await self._begin(wire.BeginRequest(count=ids.wanted, timeout_ms=timeout_ms))
         except MagnetarError as error:
             return error
-        ids.leased(first, max(1, reply.count), reply.lease_ms / 1000, asked_at)
+        ids.add_lease(first, max(1, reply.count), reply.lease_ms / 1000, asked_at)
         return None
 
     async def _begin(self, request: wire.BeginRequest) -> tuple[TxnId, wire.BeginReply]:

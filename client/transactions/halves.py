@@ -29,10 +29,10 @@ from ...proto.errors import ConnectionLost, MagnetarError, TransactionAborted
 from ...proto.names import TopicName
 from ...proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnId, TxnState, coordinator_of
 from ...runtime.network import EndOfStream, Stream, rpc
-from ...runtime.tasks import Tasks, unbroken
+from ...runtime.tasks import Tasks, run_to_end
 from ..common.checks import Check, WrongValue, check, shown_value
 from ..common.errors import AlreadyClosed, MessageTooBig, OutcomeUnknown, translate
-from ..common.loggers import ignored, is_cancelled, run
+from ..common.loggers import ignore_error, is_cancelled, run
 from ..connect.connections import Connections
 from ..core.failover import Backoff
 from ..core.transaction import TransactionState
@@ -162,7 +162,7 @@ class Halves:
             reply: wire.BeginReply = await self.coordinators.ask(
                 number, "Begin", wire.BeginRequest(coordinator=number, count=ids.wanted)
             )
-            ids.leased(TxnId(reply.first.most, reply.first.least), reply.count, reply.lease_ms / 1000, asked_at)
+            ids.add_lease(TxnId(reply.first.most, reply.first.least), reply.count, reply.lease_ms / 1000, asked_at)
         return found
 
     def _undo(self, request: wire.HalfRequest) -> None:
@@ -205,7 +205,7 @@ class Halves:
         client is closed meanwhile."""
         task = self._spawn(work, "end of a half")
         try:
-            return _result(await unbroken(task))
+            return _result(await run_to_end(task))
         except asyncio.CancelledError:
             if task.cancelled():
                 raise OutcomeUnknown("the client was closed while a half was ended: its group is asked") from None
@@ -392,7 +392,7 @@ class CheckWatch:
             except BaseException as error:  # a SystemExit too is no answer
                 failed = error
             try:
-                loop.call_soon_threadsafe(run, lambda: tell(result, failed), ignored)
+                loop.call_soon_threadsafe(run, lambda: tell(result, failed), ignore_error)
             except RuntimeError:
                 _LOG.info("half %s: a check was answered after its client was closed", half.id)
 

@@ -39,26 +39,26 @@ from ..common.errors import (
     TransactionEnded,
     translate,
 )
-from ..common.loggers import ignored, run
+from ..common.loggers import ignore_error, run
 from ..connect.connections import Connections
 from ..core.transaction import (
     WAITING,
     End,
     Ended,
+    EndKind,
     Idle,
     InTransaction,
-    Part,
     Receipts,
     Share,
     TransactionCore,
     TransactionEffect,
+    TransactionSite,
     TransactionState,
-    Verb,
 )
 from .coordinators import Coordinators
 
 _LOG = logging.getLogger("magnetar.client")
-VERBS = {Verb.COMMIT: wire.EndItem.COMMIT, Verb.ABORT: wire.EndItem.ABORT, Verb.PREPARE: wire.EndItem.PREPARE}
+VERBS = {EndKind.COMMIT: wire.EndItem.COMMIT, EndKind.ABORT: wire.EndItem.ABORT, EndKind.PREPARE: wire.EndItem.PREPARE}
 WAIT = Check("durable or visible", (str,), lambda wait: wait in ("durable", "visible"))
 UNTIL_MAX = 10 * 365 * 86400.0
 UNTIL = Check("a number of seconds, 0 or more", (int, float), lambda until: 0 <= until <= UNTIL_MAX)
@@ -87,7 +87,7 @@ class Transaction(InTransaction):
         self._lock = Lock()
         self._begun: asyncio.Future[None] | None = None
         self.deliveries = {}
-        self._parts: dict[Part, Share | None] = {}
+        self._parts: dict[TransactionSite, Share | None] = {}
         self._again: dict[Callable[[], None], None] = {}
         self._idle: asyncio.Future[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -179,7 +179,7 @@ class Transaction(InTransaction):
         core = self._core
         return core is not None and core.state in (TransactionState.OPEN, *WAITING)
 
-    def enter(self, where: Part, connections: object) -> None:
+    def enter(self, where: TransactionSite, connections: object) -> None:
         core = self._core
         if where in self._parts and core is not None and core.enter_again(message=where.sends):
             return
@@ -187,7 +187,7 @@ class Transaction(InTransaction):
         self._known.enter(where.topic.full, message=where.sends)
         self._parts.setdefault(where)
 
-    def share(self, where: Part, connections: object, lock: AbstractContextManager[Any]) -> Share:
+    def share(self, where: TransactionSite, connections: object, lock: AbstractContextManager[Any]) -> Share:
         self._check_home(connections)
         share = self._parts.get(where) or Share(self, lock)
         self._known.share(where.topic.full, share)
@@ -204,7 +204,7 @@ class Transaction(InTransaction):
     def on_abort_of_cumulative_ack(self, again: Callable[[], None]) -> None:
         self._again[again] = None
 
-    def on_stored(self, where: Part, messages: int, position: Position) -> None:
+    def on_stored(self, where: TransactionSite, messages: int, position: Position) -> None:
         self._do(self._known.on_stored(where.topic.full, messages, position))
 
     def on_refused(self, messages: int, error: MagnetarError) -> None:
@@ -371,8 +371,8 @@ class Transaction(InTransaction):
             answer = await self._home.coordinators.end(item)
             state, error = answer
         except MagnetarError as lost:
-            if end.verb is Verb.ABORT:
-                self._do(core.unanswered())
+            if end.verb is EndKind.ABORT:
+                self._do(core.on_unanswered())
                 if core.state is TransactionState.ABORTED:
                     _LOG.info("transaction %s is aborted by its time-out: %s", core.txn, lost)
                 return
@@ -481,7 +481,7 @@ class Transactions:
         if threading.get_ident() == self._thread:
             work()
         else:
-            self._loop.call_soon_threadsafe(run, work, ignored)
+            self._loop.call_soon_threadsafe(run, work, ignore_error)
 
     # ------------------------------------------------------------------------------ bodies
     def enter_body(self, transaction: Transaction) -> None:

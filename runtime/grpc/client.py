@@ -32,7 +32,7 @@ from ..access import NOTHING, CallerAccess
 from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
-from ..tcp.http2_frames import HEADER_BYTES_MAX, Code, Header, HeaderDecoder, Setting, block
+from ..tcp.http2_frames import HEADER_BYTES_MAX, Code, Header, HeaderDecoder, Setting, encode_headers
 from .errors import ERROR_TRAILER, Status, copy_of, details_of, error_of
 from .limits import HEADER, ChannelTls, authorization_of, check_clear
 from .messages import MessageStream, prefix
@@ -275,12 +275,12 @@ class _ClientConnection(Http2Connection[_Head]):
         super().connection_made(transport)
         self.window.open_whole()
 
-    def settings_came(self) -> None:
+    def on_settings(self) -> None:
         if not self.ready.done():
             self.ready.set_result(None)
         self._start_waiting()  # perhaps it takes more streams than before
 
-    def was_lost(self, error: MagnetarError) -> None:
+    def on_lost(self, error: MagnetarError) -> None:
         if not self.ready.done():
             self.ready.set_result(None)
         waiting, self._waiting = self._waiting, deque()
@@ -313,7 +313,7 @@ class _ClientConnection(Http2Connection[_Head]):
         while self._waiting and len(self.streams) < self.peer_streams and not self.is_lost:
             self.start(*self._waiting.popleft())
 
-    def stream_forgotten(self) -> None:
+    def on_stream_removed(self) -> None:
         self._start_waiting()
         if self.is_draining and not self.streams and not self._waiting:
             self.loop.call_soon(self.close, ConnectionLost("the connection is not used any more"))
@@ -324,7 +324,7 @@ class _ClientConnection(Http2Connection[_Head]):
         if not self.streams and not self._waiting:
             self.close(ConnectionLost("the connection is not used any more"))
 
-    def went_away(self, last: int, code: int, text: str) -> None:
+    def on_goaway(self, last: int, code: int, text: str) -> None:
         self.is_draining = True
         waiting, self._waiting = self._waiting, deque()
         not_begun = [stream for id_, stream in self.streams.items() if id_ > last]
@@ -466,7 +466,7 @@ class GrpcChannel:
             ]  # fmt: skip
             if credential:
                 headers.append((HEADER, credential))
-            found = self._heads[path, credential] = block(headers)
+            found = self._heads[path, credential] = encode_headers(headers)
         return found
 
     # ------------------------------------------------------------------ calls

@@ -41,7 +41,7 @@ While there is none, after one."""
 _LOG = logging.getLogger("magnetar.rpc")
 
 
-class Watched(Protocol):
+class WatchedStream(Protocol):
     """A stream, as `OpenStreams` sees it."""
 
     has_read: bool  # something came
@@ -73,12 +73,12 @@ class OpenStreams:
         self._pause = min(limits.first_frame_s, limits.unread_s) / LOOKS
         self._silent_max = math.ceil(limits.first_frame_s / self._pause)
         self._unread_max = math.ceil(limits.unread_s / self._pause)
-        self._seen: dict[Watched, _Seen] = {}
+        self._seen: dict[WatchedStream, _Seen] = {}
         self._hosts: Counter[str] = Counter()
         self._next: asyncio.TimerHandle | None = None
 
     @contextlib.contextmanager
-    def place(self, peer: str) -> Iterator[None]:
+    def reserve_place(self, peer: str) -> Iterator[None]:
         """Counts one stream of the caller `peer` (HOST:PORT) while the block runs. Raises BackPressure if its address
         has as many as it may have.
         """
@@ -93,12 +93,12 @@ class OpenStreams:
             if not self._hosts[host]:
                 del self._hosts[host]
 
-    def add(self, stream: Watched, peer: str) -> None:
+    def add(self, stream: WatchedStream, peer: str) -> None:
         self._seen[stream] = _Seen(peer)
         if self._next is None:
             self._next = asyncio.get_running_loop().call_later(self._pause, self._check_streams)
 
-    def remove(self, stream: Watched) -> None:
+    def remove(self, stream: WatchedStream) -> None:
         self._seen.pop(stream, None)
         if not self._seen and self._next is not None:
             self._next.cancel()
@@ -112,7 +112,7 @@ class OpenStreams:
                 _LOG.warning("a stream of %s is cut: %s", seen.peer, why)
                 stream.break_off(ConnectionLost(f"the server cut the stream: {why}"))
 
-    def _why_cut(self, stream: Watched, seen: _Seen) -> str:
+    def _why_cut(self, stream: WatchedStream, seen: _Seen) -> str:
         """Returns why the stream must be cut; empty if it stays."""
         if not stream.has_read:
             seen.silent += 1
@@ -173,7 +173,7 @@ class Callers:
         try:
             self._guard.authorize(principal, path)
         except MagnetarError as refusal:
-            self._audit.denied(principal, _act(path), "", refusal.message, caller.peer)
+            self._audit.record_denial(principal, _act(path), "", refusal.message, caller.peer)
             raise
         return principal
 
@@ -182,7 +182,7 @@ class Callers:
         self._audit.record_refusal(caller, _act(path), refusal.message)
 
     @contextmanager
-    def holding(self, principal: Principal, end: End) -> Iterator[None]:
+    def end_on_expiry(self, principal: Principal, end: End) -> Iterator[None]:
         """While the block runs, calls `end` with CredentialsExpired when the principal's credentials expire or lapse.
         """
         key, timer = object(), self._expiry(principal, end)

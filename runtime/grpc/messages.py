@@ -93,7 +93,7 @@ class MessageStream(Http2Stream):
                 compressed, size = PREFIX.unpack_from(data, offset)
                 offset += PREFIX_BYTES
             if compressed or size > self.in_bytes_max:
-                self.connection.patience.charge(REFUSED)
+                self.connection.allowance.charge(REFUSED)
                 self.message_refused(-1 if compressed else size)
                 return end
             if end - offset >= size:
@@ -135,7 +135,7 @@ class MessageStream(Http2Stream):
         if self._ended_early and self._early is None:
             self.input_ended()
 
-    def ends_early(self) -> bool:
+    def defer_input_end(self) -> bool:
         """Returns whether the input has ended while a message waits for memory: then `input_ended` is called again
         after it.
         """
@@ -146,7 +146,7 @@ class MessageStream(Http2Stream):
         """Called when the message arrives slowly and others wait for its memory: the stream must end."""
         raise NotImplementedError
 
-    def forget_message(self) -> None:
+    def discard_message(self) -> None:
         """Drops a message that has not arrived in full, because the stream has ended or is not read any more."""
         self._early = None
         if self._arrivals is not None:
@@ -169,7 +169,7 @@ class MessageStream(Http2Stream):
         if self._filled == len(message):
             self._message, self._place, self._has_waiting = None, memoryview(b""), True
             if self._arrivals is not None:
-                self._arrivals.whole(self)
+                self._arrivals.on_whole(self)
             self.message_came(message, self._cost)
 
     def on_read(self, cost: int) -> None:
@@ -179,7 +179,7 @@ class MessageStream(Http2Stream):
         if self._arrivals is not None:
             self._arrivals.on_read(self)
         if self.connection is not None:
-            self.connection.window.consumed(self, cost)
+            self.connection.window.credit_stream(self, cost)
             if self._message is not None:
                 self._credit_long()
 
@@ -191,7 +191,7 @@ class MessageStream(Http2Stream):
         if message is None or 2 * len(message) <= self._window or self._has_waiting or not self.is_read:
             return
         if connection is not None:
-            connection.window.consumed(self, self._cost)
+            connection.window.credit_stream(self, self._cost)
             self._cost = 0
 
 
@@ -314,7 +314,7 @@ def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | No
 # ---------------------------------------------------------------------------------- long items
 class LongItem:
     """An item that consists of an `id` and one long bytes field of a oneof. It is read like protobuf's message, but the
-    field is a view of the envelope. `kept` returns a real message, which does not keep the envelope in memory.
+    field is a view of the envelope. `to_message` returns a real message, which does not keep the envelope in memory.
     """
 
     __slots__ = ("_field", "_item", "_value", "_view", "id")
@@ -332,7 +332,7 @@ class LongItem:
             return self._value
         raise AttributeError(name)
 
-    def kept(self) -> Any:
+    def to_message(self) -> Any:
         return self._item.FromString(bytes(self._view))
 
 
@@ -346,7 +346,7 @@ def long_fields(envelope: type[Any]) -> dict[int, str]:
     return {field.number << 3 | 2: field.name for field in fields if field.type == field.TYPE_BYTES}
 
 
-def take_long(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) -> tuple[list[LongItem], int]:
+def split_long(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) -> tuple[list[LongItem], int]:
     """Returns the long items at the beginning of `data`, and the offset of the rest, which protobuf must parse."""
     items: list[LongItem] = []
     offset, whole, view = 0, len(data), memoryview(data)

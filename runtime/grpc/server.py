@@ -43,10 +43,10 @@ from ..tcp.http2_frames import (
     Header,
     HeaderDecoder,
     Setting,
-    block,
+    encode_headers,
 )
 from ..tcp.listening import Listening, Strangers, listen
-from ..tcp.share import Share
+from ..tcp.share import LoopShare
 from .errors import Status, status_trailers, trailers_of
 from .limits import CALLS_MAX, HEADER, IDLE_S, Callers, OpenStreams, server_context
 from .messages import MessageStream, copied_tags, prefix
@@ -60,8 +60,8 @@ STRANGER_LOOKS = 4
 """Looks after which a connection without a call that was admitted is closed."""
 
 _ANSWER = ((b":status", b"200"), (b"content-type", b"application/grpc"))
-_ANSWER_BLOCK = block(_ANSWER)
-_OK_BLOCK = block(status_trailers(Status.OK))
+_ANSWER_BLOCK = encode_headers(_ANSWER)
+_OK_BLOCK = encode_headers(status_trailers(Status.OK))
 _NOT_HTTP2 = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
     b"This port speaks gRPC, which is HTTP/2. The HTTP port of a broker is 8080.\n"
@@ -177,16 +177,16 @@ class _Listener:
         self.strangers = Strangers(access.limits)  # without a call that was admitted
         self.callers = Callers(access.guard, clock)
         self.memory = access.memory
-        self.share = Share()
+        self.share = LoopShare()
         self.streams = OpenStreams(access.limits, access.memory.answers)
         self.closed = False
         self._under_way = 0
 
-    def takes(self, connection: _ServerConnection) -> bool:
+    def admit_connection(self, connection: _ServerConnection) -> bool:
         """Counts a new connection, whose caller is unknown; returns False if there may be no more."""
         if self.closed or not self.strangers.add(connection, connection.peer):
             return False
-        if len(self.connections) < self.access.limits.connections and PROCESS.connection():
+        if len(self.connections) < self.access.limits.connections and PROCESS.reserve_connection():
             return True
         self.strangers.remove(connection)
         return False
@@ -206,7 +206,7 @@ class _Listener:
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a call failed", exc_info=error)
 
-    async def who(self, connection: _ServerConnection, head: _Head, cost: int) -> CallContext:
+    async def authenticate(self, connection: _ServerConnection, head: _Head, cost: int) -> CallContext:
         """Authenticates the caller. Raises what the guard raises, or BackPressure if too many callers are being
         authenticated.
 
@@ -221,7 +221,7 @@ class _Listener:
             except MagnetarError:
                 connection.charge_refused(cost)
                 raise
-        if not connection.patience.is_known:
+        if not connection.allowance.is_known:
             connection.on_admitted()
         return found
 
@@ -274,8 +274,8 @@ class _ServerConnection(Http2Connection[_Head]):
             Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
             Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
         })  # fmt: skip
-        self.patience.allow(PATIENCE, PATIENCE_RATE / 100)
-        self.patience.share = listener.share
+        self.allowance.allow(PATIENCE, PATIENCE_RATE / 100)
+        self.allowance.share = listener.share
         self._listener = listener
         self._last = 0
         self._greeting = b""
@@ -288,7 +288,7 @@ class _ServerConnection(Http2Connection[_Head]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         listener = self._listener
         self.peer = peer_of(transport)
-        if not listener.takes(self):
+        if not listener.admit_connection(self):
             self.is_lost = True
             transport.abort()  # type: ignore[attr-defined]
             return
@@ -308,15 +308,15 @@ class _ServerConnection(Http2Connection[_Head]):
         """Called when the first call of the connection is admitted: allows more, and ends its place among the
         strangers.
         """
-        self.patience.allow(PATIENCE_KNOWN, PATIENCE_RATE)
+        self.allowance.allow(PATIENCE_KNOWN, PATIENCE_RATE)
         self._listener.strangers.remove(self)
 
-    def was_lost(self, error: MagnetarError) -> None:
+    def on_lost(self, error: MagnetarError) -> None:
         if self in self._listener.connections:
             del self._listener.connections[self]
             self._listener.strangers.remove(self)
             self._listener.memory.connections -= 1
-            PROCESS.connection_over()
+            PROCESS.release_connection()
 
     def preface(self, view: memoryview) -> memoryview:
         size = min(len(frames.PREFACE) - len(self._greeting), len(view))
@@ -332,10 +332,10 @@ class _ServerConnection(Http2Connection[_Head]):
     def is_idle(self, id_: int) -> bool:
         return id_ % 2 == 0 or id_ > self._last
 
-    def looked(self, looks: int) -> None:
+    def on_liveness_check(self, looks: int) -> None:
         if self.streams or self.calls:
             self._idle_since = looks
-        elif not self.patience.is_known and looks >= STRANGER_LOOKS:
+        elif not self.allowance.is_known and looks >= STRANGER_LOOKS:
             self.close(ConnectionLost(f"no call of {self.peer} was admitted in {STRANGER_LOOKS * LOOK_S:g} s"))
         elif looks - self._idle_since >= _IDLE_LOOKS:
             self.go_away()
@@ -350,7 +350,7 @@ class _ServerConnection(Http2Connection[_Head]):
     def charge_refused(self, cost: int) -> None:
         """Charges the connection for a call that was refused; `cost` is that of its header block."""
         try:
-            self.patience.charge(REFUSED + cost)
+            self.allowance.charge(REFUSED + cost)
         except frames.BrokenRules as error:
             self.break_off(error.code, str(error))
 
@@ -367,18 +367,18 @@ class _ServerConnection(Http2Connection[_Head]):
         self._last = id_
         cost = self._decoder.cost
         if self.is_draining:
-            self.patience.charge(1 + cost)
+            self.allowance.charge(1 + cost)
             return  # the caller was told, and what follows of this stream is ignored
         if max(self.calls, len(self.streams)) >= CALLS_MAX:
-            self.patience.charge(REFUSED + cost)
+            self.allowance.charge(REFUSED + cost)
             self.out.write(frames.rst_stream(id_, Code.REFUSED_STREAM))
             return
         refusal = self._refusal(head)
         if refusal is not None:
-            self.patience.charge(REFUSED + cost)
+            self.allowance.charge(REFUSED + cost)
             self.open(stream := Http2Stream(), id_, has_head=True)
             stream.in_ended = ended
-            self.out.send_headers(stream, block(refusal), ends=True)
+            self.out.send_headers(stream, encode_headers(refusal), ends=True)
             if not ended:
                 self.reset(stream, Code.NO_ERROR)
             return
@@ -407,7 +407,7 @@ def _refuse(stream: Http2Stream, error: BaseException, *, begun: bool) -> None:
     trailers, connection = trailers_of(error), stream.connection
     if connection is None or stream.out_ended:
         return
-    connection.out.send_headers(stream, block(trailers if begun else [*_ANSWER, *trailers]), ends=True)
+    connection.out.send_headers(stream, encode_headers(trailers if begun else [*_ANSWER, *trailers]), ends=True)
     if stream.connection is not None:
         connection.reset(stream, Code.NO_ERROR)
 
@@ -434,7 +434,7 @@ class _UnaryCall(MessageStream):
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
         self.on_read(cost)
         if self._request and self.connection is not None:
-            self.connection.patience.charge(REFUSED)
+            self.connection.allowance.charge(REFUSED)
             self._stop(WrongProtocol("a unary call has one request"))
         else:
             self._request.append(data)
@@ -465,9 +465,9 @@ class _UnaryCall(MessageStream):
         listener, requests = self._listener, self._listener.memory.requests
         size = 0
         try:
-            who = await listener.who(connection, self._head, self._cost)
+            who = await listener.authenticate(connection, self._head, self._cost)
             if requests.held > requests.limit:
-                await requests.room()
+                await requests.wait_room()
             request = self._request[0] if self.in_ended and self._request else await self._whole(connection)
             size = len(request)
             requests.held += size
@@ -559,15 +559,15 @@ class _ServerStream(GrpcStream):
     async def _run(self, connection: _ServerConnection) -> None:
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(self._listener.streams.place(connection.peer))
-                who = await self._listener.who(connection, self._head, self._cost)
+                held.enter_context(self._listener.streams.reserve_place(connection.peer))
+                who = await self._listener.authenticate(connection, self._head, self._cost)
             except Exception as refusal:
                 self.fail(ConnectionLost("the stream is refused"))
                 _refuse(self, refusal, begun=False)
                 return
             if self.connection is None:
                 return  # the caller gave up
-            held.enter_context(self._listener.callers.holding(who.principal, self.break_off))
+            held.enter_context(self._listener.callers.end_on_expiry(who.principal, self.break_off))
             arrivals = self._listener.memory.arrivals
             window = arrivals.open_window(STREAM_WINDOW)
             held.callback(arrivals.close_window, window)
@@ -611,7 +611,9 @@ class _ServerStream(GrpcStream):
     def drained_out(self) -> None:
         connection = self.connection
         if self._ending and connection is not None and not self.out_ended:
-            connection.out.send_headers(self, _OK_BLOCK if self._trailers is None else block(self._trailers), ends=True)
+            connection.out.send_headers(
+                self, _OK_BLOCK if self._trailers is None else encode_headers(self._trailers), ends=True
+            )
             if self.connection is not None:
                 connection.reset(self, Code.NO_ERROR)
             self.fail(ConnectionLost("the stream is over"))
@@ -620,7 +622,7 @@ class _ServerStream(GrpcStream):
         _refuse(self, error, begun=self._has_answered)
 
     def input_ended(self) -> None:
-        if self.ends_early():
+        if self.defer_input_end():
             return
         torn = self.is_torn
         self.end_receiving(ConnectionLost("the caller ended in the middle of a message") if torn else EndOfStream())

@@ -47,7 +47,7 @@ from .messages import (
     item_at,
     long_fields,
     prefix,
-    take_long,
+    split_long,
 )
 
 PARSED_COPIES = 2
@@ -216,7 +216,7 @@ class GrpcStream(MessageStream):
             self._came.append(data)
             self._came_bytes += len(data)
         elif self.connection is not None:
-            self.connection.patience.charge()
+            self.connection.allowance.charge()
         self._came_cost += cost
         if not self._came or (self._closing and not self._reading):  # it is not read any more: the end has to come
             self._credit()
@@ -257,7 +257,7 @@ class GrpcStream(MessageStream):
                     finally:
                         self._arrival = None
                 elif self._requests.held > self._requests.limit:
-                    await self._requests.room()
+                    await self._requests.wait_room()
                 elif self._came_cost > CREDIT_BYTES and not credited:
                     credited = True  # once: what comes meanwhile is credited when it is taken
                     self._credit()
@@ -312,7 +312,7 @@ class GrpcStream(MessageStream):
 
     def _parsed(self, data: bytes | bytearray) -> Any:
         if self._long and len(data) >= LONG_BYTES:
-            items, rest = take_long(data, self._long, self._item)
+            items, rest = split_long(data, self._long, self._item)
             if rest:
                 return [*items, *self._parsed(data[rest:])] if rest < len(data) else items
         try:
@@ -364,7 +364,7 @@ class GrpcStream(MessageStream):
         self._taken_bytes = self._came_bytes = self._rest_from = 0
         self._came.clear()
         self._rest.clear()
-        self.forget_message()
+        self.discard_message()
 
     def too_slow(self) -> None:
         self.break_off(ConnectionLost("memory is short, and a long message came too slowly"))

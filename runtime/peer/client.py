@@ -50,7 +50,7 @@ from ..files import Buffer
 from ..network import Asker, Endpoint, Reply
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
-from .in_flight import Awaiting, InFlight, Outbox, bytes_of
+from .in_flight import FutureAsker, InFlight, SendQueue, bytes_of
 from .keys import CLEAR, KeyPair, PeerCalling
 from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 
@@ -116,7 +116,7 @@ class ZmqPeer:
         self._dropped = 0
         self._closed = False
         self._asking = Tasks()
-        self._outbox = Outbox()
+        self._outbox = SendQueue()
         self._flushing = False
         self._in_flight = InFlight(clock, endpoint)
         self.requests = self.multiparts_sent = self.multiparts_received = 0
@@ -137,7 +137,7 @@ class ZmqPeer:
         }
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        asker = Awaiting(self._loop)
+        asker = FutureAsker(self._loop)
         if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
             asker.on_failed(refused)
         return asker.future
@@ -184,7 +184,7 @@ class ZmqPeer:
             return
         outbox = self._outbox
         while outbox.items:
-            size, batch = outbox.head()
+            size, batch = outbox.next_batch()
             if not self._link.wire.send(encode(EnvelopeKind.REQUESTS, self._identity, batch)):
                 break
             outbox.remove_sent(size, len(batch))
@@ -225,17 +225,17 @@ class ZmqPeer:
         self._handshakes_failed = 0
         self.flush()
 
-    def disconnected(self, reason: str) -> None:
+    def on_disconnected(self, reason: str) -> None:
         self._fail_all(ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
 
-    def link_broke(self, how: str = "it broke") -> None:
+    def on_link_broken(self, how: str = "it broke") -> None:
         """Handles the loss of the connection: closes the socket and fails the requests; the next request makes another
         one.
         """
         self._forget_link()
-        self.disconnected(how)
+        self.on_disconnected(how)
 
-    def handshake_failed(self, *, certain: bool) -> None:
+    def on_handshake_failed(self, *, certain: bool) -> None:
         """Handles a failed handshake. Nothing was sent yet, so requests wait for further attempts, as many as an honest
         server may need.
         """
@@ -251,13 +251,13 @@ class ZmqPeer:
         """Finds out why no connection can be made, and fails all requests with that reason."""
         match await mechanism_of(self._endpoint), self.access.own:
             case ("CURVE", None) | ("NULL", KeyPair()):
-                self.mismatched()
+                self.on_key_mismatch()
             case ("CURVE", KeyPair()):
-                self.disconnected("it breaks the handshake. Its key is another one, or it cannot ask who we are")
+                self.on_disconnected("it breaks the handshake. Its key is another one, or it cannot ask who we are")
             case _:
                 self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
 
-    def mismatched(self) -> None:
+    def on_key_mismatch(self) -> None:
         """Fails all requests because only one of the two ends has keys."""
         clear = self.access.own is None
         asks = "asks for keys: give --security" if clear else "speaks in clear, without keys"
@@ -289,7 +289,7 @@ class _Link:
         self._zmq = zmq
         socket = context.open(zmq.DEALER)
         if peer.access.own is not None:
-            context.call_with(socket, peer.access.own, peer.access.server)
+            context.set_client_keys(socket, peer.access.own, peer.access.server)
         self.wire = Wire(context, socket, routed=False)
         self._monitor = socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -339,18 +339,18 @@ class _Link:
             self._peer.on_connected()
         elif event == zmq.EVENT_CONNECT_RETRIED:
             self.close()
-            self._peer.link_broke("refused")
+            self._peer.on_link_broken("refused")
         elif self.connected:
             while self._drain():
                 pass
             self.close()
-            self._peer.link_broke()
+            self._peer.on_link_broken()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.close()
             self._peer.on_refused("does not know this process' key: it is no member of that cluster, or is no more")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             self.close()
-            self._peer.mismatched()
+            self._peer.on_key_mismatch()
         else:
             self.close()
-            self._peer.handshake_failed(certain=event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+            self._peer.on_handshake_failed(certain=event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)

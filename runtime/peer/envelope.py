@@ -110,7 +110,7 @@ def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes
     return parts
 
 
-def refuse(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ()) -> bytes:
+def encode_refusal(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ()) -> bytes:
     """Returns the header of a WRONG_IDENTITY, WRONG_PROTOCOL or UNAUTHORIZED envelope."""
     return bytes(encode(kind, identity, [(id_, b"", ()) for id_ in ids])[0])
 

@@ -17,7 +17,7 @@ from ..files import Buffer
 from ..network import COALESCE_BYTES, Asker, Endpoint, Reply
 
 
-class Awaiting:
+class FutureAsker:
     """An `Asker` that sets the result of a future. A future that is done already (cancelled) stays as it is."""
 
     __slots__ = ("future",)
@@ -123,7 +123,7 @@ def bytes_of(head: bytes, frames: Sequence[Buffer]) -> int:
     return size
 
 
-class Outbox:
+class SendQueue:
     """The queue of one connection, and the size of its next multipart message."""
 
     __slots__ = ("bytes", "items")
@@ -140,7 +140,7 @@ class Outbox:
         """Returns whether `size` more bytes would exceed the bound. An empty queue accepts an item of any size."""
         return bool(self.items) and self.bytes + size > QUEUE_BYTES_MAX
 
-    def head(self) -> tuple[int, list[Queued]]:
+    def next_batch(self) -> tuple[int, list[Queued]]:
         """Returns (bytes, items) of the next multipart message; they stay in the queue until `remove_sent`."""
         size = 0
         batch: list[Queued] = []

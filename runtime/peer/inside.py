@@ -1,6 +1,6 @@
 """Peers within one process: a broker and bookies that share an event loop ask each other without a socket.
 
-    network = InsideNetwork(world.network, world.clock)      `magnetar standalone`
+    network = InProcessNetwork(world.network, world.clock)      `magnetar standalone`
 
 Requests and answers are handed over as they are: nothing is encoded, sent, received or copied. So neither end may ever
 change a buffer that it gave to `request` or `reply`. A server listens as well, for other processes; a request to an
@@ -41,14 +41,14 @@ from ..network import (
     PeerServing,
     Reply,
 )
-from .in_flight import ITEM_BYTES, QUEUE_BYTES_MAX, Awaiting, InFlight
+from .in_flight import ITEM_BYTES, QUEUE_BYTES_MAX, FutureAsker, InFlight
 from .keys import CLEAR, PeerCalling, PeerListening
 from .sockets import TURN_BYTES
 
 
-class InsideRequest:
-    """A request within the process (`runtime.network.Request`), from the peer's queue to its answer. `InsidePeer.post`
-    sets its fields; `size` is its bytes in the queue.
+class InProcessRequest:
+    """A request within the process (`runtime.network.Request`), from the peer's queue to its answer.
+    `InProcessPeer.post` sets its fields; `size` is its bytes in the queue.
 
     The `Asker` of a request may be a subclass of it, which saves an object per request.
     """
@@ -57,7 +57,7 @@ class InsideRequest:
 
     is_local = True
     principal: Principal | None = LOCAL
-    connection: InsidePeer
+    connection: InProcessPeer
     frames: Sequence[Buffer]
     head: bytes
     id: int
@@ -69,7 +69,7 @@ class InsideRequest:
         self.connection.in_flight.answer(id_, head, frames)
 
 
-class InsideServer:
+class InProcessServer:
     """A server for the peers of its own process: takes their requests, from each peer in turn."""
 
     def __init__(self, identity: bytes, service: PeerService) -> None:
@@ -77,12 +77,12 @@ class InsideServer:
         self.open = True
         self._service = service
         self._loop = asyncio.get_running_loop()
-        self._peers: set[InsidePeer] = set()  # that asked something once
-        self._turns: dict[InsidePeer, None] = {}
+        self._peers: set[InProcessPeer] = set()  # that asked something once
+        self._turns: dict[InProcessPeer, None] = {}
         self._next: asyncio.Handle | None = None
         self._slow = False
 
-    def has_requests(self, peer: InsidePeer) -> None:
+    def on_requests(self, peer: InProcessPeer) -> None:
         """Schedules a turn for a peer whose queue has requests."""
         self._peers.add(peer)
         self._turns[peer] = None
@@ -94,7 +94,7 @@ class InsideServer:
 
     def _turn(self) -> None:
         self._next = None
-        came: list[InsideRequest] = []
+        came: list[InProcessRequest] = []
         size = 0
         while self._turns and size < TURN_BYTES:
             peer = next(iter(self._turns))
@@ -114,7 +114,7 @@ class InsideServer:
             self._next.cancel()
             self._arm()
 
-    def remove_peer(self, peer: InsidePeer) -> None:
+    def remove_peer(self, peer: InProcessPeer) -> None:
         self._peers.discard(peer)
         self._turns.pop(peer, None)
 
@@ -128,21 +128,21 @@ class InsideServer:
             peer.on_server_closed()
 
 
-class InsidePeer:
+class InProcessPeer:
     """The client end (`runtime.network.Peer`) for a server of this process; another one goes through a socket."""
 
     def __init__(
-        self, servers: dict[Endpoint, InsideServer], clock: Clock, endpoint: Endpoint, identity: bytes, outside: Peer
+        self, servers: dict[Endpoint, InProcessServer], clock: Clock, endpoint: Endpoint, identity: bytes, outside: Peer
     ) -> None:
         self._servers = servers
         self._endpoint = endpoint
         self._identity = identity
         self._outside = outside
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[InsideRequest] = deque()  # until the server takes them …
+        self._queue: deque[InProcessRequest] = deque()  # until the server takes them …
         self._queued_bytes = 0  # … and their size
         self.in_flight = InFlight(clock, endpoint)
-        self._server: InsideServer | None = None  # the last one
+        self._server: InProcessServer | None = None  # the last one
         self._closed = False
         self._requests = 0
 
@@ -155,7 +155,7 @@ class InsidePeer:
         return bool(self._queue)
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        asker = Awaiting(self._loop)
+        asker = FutureAsker(self._loop)
         if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
             asker.on_failed(refused)
         return asker.future
@@ -175,17 +175,17 @@ class InsidePeer:
             return BackPressure(f"{self._queued_bytes} bytes wait for {self._endpoint}")
         self._requests += 1
         is_first = not queue or self._server is not server
-        request = asker if isinstance(asker, InsideRequest) else InsideRequest()
+        request = asker if isinstance(asker, InProcessRequest) else InProcessRequest()
         request.connection, request.head, request.frames, request.size = self, head, frames, size
         request.id = self.in_flight.add(asker, timeout_s)
         queue.append(request)
         self._queued_bytes += size
         if is_first:
             self._server = server
-            server.has_requests(self)
+            server.on_requests(self)
         return None
 
-    def hand_over(self, came: list[InsideRequest]) -> int:
+    def hand_over(self, came: list[InProcessRequest]) -> int:
         """Moves the next requests of the queue to `came`, about COALESCE_BYTES; returns their bytes."""
         queue, size = self._queue, 0
         while queue and not (size and size + queue[0].size > COALESCE_BYTES):
@@ -220,10 +220,10 @@ class InsidePeer:
         return {name: own.get(name, 0) + value for name, value in self._outside.statistics().items()}
 
 
-class InsideServing:
+class InProcessServing:
     """A `runtime.network.PeerServing` that serves by a socket and within this process."""
 
-    def __init__(self, outside: PeerServing, server: InsideServer, servers: dict[Endpoint, InsideServer]) -> None:
+    def __init__(self, outside: PeerServing, server: InProcessServer, servers: dict[Endpoint, InProcessServer]) -> None:
         self._outside = outside
         self._server = server
         self._servers = servers
@@ -241,13 +241,13 @@ class InsideServing:
         await self._outside.close(grace_s)
 
 
-class InsideNetwork:
+class InProcessNetwork:
     """A `runtime.network.Network` around another one, in which peers of this process need no socket."""
 
     def __init__(self, outside: Network, clock: Clock) -> None:
         self._outside = outside
         self._clock = clock
-        self._servers: dict[Endpoint, InsideServer] = {}
+        self._servers: dict[Endpoint, InProcessServer] = {}
         self.serve, self.connect = outside.serve, outside.connect
         self.serve_bytes, self.connect_bytes, self.new_keys = (
             outside.serve_bytes, outside.connect_bytes, outside.new_keys,
@@ -257,10 +257,12 @@ class InsideNetwork:
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
     ) -> PeerServing:
         serving = await self._outside.serve_peers(endpoint, identity, service, access)
-        return InsideServing(serving, InsideServer(identity, service), self._servers) if access is None else serving
+        return (
+            InProcessServing(serving, InProcessServer(identity, service), self._servers) if access is None else serving
+        )
 
     def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
         outside = self._outside.peer(endpoint, identity, access)
         if access.own is not None:
             return outside
-        return InsidePeer(self._servers, self._clock, endpoint, identity, outside)
+        return InProcessPeer(self._servers, self._clock, endpoint, identity, outside)

@@ -27,8 +27,8 @@ from ..access import LOCAL, Principal
 from ..descriptors import PROCESS
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
-from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongMagic, encode, refuse
-from .in_flight import Outbox, bytes_of
+from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongMagic, encode, encode_refusal
+from .in_flight import SendQueue, bytes_of
 from .keys import PeerListening
 from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, Wire, address
 
@@ -51,7 +51,7 @@ _EVENT = struct.Struct("=Hi")
 TOLD_EVERY_S = 10.0
 
 
-class Accepted:
+class AcceptedConnections:
     """The accepted connections of one server's socket. `close` must be called before the socket is closed."""
 
     def __init__(self, socket: zmq.Socket[bytes], port: int) -> None:
@@ -90,12 +90,12 @@ class Accepted:
                 self.is_listening = False
             elif fd in self._open:
                 self._open.remove(fd)
-                PROCESS.connection_over()
+                PROCESS.release_connection()
 
     def _came(self, fd: int) -> None:
         if fd in self._open:
             return
-        if PROCESS.connection():
+        if PROCESS.reserve_connection():
             self._open.add(fd)
             return
         self.cut += 1
@@ -109,7 +109,7 @@ class Accepted:
         self._socket.disable_monitor()
         self._monitor.close(0)
         for _ in self._open:
-            PROCESS.connection_over()
+            PROCESS.release_connection()
         self._open.clear()
 
 
@@ -198,14 +198,14 @@ class ZmqPeerServer:
         self._identity = identity
         self._service = service
         self._loop = asyncio.get_running_loop()
-        self._outboxes: dict[bytes, Outbox] = {}
+        self._outboxes: dict[bytes, SendQueue] = {}
         self._flushing = False
         self._queued = 0  # bytes of answers in the queues of all connections
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         self._slow = False
         self.requests = self.multiparts_received = self.multiparts_sent = self.answers_dropped = 0
-        self._accepted = Accepted(wire.socket, endpoint.port)
+        self._accepted = AcceptedConnections(wire.socket, endpoint.port)
         wire.start(self._drain, self._writable)
 
     @property
@@ -270,7 +270,7 @@ class ZmqPeerServer:
             self.requests += len(came)
             self._service(came)
         if self._slow:
-            self._wire.rest(SLOW_S)
+            self._wire.pause(SLOW_S)
             return False
         return more
 
@@ -286,18 +286,18 @@ class ZmqPeerServer:
             route, envelope = message
             self.multiparts_received += 1
             if isinstance(envelope, WrongMagic):
-                self._send(route, [refuse(EnvelopeKind.WRONG_PROTOCOL, self._identity)])
+                self._send(route, [encode_refusal(EnvelopeKind.WRONG_PROTOCOL, self._identity)])
             elif envelope.kind != EnvelopeKind.REQUESTS:
                 self._wire.dropped += 1
             elif envelope.identity != self._identity:
                 ids = [item.id for item in envelope.items]
-                self._send(route, [refuse(EnvelopeKind.WRONG_IDENTITY, self._identity, ids)])
+                self._send(route, [encode_refusal(EnvelopeKind.WRONG_IDENTITY, self._identity, ids)])
             else:
                 first = self._wire.first
                 assert first is not None, "a ROUTER says who it is from"
                 if self._access is not None and self.principal(first) is None:
                     ids = [item.id for item in envelope.items]
-                    self._send(route, [refuse(EnvelopeKind.UNAUTHORIZED, self._identity, ids)])
+                    self._send(route, [encode_refusal(EnvelopeKind.UNAUTHORIZED, self._identity, ids)])
                     continue
                 for item in envelope.items:
                     came.append(ZmqRequest(self, route, item.id, item.head, item.frames, first))  # type: ignore[arg-type] # noqa: PERF401
@@ -311,7 +311,7 @@ class ZmqPeerServer:
             return
         outbox = self._outboxes.get(route)
         if outbox is None:
-            outbox = self._outboxes[route] = Outbox()
+            outbox = self._outboxes[route] = SendQueue()
         size = bytes_of(head, frames)
         crowded = self._queued + size > ANSWERS_BYTES_MAX and outbox.bytes > LAGGARD_BYTES
         if outbox.is_full_for(size) or crowded:
@@ -332,7 +332,7 @@ class ZmqPeerServer:
             return
         for route, outbox in list(self._outboxes.items()):
             while outbox.items:
-                size, batch = outbox.head()
+                size, batch = outbox.next_batch()
                 if not self._send(route, encode(EnvelopeKind.REPLIES, self._identity, batch)):
                     break
                 outbox.remove_sent(size, len(batch))
@@ -372,7 +372,7 @@ async def serve(
 
     assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
     socket = context.open(zmq.ROUTER)
-    domain = "" if access is None else context.listen_with(socket, access)
+    domain = "" if access is None else context.set_server_keys(socket, access)
 
     def leave() -> None:
         if domain:

@@ -209,7 +209,7 @@ class Context:
             socket.setsockopt(option, value)
         return socket
 
-    def listen_with(self, socket: zmq.Socket[bytes], access: PeerListening) -> str:
+    def set_server_keys(self, socket: zmq.Socket[bytes], access: PeerListening) -> str:
         """Sets the keys of a server's socket before it is bound, so that it accepts only clients that `access.gate`
         admits. Returns its domain.
         """
@@ -230,7 +230,7 @@ class Context:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # a handler that died admits no client
         return domain
 
-    def call_with(self, socket: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
+    def set_client_keys(self, socket: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
         """Sets the keys of a client's socket before it connects, so that it accepts only the server with the key
         `server`.
         """
@@ -290,7 +290,7 @@ class Wire:
         self._loop.add_reader(self._fd, self._turn)
         self.recheck()
 
-    def rest(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Receives nothing for `seconds`, or until `wake`. Messages then wait in ZeroMQ, and when that is full, at the
         sender.
         """

@@ -49,8 +49,8 @@ _FLUSH_LINES = 512
 
 
 class Trace:
-    """The trace of a simulation. `add_line` adds a line of the story, `detail` a line that is shown only on demand,
-    `step` a step of the loop, which is hashed and never shown.
+    """The trace of a simulation. `add_line` adds a line of the story, `add_detail` a line that is shown only on demand,
+    `add_step` a step of the loop, which is hashed and never shown.
     """
 
     def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
@@ -66,7 +66,7 @@ class Trace:
         """Ends the trace, because what follows is only cleaning up."""
         self._frozen = True
 
-    def step(self, now: float, what: str) -> None:
+    def add_step(self, now: float, what: str) -> None:
         if self._frozen:
             return
         self.steps += 1
@@ -81,7 +81,7 @@ class Trace:
         if self.show is not None:
             self.show(line)
 
-    def detail(self, now: float, text: str) -> None:
+    def add_detail(self, now: float, text: str) -> None:
         """Adds one message, or one operation of a disk."""
         if self._frozen:
             return
@@ -306,7 +306,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         callback = handle._callback  # type: ignore[attr-defined]
         owner = getattr(callback, "__self__", None)
         name = owner.get_name() if isinstance(owner, asyncio.Task) else getattr(callback, "__qualname__", "")
-        self._trace.step(self.elapsed_s, name or type(callback).__name__)
+        self._trace.add_step(self.elapsed_s, name or type(callback).__name__)
         if self._trace.steps > self._steps_max:
             raise OutOfBounds(f"more than {self._steps_max} steps at {self.elapsed_s:.6f} s\n{self.describe_tasks()}")
         return True
@@ -333,7 +333,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return SimFuture(loop=self)
 
-    def go_on(self, held: list[events.Handle]) -> None:
+    def run_held(self, held: list[events.Handle]) -> None:
         """Schedules the held steps of a process that was paused, in order."""
         self._ready.extend(held)
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from ...proto import errors
 from ..access import LOCAL, Principal
 from ..files import Buffer
-from ..network import COALESCE_BYTES, SLOW_S, Asker, Endpoint, PeerService, Reply, pass_on
-from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, refuse
+from ..network import COALESCE_BYTES, SLOW_S, Asker, Endpoint, PeerService, Reply, notify_asker
+from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, encode_refusal
 from ..peer.keys import CLEAR, PeerCalling, PeerListening
 from ..tasks import Tasks
 from . import keys
@@ -86,7 +86,7 @@ class SimPeer:
     def post(
         self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> errors.MagnetarError | None:
-        self.request(head, frames, timeout_s=timeout_s).add_done_callback(partial(pass_on, asker))
+        self.request(head, frames, timeout_s=timeout_s).add_done_callback(partial(notify_asker, asker))
         return None
 
     async def close(self) -> None:
@@ -405,11 +405,11 @@ class _Connection:
         envelope = decoded(parts)
         if self.principal() is None:
             ids = [item.id for item in envelope.items]
-            self.end.send([refuse(EnvelopeKind.UNAUTHORIZED, self._server.identity, ids)], "unauthorized")
+            self.end.send([encode_refusal(EnvelopeKind.UNAUTHORIZED, self._server.identity, ids)], "unauthorized")
             return
         if envelope.identity != self._server.identity:
             ids = [item.id for item in envelope.items]
-            self.end.send([refuse(EnvelopeKind.WRONG_IDENTITY, self._server.identity, ids)], "wrong identity")
+            self.end.send([encode_refusal(EnvelopeKind.WRONG_IDENTITY, self._server.identity, ids)], "wrong identity")
             return
         self._server.on_envelope(self, envelope)
 

@@ -309,7 +309,7 @@ class _Connection:
         failure = b""
         try:
             context = await self._context(authorization, stream.path)
-            with self._server.callers.holding(context.principal, partial(self._end_of, id_, stream)):
+            with self._server.callers.end_on_expiry(context.principal, partial(self._end_of, id_, stream)):
                 await function(stream, context)
         except EndOfStream:
             pass

@@ -94,7 +94,7 @@ class End:
         if self.open:
             self.open = False
             self._wires._remove_end(self)
-            self._wires._tell_lost(self.other)
+            self._wires._schedule_lost(self.other)
 
 
 class Wires:
@@ -150,14 +150,16 @@ class Wires:
             return
         listener = self._listeners.get(endpoint.port)
         if listener is None or not listener.owner.alive:
-            self._trace.detail(self._loop.elapsed_s, f"{owner.node} is refused at {endpoint.port}")
+            self._trace.add_detail(self._loop.elapsed_s, f"{owner.node} is refused at {endpoint.port}")
             future.set_exception(errors.Unavailable(f"no process listens on {endpoint}", listens="no"))
             return
         if self.is_blocked(owner.node, listener.owner.node) or self.is_blocked(listener.owner.node, owner.node):
             self._loop.call_later(1.0 + self._delay(), self._knock, owner, endpoint, future, context=owner.context)
             return
         near, far = self._join(owner, listener.owner)
-        self._trace.detail(self._loop.elapsed_s, f"{owner.node} connects to {listener.owner.node} as #{near.number}")
+        self._trace.add_detail(
+            self._loop.elapsed_s, f"{owner.node} connects to {listener.owner.node} as #{near.number}"
+        )
         self._loop.call_soon(listener.accept, far, context=far.owner.context)
         self._loop.call_later(self._delay(), _resolve, future, near, context=owner.context)
 
@@ -219,7 +221,7 @@ class Wires:
         self._trace.add_line(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
         for end in ends:
             end.receive = _ignore
-            self._tell_lost(end, after_s=self._rng.uniform(0.0, noticed_s))
+            self._schedule_lost(end, after_s=self._rng.uniform(0.0, noticed_s))
         return len(ends) // 2
 
     def clog(self, source: str, target: str, seconds: float) -> None:
@@ -238,7 +240,7 @@ class Wires:
         for end in [end for end in self._ends.values() if end.owner is owner]:
             end.open = False
             self._remove_end(end)
-            self._tell_lost(end.other, after_s=self._rng.uniform(0.1, self.faults.silence_s) if silent else 0.0)
+            self._schedule_lost(end.other, after_s=self._rng.uniform(0.1, self.faults.silence_s) if silent else 0.0)
 
     # ------------------------------------------------------------------ pings
     def ping(self, end: End, answer: asyncio.Future[None]) -> None:
@@ -265,9 +267,9 @@ class Wires:
         where = f"{end.owner.node}>{target.owner.node}#{end.number}"
         if droppable and faults.drop_rate and rng.random() < faults.drop_rate:
             self.dropped += 1
-            self._trace.detail(self._loop.elapsed_s, f"{where} {what} dropped")
+            self._trace.add_detail(self._loop.elapsed_s, f"{where} {what} dropped")
             return
-        self._trace.detail(self._loop.elapsed_s, f"{where} {what}")
+        self._trace.add_detail(self._loop.elapsed_s, f"{where} {what}")
         self._schedule(target, message)
         if faults.cut_rate and rng.random() < faults.cut_rate:
             self._cut(end)
@@ -305,9 +307,9 @@ class Wires:
             self._remove_end(side)
             if lose:
                 side.receive = _ignore
-            self._tell_lost(side, after_s=self._delay() if self._rng.random() < 0.7 else self._rng.random())
+            self._schedule_lost(side, after_s=self._delay() if self._rng.random() < 0.7 else self._rng.random())
 
-    def _tell_lost(self, end: End, after_s: float = 0.0) -> None:
+    def _schedule_lost(self, end: End, after_s: float = 0.0) -> None:
         end._arrives_at = max(end._arrives_at + 1e-6, self._loop.time() + after_s + self._delay())
         self._loop.call_at(end._arrives_at, self._lose, end, context=end.owner.context)
 
@@ -315,7 +317,7 @@ class Wires:
         if end.open:
             end.open = False
             self._remove_end(end)
-            self._trace.detail(self._loop.elapsed_s, f"{end.owner.node} lost #{end.number}")
+            self._trace.add_detail(self._loop.elapsed_s, f"{end.owner.node} lost #{end.number}")
             end.lost()
 
     def _remove_end(self, end: End) -> None:

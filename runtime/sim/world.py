@@ -192,7 +192,7 @@ class SimProcess:
             self._tasks = [task for task in self._tasks if not task.done()]
             self._prune_at = 64 + 2 * len(self._tasks)
 
-    def expect(self, future: asyncio.Future[Any]) -> None:
+    def fail_on_death(self, future: asyncio.Future[Any]) -> None:
         """Fails `future` with NodeCrashed if this process dies before it is done."""
         self._waiting[id(future)] = future
         future.add_done_callback(lambda done: self._waiting.pop(id(done), None))
@@ -267,7 +267,7 @@ class Simulation:
         if name not in self.nodes:
             node = self.nodes[name] = Node(name, Disk(), booted_s=-uptime_s(self.stream(f"clock {name}")))
             trace, loop = self.trace, self.loop
-            node.disk.record = lambda op: trace.detail(
+            node.disk.record = lambda op: trace.add_detail(
                 loop.elapsed_s, f"{name} disk {op.kind} {op.path} {op.offset} {len(op.data) or op.size}"
             )
         return self.nodes[name]
@@ -289,7 +289,7 @@ class Simulation:
     def spawn_in(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Runs the coroutine like `spawn`, in any process of a node, such as that of `second_process`."""
         outer: asyncio.Future[T] = self.loop.create_future()
-        process.expect(outer)
+        process.fail_on_death(outer)
         task = self.loop.create_task(coroutine, context=process.context.copy())
         here = contextvars.copy_context()
         task.add_done_callback(lambda done: _pass_on(done, outer), context=here)
@@ -340,7 +340,7 @@ class Simulation:
         self.node(name).disk.arm(operations, strike)
 
     def pause(self, name: str) -> bool:
-        """Pauses the node's process as SIGSTOP does: it takes no step until `go_on`, and messages to it wait. Returns
+        """Pauses the node's process as SIGSTOP does: it takes no step until `resume`, and messages to it wait. Returns
         False if there is no process, or it is paused already.
         """
         process = self.node(name).process
@@ -350,13 +350,13 @@ class Simulation:
         process.held = []
         return True
 
-    def go_on(self, name: str) -> None:
+    def resume(self, name: str) -> None:
         """Continues the node's process as SIGCONT does; its timers are late."""
         process = self.node(name).process
         if process is not None and process.held is not None:
             self.add_line(f"{name} goes on")
             held, process.held = process.held, None
-            self.loop.go_on(held)
+            self.loop.run_held(held)
 
     # ------------------------------------------------------------------ the run
     def run(self, main: Coroutine[Any, Any, T]) -> T:

@@ -9,7 +9,7 @@ message is read straight into the place that its stream names (`direct_room`).
 **Out.** `send_data` takes as much as the windows of the other end and the transport allow; a stream that waits for room
 gets `writable`.
 **Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`ReceiveWindow.open`): so
-a stranger can make this process keep no more. Bytes that the service has read are credited (`consumed`).
+a stranger can make this process keep no more. Bytes that the service has read are credited (`credit_stream`).
 **Slices.** A connection has SLICE_S of handling in a turn of the loop, however much the system hands over. What came
 beyond that waits (`_rest`), the socket is not read meanwhile, and the other connections have their turn.
 What is charged for more than CHARGED_A_TURN in a slice ends it, and the connection rests for REST_S: so a flood has a
@@ -143,8 +143,9 @@ class Http2Stream:
         """Called with the head or the trailers of an answer."""
 
     def data_came(self, data: memoryview) -> int:
-        """Called with data, which is valid during the call only. What is read later must be `consumed` later. Returns
-        how many bytes were taken: fewer than all if they are much work; then it is called again with the others.
+        """Called with data, which is valid during the call only. What is read later must be `credit_stream` later.
+        Returns how many bytes were taken: fewer than all if they are much work; then it is called again with the
+        others.
         """
         return len(data)
 
@@ -303,7 +304,7 @@ class Http2Output:
         """Changes the windows of all streams by what a SETTINGS frame says. Done once per frame: it may contain the
         setting thousands of times, and there may be a thousand streams.
         """
-        self._connection.patience.charge(len(self._connection.streams) // 10)
+        self._connection.allowance.charge(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
             if stream.send_left > frames.WINDOW_MAX:
@@ -353,7 +354,7 @@ class ReceiveWindow:
             self.left += more
             self._connection.out.write(frames.window_update(0, more))
 
-    def consumed(self, stream: Http2Stream, size: int) -> None:
+    def credit_stream(self, stream: Http2Stream, size: int) -> None:
         """Credits `size` bytes of the stream, which the service has read."""
         stream.unread -= size
         if not self._connection.credits_at_once:
@@ -401,7 +402,7 @@ class Liveness:
         elif self._silent >= DEAD_LOOKS:
             connection.abort(ConnectionLost(f"{connection.peer} answers no ping"))
         else:
-            connection.looked(self._looks)
+            connection.on_liveness_check(self._looks)
 
     async def answers(self, timeout_s: float) -> bool:
         """Returns whether the other end answers a PING in time, this one or an earlier one."""
@@ -436,7 +437,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.is_ready = False  # the other end's settings are here
         self.lost_for: MagnetarError | None = None
         self.peer_streams = frames.STREAM_MASK
-        self.patience = FrameAllowance(self.loop)
+        self.allowance = FrameAllowance(self.loop)
         self.out = Http2Output(self)
         self.window = ReceiveWindow(self)
         self.liveness = Liveness(self)
@@ -449,7 +450,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._data_ends = False
         self._data_stream: Http2Stream | None = None
         self._direct = False
-        self._blocks = HeaderBlocks(self.patience)
+        self._blocks = HeaderBlocks(self.allowance)
         self._room = 0  # what `get_buffer` gave
         self._is_full = False  # the last read filled it: the system may hand over more in the same turn
         self._until = 0.0  # of the slice
@@ -471,11 +472,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         """Returns whether neither end has opened this stream so far."""
         raise NotImplementedError
 
-    def settings_came(self) -> None: ...
-    def went_away(self, last: int, code: int, text: str) -> None: ...
-    def looked(self, looks: int) -> None: ...
-    def was_lost(self, error: MagnetarError) -> None: ...
-    def stream_forgotten(self) -> None: ...
+    def on_settings(self) -> None: ...
+    def on_goaway(self, last: int, code: int, text: str) -> None: ...
+    def on_liveness_check(self, looks: int) -> None: ...
+    def on_lost(self, error: MagnetarError) -> None: ...
+    def on_stream_removed(self) -> None: ...
 
     credits_at_once = False
     """Whether the connection's window is credited for what came, not for what was read."""
@@ -505,7 +506,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.liveness.received = True
         if not self._is_full:
             self._until = perf_counter() + SLICE_S
-            self.patience.charged = max(self.patience.charged - CHARGED_A_TURN, 0.0)
+            self.allowance.charged = max(self.allowance.charged - CHARGED_A_TURN, 0.0)
         self._is_full = nbytes >= self._room
         try:
             if self._direct:
@@ -523,7 +524,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 view = self._view[:nbytes]
                 if not self.is_greeted:
                     view = self.preface(view)
-                taken = 0 if not self.patience.is_known and self.patience.must_wait else self._read_frames(view)
+                taken = 0 if not self.allowance.is_known and self.allowance.must_wait else self._read_frames(view)
                 if (taken < len(view) or self._ahead) and not self.is_lost:
                     self._wait(memoryview(self._ahead + bytes(view[taken:])))
         except Exception as error:
@@ -536,15 +537,15 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._rest, self._ahead = rest, b""
         if self._later is None and not self.out.transport.is_closing():
             self.out.transport.pause_reading()
-        tired = self.patience.charged >= CHARGED_A_TURN
-        self._later = self._rest_later() if tired or self.patience.must_wait else self.loop.call_soon(self._go_on)
+        tired = self.allowance.charged >= CHARGED_A_TURN
+        self._later = self._rest_later() if tired or self.allowance.must_wait else self.loop.call_soon(self._go_on)
 
     def _rest_later(self) -> asyncio.TimerHandle | Turn:
-        if self.patience.share is None:
+        if self.allowance.share is None:
             return self.loop.call_later(REST_S, self._go_on)
-        if self.patience.is_known:
-            self.patience.share.spend(CHARGED_A_TURN)  # of a stranger it is spent already
-        return self.patience.share.later(self._go_on, is_light=self.patience.drawn < LIGHT)
+        if self.allowance.is_known:
+            self.allowance.share.spend(CHARGED_A_TURN)  # of a stranger it is spent already
+        return self.allowance.share.queue_turn(self._go_on, is_light=self.allowance.drawn < LIGHT)
 
     def _go_on(self) -> None:
         was_lost = self.is_lost  # it is looked at again below: setup.py
@@ -552,7 +553,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             return
         self.liveness.received = True  # what waits here has come
         self._until = perf_counter() + SLICE_S
-        patience = self.patience
+        patience = self.allowance
         least = 0.0 if patience.is_known else CHARGED_A_TURN - STRANGERS_TURN
         patience.charged = max(patience.charged - CHARGED_A_TURN, least)
         rest = self._rest
@@ -597,12 +598,16 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         """Handles received bytes until the slice is over; returns how many it took. Bytes in `_ahead` come before the
         rest.
         """
-        step = SLICE_BYTES if self.patience.is_known else STRANGERS_BYTES
+        step = SLICE_BYTES if self.allowance.is_known else STRANGERS_BYTES
         offset, end, look = 0, len(view), step
         unpack = frames.HEADER.unpack_from
         while offset < end and not self.is_lost:
             if offset >= look:
-                if perf_counter() >= self._until or self.patience.charged >= CHARGED_A_TURN or self.patience.must_wait:
+                if (
+                    perf_counter() >= self._until
+                    or self.allowance.charged >= CHARGED_A_TURN
+                    or self.allowance.must_wait
+                ):
                     return offset
                 look = offset + step
             if self._data_left:
@@ -682,8 +687,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if stream is None:
             if not id_ or self.is_idle(id_):
                 raise BrokenRules(Code.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
-            if length < SMALL_DATA or not self.patience.is_known:
-                self.patience.charge()
+            if length < SMALL_DATA or not self.allowance.is_known:
+                self.allowance.charge()
         elif stream.in_ended:
             self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
             stream = None
@@ -693,7 +698,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         else:
             stream.receive_left -= length
             if length < SMALL_DATA and not ((length and stream.is_read) or flags & frames.END_STREAM):
-                self.patience.charge()
+                self.allowance.charge()
         self._data_stream, self._data_left = stream, length - padding
         self._data_ends = bool(flags & frames.END_STREAM)
         if padding:
@@ -745,7 +750,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.DATA:  # padded
                 data, padding = unpadded(flags, payload)
                 if padding and len(data) < SMALL_DATA:
-                    self.patience.charge()
+                    self.allowance.charge()
                 self._data_begins(len(payload), flags, id_, padding)
                 if data:
                     taken = self._take_data(memoryview(data), len(data))
@@ -753,29 +758,29 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.WINDOW_UPDATE:
                 self._take_window(id_, payload)
             case frames.PING:
-                self.patience.charge()
+                self.allowance.charge()
                 self.liveness.ping_came(flags, id_, payload)
             case frames.SETTINGS:
-                self.patience.charge(1 + len(payload) // 24)
+                self.allowance.charge(1 + len(payload) // 24)
                 self._take_settings(flags, id_, payload)
             case frames.RST_STREAM:
                 self._take_reset(id_, payload)
             case frames.GOAWAY:
-                self.patience.charge()
+                self.allowance.charge()
                 if id_ or len(payload) < 8:
                     raise BrokenRules(_size_error(not id_), "a GOAWAY that is none")
                 last, code = struct.unpack_from("!II", payload)
-                self.went_away(last & frames.STREAM_MASK, code, payload[8:].decode("utf-8", "replace"))
+                self.on_goaway(last & frames.STREAM_MASK, code, payload[8:].decode("utf-8", "replace"))
             case frames.CONTINUATION:
-                self._header_block(self._blocks.go_on(flags, id_, payload))
+                self._header_block(self._blocks.add_continuation(flags, id_, payload))
             case frames.PRIORITY:
-                self.patience.charge()
+                self.allowance.charge()
                 if not id_ or len(payload) != 5:
                     raise BrokenRules(_size_error(id_), "a PRIORITY that is none")
             case frames.PUSH_PROMISE:
                 raise BrokenRules(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
             case _:
-                self.patience.charge()  # a later kind (RFC 9113, 5.5)
+                self.allowance.charge()  # a later kind (RFC 9113, 5.5)
 
     def _header_block(self, whole: tuple[int, int, bytes] | None) -> None:
         if whole is None:
@@ -786,7 +791,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         stream = self.streams.get(id_)
         if stream is not None:
             if cost := self._decoder.cost:
-                self.patience.charge(cost)
+                self.allowance.charge(cost)
             if stream.in_ended:
                 self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end"))
                 return
@@ -799,17 +804,17 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._input_ended(stream)
         elif self.is_idle(id_):
             self._until -= CALL_S
-            if not self.patience.is_known:
-                self.patience.charged += REFUSED  # its task finds out later who calls
+            if not self.allowance.is_known:
+                self.allowance.charged += REFUSED  # its task finds out later who calls
             self.stream_opened(id_, head, ended)
         else:
-            self.patience.charge(self._decoder.cost + REFUSED)
+            self.allowance.charge(self._decoder.cost + REFUSED)
 
     def _take_window(self, id_: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise BrokenRules(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
         size = int.from_bytes(payload, "big") & frames.STREAM_MASK
-        self.patience.charge_update(id_, size, self.out.send_left)
+        self.allowance.charge_update(id_, size, self.out.send_left)
         if not id_:
             self.out.send_left += size
             if not size or self.out.send_left > frames.WINDOW_MAX:
@@ -843,7 +848,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.is_ready = True
         if self.out.peer_window != window:
             self.out.windows_changed(self.out.peer_window - window)
-        self.settings_came()
+        self.on_settings()
 
     def _set(self, key: int, value: int) -> None:
         if key == Setting.INITIAL_WINDOW_SIZE:
@@ -863,7 +868,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if not id_ or len(payload) != 4:
             raise BrokenRules(_size_error(id_), "an RST_STREAM that is none")
         stream = self.streams.get(id_)
-        self.patience.charge(REFUSED if stream is not None else 1)
+        self.allowance.charge(REFUSED if stream is not None else 1)
         if stream is not None:
             code = int.from_bytes(payload, "big")
             self._remove_stream(stream)
@@ -892,7 +897,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._remove_stream(stream)
         if error is not None:
             stream.on_lost(error, None)
-            self.patience.charge(REFUSED)
+            self.allowance.charge(REFUSED)
 
     def _remove_stream(self, stream: Http2Stream) -> None:
         stream.connection = None
@@ -903,7 +908,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if not self.credits_at_once:
             self.window.credit(stream.unread)
         stream.unread = 0
-        self.stream_forgotten()
+        self.on_stream_removed()
 
     # ------------------------------------------------------------------ the end
     def break_off(self, code: Code, text: str) -> None:
@@ -913,15 +918,15 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
         self.out.write(frames.goaway(max(self.streams, default=0), code, text))
         self._close_with(ConnectionLost(f"{self.peer}: {text}"))
-        self._let_leave()
+        self._close_transport()
 
     def close(self, error: MagnetarError) -> None:
         """Ends the connection in order: what was written is still sent."""
         if not self.is_lost:
             self._close_with(error)
-            self._let_leave()
+            self._close_transport()
 
-    def _let_leave(self) -> None:
+    def _close_transport(self) -> None:
         """Closes the transport. What was written may be sent for LEAVE_S; a peer that reads nothing would keep the
         transport open.
         """
@@ -956,7 +961,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         for stream in streams:
             stream.connection = None
             stream.on_lost(error, None)
-        self.was_lost(error)
+        self.on_lost(error)
 
     def check(self) -> None:
         """Checks that the windows are conserved: each is the sum of what the other end may send, what arrived and is

@@ -18,7 +18,7 @@ from hpack.exceptions import HPACKDecodingError, HPACKError, OversizedHeaderList
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE, decode_huffman
 from hpack.table import HeaderTable
 
-from .share import Share
+from .share import LoopShare
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER = struct.Struct("!HBBBI")
@@ -215,7 +215,7 @@ def _make(row: _Row) -> None:
 #     patience.charged               of the slice of now, less CHARGED_A_TURN for each one before
 #
 # A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with a call that was admitted. A client has
-# chosen its server, and is patient without end. What strangers are charged is their port's `Share` as well.
+# chosen its server, and is patient without end. What strangers are charged is their port's `LoopShare` as well.
 # Guarding tests: tests/runtime/tcp/test_patience.py.
 
 
@@ -251,7 +251,7 @@ class FrameAllowance:
         self._since = loop.time()
         self.is_known = True  # a call of it was admitted; or it is a server that this end has chosen
         self.charged = 0.0  # less CHARGED_A_TURN for each slice
-        self.share: Share | None = None  # of the port, whose connections are bounded together
+        self.share: LoopShare | None = None  # of the port, whose connections are bounded together
         self.drawn = 0  # charged to it
         self._granted = 0  # by the other end: of the connection's window …
         self._granted_streams = 0  # … and of all streams'
@@ -348,7 +348,7 @@ FIELD_BYTES = 32
 _STATUS_200 = b"\x88"  # the static table's entry
 
 
-def block(headers: Iterable[Header]) -> bytes:
+def encode_headers(headers: Iterable[Header]) -> bytes:
     return b"".join(_literal(name, value) for name, value in headers)
 
 
@@ -536,7 +536,7 @@ class HeaderBlocks:
         self.continued, self._continuations = (id_, flags, bytearray(block)), 0
         return None
 
-    def go_on(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
+    def add_continuation(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
         """Handles a CONTINUATION frame; returns like `start_block`."""
         if self.continued is None or self.continued[0] != id_:
             raise BrokenRules(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")

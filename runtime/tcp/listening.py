@@ -75,12 +75,12 @@ class Strangers:
         return iter(list(self._address))
 
     @property
-    def most(self) -> int:
+    def count_max(self) -> int:
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
     def add(self, stranger: Stranger, peer: str) -> bool:
         """Adds a stranger. Evicts an old one if there is no room; returns False if none can be evicted."""
-        if len(self._address) >= self.most and not self._push_out():
+        if len(self._address) >= self.count_max and not self._push_out():
             return False
         address = network_of(peer)
         self._address[stranger] = address
@@ -212,7 +212,7 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 class Listening:
     """The listening sockets that `listen` returns."""
 
-    def __init__(self, server: asyncio.Server | TlsDoor) -> None:
+    def __init__(self, server: asyncio.Server | TlsListener) -> None:
         self._server = server
 
     @property
@@ -222,7 +222,7 @@ class Listening:
     @property
     def handshakes(self) -> Strangers | None:
         """Returns the connections that are in their TLS handshake; None without TLS."""
-        return self._server.handshakes if isinstance(self._server, TlsDoor) else None
+        return self._server.handshakes if isinstance(self._server, TlsListener) else None
 
     def close(self) -> None:
         self._server.close()
@@ -235,7 +235,7 @@ async def listen(
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:
-            return Listening(TlsDoor(await _all_bound(endpoint), make_protocol, tls, limits))
+            return Listening(TlsListener(await _all_bound(endpoint), make_protocol, tls, limits))
         named = {"host": endpoint.host, "port": endpoint.port} if _is_name(endpoint.host) else None
         where: dict[str, Any] = named or {"sock": _bound(endpoint)}
         return Listening(await loop.create_server(make_protocol, backlog=BACKLOG, **where))
@@ -243,7 +243,7 @@ async def listen(
         raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
 
 
-class TlsDoor:
+class TlsListener:
     """Accepts the connections of a port and makes their TLS handshakes."""
 
     def __init__(
@@ -280,7 +280,7 @@ class TlsDoor:
         self._again.pop(listening.fileno(), None)
         self._loop.add_reader(listening.fileno(), self._accept, listening)
 
-    async def shaken(self, connection: socket.socket, peer: str) -> None:
+    async def handshake(self, connection: socket.socket, peer: str) -> None:
         """Makes the TLS handshake of a connection, then its protocol; closes the connection if the handshake fails."""
         try:
             await self._loop.connect_accepted_socket(
@@ -307,17 +307,17 @@ class _Handshake:
 
     is_busy = False
 
-    def __init__(self, door: TlsDoor, connection: socket.socket, peer: str) -> None:
+    def __init__(self, door: TlsListener, connection: socket.socket, peer: str) -> None:
         self._door = door
         self._connection = connection
         self._task: asyncio.Task[None] | None = None
         if not door.handshakes.add(self, peer):
             connection.close()
-        elif not PROCESS.connection():
+        elif not PROCESS.reserve_connection():
             door.handshakes.remove(self)
             connection.close()
         else:
-            self._task = door.tasks.spawn(door.shaken(connection, peer), "tls-handshake")
+            self._task = door.tasks.spawn(door.handshake(connection, peer), "tls-handshake")
             self._task.add_done_callback(self._on_task_ended)
 
     def evict(self) -> None:
@@ -326,7 +326,7 @@ class _Handshake:
 
     def _on_task_ended(self, task: asyncio.Task[None]) -> None:
         self._door.handshakes.remove(self)
-        PROCESS.connection_over()
+        PROCESS.release_connection()
         if task.cancelled():
             self._connection.close()  # it may not have begun; else it is closed already
 

@@ -3,7 +3,7 @@ nothing.
 
     share.spend(frames)          what such a connection was charged (`FrameAllowance.charge`)
     share.is_spent               nothing is left now: a stranger's bytes wait
-    share.later(go_on, is_light) calls it when something is left again; `turn` waits for that
+    share.later(go_on, is_light) calls it when something is left again; `wait_turn` waits for that
 
 Those that were charged little go first, the latest of them before the others: it is a caller that has just come, and
 the oldest stranger is the first that others push out (runtime/tcp/listening.py). The others go in turn.
@@ -40,7 +40,7 @@ class Turn:
         self.go_on = None
 
 
-class Share:
+class LoopShare:
     """The share of the event loop that all strangers of one port have together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -67,7 +67,7 @@ class Share:
         self._since = now
         return self._left
 
-    def later(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
+    def queue_turn(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
         """Queues `go_on`, which is called when the share is not used up, after LOOK_S at the earliest."""
         turn = Turn(go_on)
         (self._light if is_light else self._heavy).append(turn)
@@ -97,7 +97,7 @@ class Share:
             left = self._run_turn(self._heavy.popleft())
         self._look_later()
 
-    async def turn(self, frames: int, *, is_light: bool) -> None:
+    async def wait_turn(self, frames: int, *, is_light: bool) -> None:
         """Waits until the share is not used up, and spends `frames` of it."""
         if not self.is_spent:
             self.spend(frames)
@@ -108,7 +108,7 @@ class Share:
             self.spend(frames)
             waiter.set_result(None)
 
-        turn = self.later(go_on, is_light=is_light)
+        turn = self.queue_turn(go_on, is_light=is_light)
         try:
             await waiter
         finally:

@@ -195,7 +195,9 @@ class TcpServing:
     def _accept(self, stream: TcpStream) -> None:
         if self._handlers.closed or not self.strangers.add(stream, stream.peer):
             stream.abort()
-        elif len(self.strangers) + len(self._known) > self._access.limits.connections or not PROCESS.connection():
+        elif (
+            len(self.strangers) + len(self._known) > self._access.limits.connections or not PROCESS.reserve_connection()
+        ):
             self.strangers.remove(stream)
             stream.abort()
         else:
@@ -225,7 +227,7 @@ class TcpServing:
             _LOG.exception("the service of a connection failed")
         finally:
             self._access.memory.connections -= 1
-            PROCESS.connection_over()
+            PROCESS.release_connection()
             await stream.close()
             self.strangers.remove(stream)
             place = self._known.pop(stream, None)

@@ -17,7 +17,7 @@ from magnetar.bookie.format.journal import (
     encode_file_header,
     encode_first_block,
     encode_record,
-    padded,
+    padded_size,
 )
 from magnetar.bookie.store.journal.replay import JournalReader
 from magnetar.bookie.store.journal.segments import JournalPosition, journal_name
@@ -43,7 +43,7 @@ def block_bytes(
     body = b"".join(header + payload for header, payload in pieces)
     head = encode_block_header(salt, number, sequence, offset, synced, [header for header, _ in pieces], len(body))
     data = head + body
-    return data + bytes(padded(len(data)) - len(data))
+    return data + bytes(padded_size(len(data)) - len(data))
 
 
 @dataclass

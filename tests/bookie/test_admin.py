@@ -47,7 +47,7 @@ async def owned(cluster: Cluster, ledger: int, properties: dict[str, str]) -> No
 
 async def deleted(cluster: Cluster, bookie: Bookie, ledger: int) -> None:
     """Deleted by two passes."""
-    await deletions.delete(cluster.metadata, [ledger])
+    await deletions.delete_ledgers(cluster.metadata, [ledger])
     for _ in range(2):
         await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
         await asyncio.sleep(1)
@@ -58,7 +58,7 @@ def test_the_plan_names_who_holds_each_log_and_what_would_be_done() -> None:
         _, caller = await with_logs(cluster)
         await owned(cluster, 1, {"topic": "persistent://public/default/orders"})
         await owned(cluster, 2, {"topic": "persistent://public/default/orders", "cursor": "billing"})
-        await deletions.delete(cluster.metadata, [3])
+        await deletions.delete_ledgers(cluster.metadata, [3])
         before = cluster.simulation.node(NODE).disk.paths()
         logs = (await ask(caller, "gc-plan"))["logs"]
         assert cluster.simulation.node(NODE).disk.paths() == before
@@ -83,7 +83,7 @@ def test_a_collection_by_hand_frees_the_space_and_says_what_it_did() -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_logs(cluster)
         assert (await ask(caller, "gc-status")) == {"running": False, "progress": None, "last": None}
-        await deletions.delete(cluster.metadata, [2])
+        await deletions.delete_ledgers(cluster.metadata, [2])
         await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
         await asyncio.sleep(1)
         assert await ask(caller, "gc-start") == {"started": True}

@@ -132,13 +132,13 @@ def test_a_full_disk_refuses_what_it_would_hold_for_ever() -> None:
 
 async def _held(bookie: Bookie) -> None:
     """Returns when an add is held."""
-    held, hold = asyncio.Event(), bookie._service.adds._hold
+    held, hold = asyncio.Event(), bookie._service.adds._enqueue
 
     def noting(batch: Any) -> None:
         held.set()
         hold(batch)
 
-    bookie._service.adds._hold = noting  # type: ignore[method-assign]
+    bookie._service.adds._enqueue = noting  # type: ignore[method-assign]
     await held.wait()
 
 
@@ -186,7 +186,7 @@ async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_a
     identity, held = UUID(int=7).bytes, 4 << 20
     memtable, queue = 2 << 20, 4 << 20
     config = StoreConfig(memtable_bytes=memtable, journal_queue_bytes_max=queue, journal_segment_bytes=4 << 20)
-    ports, opened = StorePorts(on_room=lambda: service.room_found()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StorePorts(on_room=lambda: service.on_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=held, reads_max=8)
     serving = await world.network.serve_peers(Endpoint("127.0.0.1", 0), identity, service.serve)
@@ -239,7 +239,7 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
     world = real_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
     config = StoreConfig(journal_queue_bytes_max=256 << 10, journal_segment_bytes=4 << 20)
-    ports, opened = StorePorts(on_room=lambda: service.room_found()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StorePorts(on_room=lambda: service.on_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=32 << 20, reads_max=8)
     fences_max, lacs_max = (32 << 20) // FENCES_PART, (32 << 20) // LACS_PART
@@ -262,7 +262,7 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
         service.serve([fence])
         assert fence.answer is None, "it waits for the disk, as it must"
         gate.opened.set()
-        await store.sealed()
+        await store.seal_and_wait()
         assert fence.answer is Status.OK
         assert {each.answer for flood in floods for each in flood} == {Status.OK, Status.BUSY}
         assert service.statistics()["lacs_waiting_bytes"] == service.statistics()["fences_waiting_bytes"] == 0
@@ -277,7 +277,7 @@ async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_a
 ) -> None:
     world = real_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
-    ports, opened = StorePorts(on_room=lambda: service.room_found()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StorePorts(on_room=lambda: service.on_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), StoreConfig(), ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=32 << 20, reads_max=8)
     gate.opened.clear()
@@ -292,7 +292,7 @@ async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_a
         assert store._journal.queued_records - before <= 4, "a key for each ledger, and one LAC"
         assert {each.answer for each in requests} == {None}
         gate.opened.set()
-        await store.sealed()
+        await store.seal_and_wait()
         assert {each.answer for each in requests} == {Status.OK}
         assert store.read_lac(2).lac == 499
         assert store.counters["fences"] == 1
@@ -307,7 +307,7 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
     world = real_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
     config = StoreConfig(journal_queue_bytes_max=64 << 10, journal_segment_bytes=4 << 20)
-    ports, opened = StorePorts(on_room=lambda: service.room_found()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StorePorts(on_room=lambda: service.on_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=1 << 20, reads_max=8)
     gate.opened.clear()
@@ -330,7 +330,7 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
         assert other[0].answer is None, "there is room for another connection"
         gate.opened.set()
         while other[0].answer is None:
-            await store.sealed()
+            await store.seal_and_wait()
         assert other[0].answer is Status.OK
     finally:
         gate.opened.set()

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.bookie.format.ledger_index import LedgerState
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.store.index_files import Descriptor
+from magnetar.bookie.store.index_files import LedgerDescriptor
 from magnetar.ledger.adds_format import encode_adds
 from magnetar.ledger.metadata_core import new_record
 from magnetar.ledger.peer_format import (
@@ -197,7 +197,7 @@ def test_keys_are_compared_whole_in_constant_time_and_shown_to_nobody(
     with_whole_store(test)
     record = new_record(1, Striping(1, 1, 1), ["b"], key=KEY, token="t", created_ms=0, properties={})
     shown = [repr(RequestHead(Op.ADD, Flags.NONE, 1, 2, 0, 0, KEY)), repr(LedgerState(1, False, KEY, -1, -1))]
-    shown += [repr(record), str(record), repr(Descriptor(1, KEY)), caplog.text]
+    shown += [repr(record), str(record), repr(LedgerDescriptor(1, KEY)), caplog.text]
     for text in shown:
         for key in (KEY, OTHER_KEY):
             assert key.decode() not in text

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from magnetar.bookie.format.journal import ForeignFile
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.journal.segments import JournalPosition
-from magnetar.bookie.store.state_log import LIMBO, Known
+from magnetar.bookie.store.state_log import LIMBO, DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import Disk, Inode
@@ -32,10 +32,10 @@ async def upto(last: int = LAST_LEDGER) -> int:
     return last
 
 
-KNOWN = Known(upto=upto)
+KNOWN = DirectoryFacts(upto=upto)
 
 
-async def start(simulation: Simulation, known: Known = KNOWN) -> Store:
+async def start(simulation: Simulation, known: DirectoryFacts = KNOWN) -> Store:
     world = simulation.world(NODE)
 
     async def opened() -> Store:

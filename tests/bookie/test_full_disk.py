@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from magnetar.bookie.disk_monitor import DiskLimits, DiskState, Usage, judge
+from magnetar.bookie.disk_monitor import DiskLimits, DiskState, DiskUsage, judge
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.headroom import NAME
@@ -27,8 +27,8 @@ RESERVE = f"{DATA}/{NAME}"
 CONFIG = replace(SMALL, reserve_bytes=512 << 10, log_allocate_bytes=8 << 10)
 
 
-def usage(used: float) -> Usage:
-    return Usage(1_000_000, round(1_000_000 * (1 - used)))
+def usage(used: float) -> DiskUsage:
+    return DiskUsage(1_000_000, round(1_000_000 * (1 - used)))
 
 
 @pytest.mark.parametrize(
@@ -54,22 +54,22 @@ def test_a_floor_that_nobody_set_is_never_more_than_a_twentieth_of_the_disk() ->
     assert judge(usage(0.94), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
     assert judge(usage(0.96), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
     limits = limits._replace(full_share=1.0)
-    assert judge(Usage(1 << 40, (256 << 20) - 1), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
-    assert judge(Usage(1 << 40, 256 << 20), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
+    assert judge(DiskUsage(1 << 40, (256 << 20) - 1), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
+    assert judge(DiskUsage(1 << 40, 256 << 20), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
 
 
 @pytest.mark.parametrize("floor", [0, 1, 20_000, 50_001, 300_000, 256 << 20, 1 << 40])
 def test_a_floor_that_is_set_holds_whatever_share_of_the_disk_it_is(floor: int) -> None:
     limits = DiskLimits(1.0, 1.0, 1.0, floor)
     for free in (0, 999, 1000, 19_999, 20_000, 49_000, 50_000, 50_001, 299_999, 300_000, 999_999):
-        state = judge(Usage(1_000_000, free), limits, DiskState.WRITABLE, no_room=False)
+        state = judge(DiskUsage(1_000_000, free), limits, DiskState.WRITABLE, no_room=False)
         assert state.read_only == (free < floor or free == 0), (free, state)
 
 
 def test_a_bookie_at_its_floor_does_not_come_and_go_at_each_check() -> None:
     limits = DiskLimits(0.95, 0.9, 0.9, 300_000)
-    assert judge(Usage(1_000_000, 300_001), limits, DiskState.FULL, no_room=False) is DiskState.FULL
-    assert judge(Usage(1_000_000, 330_001), limits, DiskState.FULL, no_room=False) is DiskState.WRITABLE
+    assert judge(DiskUsage(1_000_000, 300_001), limits, DiskState.FULL, no_room=False) is DiskState.FULL
+    assert judge(DiskUsage(1_000_000, 330_001), limits, DiskState.FULL, no_room=False) is DiskState.WRITABLE
 
 
 def test_a_floor_that_makes_the_bookie_read_only_is_told_at_its_start(caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +183,7 @@ def test_deleting_ledgers_on_a_full_disk_makes_it_writable_again() -> None:
         await asyncio.sleep(20)
         assert await registered_read_only(cluster, bookie)
         for ledger in (1, 2, 3):
-            await deletions.delete(cluster.metadata, [ledger])
+            await deletions.delete_ledgers(cluster.metadata, [ledger])
         await put_ledger(cluster, 5)
         for _ in range(2):
             await cluster.simulation.spawn(NODE, bookie.collector.run(roll=True))
@@ -216,7 +216,7 @@ def test_a_full_disk_whose_logs_are_a_third_dead_comes_back_without_waiting_for_
         fill(disk)
         await asyncio.sleep(200)
         assert await registered_read_only(cluster, bookie)
-        await deletions.delete(cluster.metadata, [1])
+        await deletions.delete_ledgers(cluster.metadata, [1])
         await asyncio.sleep(400)
         assert not await registered_read_only(cluster, bookie)
         assert (await caller.add(2, 1 << 20, b"again")).status is Status.OK
@@ -295,7 +295,7 @@ def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplo
             for ledger in (1, 2, 3):
                 assert await simulation.spawn(NODE, add(store, ledger, 0, payload(ledger, 0))) is Status.OK
                 await simulation.spawn(NODE, store.checkpoint())
-                await simulation.spawn(NODE, store._checkpoint.exclusive(store._log.close))
+                await simulation.spawn(NODE, store._checkpoint.run_exclusive(store._log.close))
             await simulation.spawn(NODE, store.delete([1, 2]))
             if flushed:
                 await simulation.spawn(NODE, store.checkpoint())

@@ -108,16 +108,16 @@ def test_wiped_directory_is_refused_until_its_bookie_is_forgotten_and_comes_back
     async def main(cluster: Cluster) -> None:
         first = (await cluster.start()).id
         with pytest.raises(Busy, match=r"is registered: stop it first"):
-            await identity.forget_bookie(cluster.metadata, first)
+            await identity.delete_bookie(cluster.metadata, first)
         cluster.simulation.crash(NODE)
         cluster.simulation.node(NODE).disk.wipe()
         with pytest.raises(InvalidConfiguration, match=rf"knows bookie {first} at .*`magnetar bookies forget {first}`"):
             await cluster.start()
         await cluster.metadata.delete(paths.bookie(first))  # its session ends
-        await identity.forget_bookie(cluster.metadata, first)
+        await identity.delete_bookie(cluster.metadata, first)
         assert (await cluster.restart()).id != first
         with pytest.raises(NotFound, match=r"knows no bookie"):
-            await identity.forget_bookie(cluster.metadata, first)
+            await identity.delete_bookie(cluster.metadata, first)
 
     with_cluster(main)
 
@@ -174,7 +174,7 @@ def test_moved_directory_is_refused_until_somebody_says_that_it_was_moved() -> N
         with pytest.raises(InvalidConfiguration, match=rf"`magnetar bookies move {first} rack-9:{DATA}`"):
             await cluster.start(advertised_host="rack-9")
         await cluster.metadata.delete(paths.bookie(first))
-        await identity.move(cluster.metadata, first, f"rack-9:{DATA}")
+        await identity.change_place(cluster.metadata, first, f"rack-9:{DATA}")
         assert (await cluster.restart()).id == first
         cluster.simulation.crash(NODE)
         with pytest.raises(InvalidConfiguration, match=rf"belongs to bookie {first} at rack-9:{DATA}, and this is"):
@@ -438,16 +438,16 @@ def test_of_a_forget_and_a_start_at_the_same_moment_one_loses(moment: str, monke
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start()
         await bookie.close()
-        honest = identity.complete
+        honest = identity.count_start
 
         async def complete(*arguments: Any) -> None:
             if moment == "before the start is counted":
-                await identity.forget_bookie(cluster.metadata, bookie.id)
+                await identity.delete_bookie(cluster.metadata, bookie.id)
             await honest(*arguments)
             if moment == "before it registers":
-                await identity.forget_bookie(cluster.metadata, bookie.id)
+                await identity.delete_bookie(cluster.metadata, bookie.id)
 
-        monkeypatch.setattr(identity, "complete", complete)
+        monkeypatch.setattr(identity, "count_start", complete)
         with pytest.raises((Unavailable, InvalidConfiguration)):
             await cluster.start()
         assert await cluster.metadata.get(paths.cookie(bookie.id)) is None, "it stays forgotten"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from magnetar.proto.operations import MANAGE, AskedOf, Cli, Http, Operation, Take, add
+from magnetar.proto.operations import MANAGE, AskedOf, Cli, Http, Operation, RequestField, add
 
 ROW: Operation[tuple[str, ...]] = Operation(
     "DescribeTopic", MANAGE, AskedOf.OWNER, request="DeleteRequest", reply="Names",
-    takes=(Take("force", bool, "Although nothing asks for it."),),
+    takes=(RequestField("force", bool, "Although nothing asks for it."),),
     method="describe_topic", help="What a topic is called.",
     routes=(Http("GET", "/description", "What the topic is called.", answer="[text]"),),
     cli=Cli("topics describe", "What it is called.", "What a topic is called.", "orders"),
@@ -25,7 +25,7 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from magnetar.broker.grpc.admin import AdminService  # noqa: E402
-from magnetar.broker.rest.call import document  # noqa: E402
+from magnetar.broker.rest.call import openapi_document  # noqa: E402
 from magnetar.client.admin import Admin, AdminClient  # noqa: E402
 from magnetar.proto import wire_pb2 as wire  # noqa: E402
 from magnetar.proto.errors import Unauthorized  # noqa: E402
@@ -98,7 +98,7 @@ async def _rights(folder: Path) -> dict[str, Any]:
 def _documents() -> dict[str, Any]:
     (line,) = (line for line in operations_table().splitlines() if "`DescribeTopic`" in line)
     (needs,) = (line for line in permissions_table().splitlines() if "Admin.DescribeTopic" in line)
-    routes = [each for path, of in document()["paths"].items() for each in of.values() if "description" in path]
+    routes = [each for path, of in openapi_document()["paths"].items() for each in of.values() if "description" in path]
     return {"line": line, "needs": needs, "openapi": [each["summary"] for each in routes]}
 
 

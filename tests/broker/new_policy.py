@@ -33,7 +33,7 @@ import asyncio  # noqa: E402
 import json  # noqa: E402
 
 from magnetar.broker.common.config import BrokerConfig  # noqa: E402
-from magnetar.broker.rest.call import document  # noqa: E402
+from magnetar.broker.rest.call import openapi_document  # noqa: E402
 from magnetar.client.admin import AdminClient, Policies  # noqa: E402
 from magnetar.proto import wire_pb2 as wire  # noqa: E402
 from magnetar.proto.errors import InvalidRequest, Unauthorized  # noqa: E402
@@ -52,7 +52,7 @@ async def main(folder: Path) -> dict[str, Any]:
 async def _faces(folder: Path) -> dict[str, Any]:
     async with serving(folder) as (http, broker, _), AdminClient(url := f"magnetar://{broker.endpoint}") as admin:
         await admin.create_topic("t")
-        topic = await broker.owned.topic(TopicName.parse("t"))
+        topic = await broker.topic_manager.topic(TopicName.parse("t"))
 
         async def run(*words: str) -> list[Any]:
             done = await asyncio.to_thread(run_here, *words, MAGNETAR_URL=url)
@@ -93,7 +93,7 @@ async def _rights(folder: Path) -> dict[str, Any]:
 
 
 def _documents() -> dict[str, Any]:
-    paths = [path for path in document()["paths"] if path.endswith("/maxPigeons")]
+    paths = [path for path in openapi_document()["paths"] if path.endswith("/maxPigeons")]
     return {"openapi": sorted(paths), "setting": BrokerConfig().max_pigeons}  # type: ignore[attr-defined]
 
 

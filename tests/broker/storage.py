@@ -125,7 +125,7 @@ class Session:
         await self._answer()
         return Writer(self, ledger_id)
 
-    async def draft(self, **_options: Any) -> LedgerRecord:
+    async def draft_record(self, **_options: Any) -> LedgerRecord:
         ledger_id = self.storage.next_ledger
         self.storage.next_ledger += 1
         return LedgerRecord(
@@ -133,11 +133,11 @@ class Session:
             fragments=(),
         )  # fmt: skip
 
-    def creation(self, draft: LedgerRecord) -> Change:
+    def creation_change(self, draft: LedgerRecord) -> Change:
         path = paths.ledger(draft.ledger_id)
         return Change(path, lambda node: node.value if node is not None else encode(draft, path), absent=True)
 
-    def writer(self, record: LedgerRecord) -> Writer:
+    def make_writer(self, record: LedgerRecord) -> Writer:
         return Writer(self, record.ledger_id)
 
     async def recover_to_close(self, ledger_id: int) -> tuple[Reader, None]:
@@ -182,7 +182,7 @@ class Writer:
 
     def _tell(self, outcome: asyncio.Future[int]) -> None:
         if outcome.cancelled() or outcome.exception() is not None:
-            self.listener.append_failed(self)
+            self.listener.on_append_failed(self)
         else:
             self.listener.on_appended(self, outcome.result())
 

@@ -113,7 +113,7 @@ class Records:
         """From now on its entries may be there or not."""
         self.alive.pop(ledger.number)
         self.deleted.append(ledger.number)
-        await deletions.delete(tree, [ledger.number])
+        await deletions.delete_ledgers(tree, [ledger.number])
 
     # ---------------------------------------------------------------------------------------- load
     async def load(self, caller: PeerCaller, tree: RemoteStore, stop: asyncio.Event, *, churn: bool = True) -> None:

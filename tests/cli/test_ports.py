@@ -35,7 +35,7 @@ def ports(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
 async def _serving(folder: Path, port: int | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, object]]:
     """The facts of the ready line while it serves."""
     said: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr(standalone, "ready", lambda url, **facts: said.set_result({"url": url, **facts}))
+    monkeypatch.setattr(standalone, "announce_ready", lambda url, **facts: said.set_result({"url": url, **facts}))
     serving = asyncio.create_task(standalone.run(real_world(), _given(folder, port)))
     try:
         done, _ = await asyncio.wait({said, serving}, timeout=30, return_when=asyncio.FIRST_COMPLETED)

@@ -22,13 +22,13 @@ __all__ = ["lines"]
 async def _lose(running: Cluster) -> tuple[int, str]:
     """A ledger of the topic is lost with four messages; (its id, the bookie that had it and is not forgotten yet)."""
     await _publish(running, *range(4))
-    topic = await running.brokers[0].owned.topic(NAME)
+    topic = await running.brokers[0].topic_manager.topic(NAME)
     await topic.registry.subscribe("s", topic.log.shape.start)
     (ledger,) = [span.ledger_id for span in topic.log.shape.spans]
-    await running.brokers[0].owned.unload(NAME)
+    await running.brokers[0].topic_manager.unload(NAME)
     gone = await _replace_bookie(running)
     await _publish(running, 4)
-    running.brokers[0].owned.cache.discard(ledger)
+    running.brokers[0].topic_manager.cache.discard(ledger)
     return ledger, gone
 
 
@@ -44,7 +44,7 @@ async def test_the_command_asks_first_and_shows_what_was_passed_over(tmp_path: P
         assert (asked.code, "Pass over what" in asked.out + asked.err, "--yes" in asked.err) == (2, True, True), asked
         unknown = await run("t", "--yes")
         assert (unknown.code, "may have them: nothing was passed over" in unknown.err) == (1, True), unknown
-        await identity.forget_bookie(running.sessions[-1], gone)
+        await identity.delete_bookie(running.sessions[-1], gone)
         assert (await run("ghost", "--yes")).code == 4
         other = await run("t", "--yes", "--ledger", "99999")
         assert (other.code, "has no ledger 99999" in other.err) == (2, True), other
@@ -61,8 +61,8 @@ async def test_the_command_asks_first_and_shows_what_was_passed_over(tmp_path: P
 async def test_clients_that_load_the_topic_again_and_again_hold_the_command_up_not(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         ledger, gone = await _lose(running)
-        await identity.forget_bookie(running.sessions[-1], gone)
-        owned, refused = running.brokers[0].owned, []
+        await identity.delete_bookie(running.sessions[-1], gone)
+        owned, refused = running.brokers[0].topic_manager, []
 
         async def load() -> None:
             while True:
@@ -89,7 +89,7 @@ async def test_the_route_passes_over_what_is_lost_of_the_topic_or_of_a_ledger(tm
         ledger, gone = await _lose(running)
         unknown = await http.ask("POST", f"{T}/skipLost")
         assert (unknown.status, "may have them" in unknown.reason) == (405, True), unknown
-        await identity.forget_bookie(running.sessions[-1], gone)
+        await identity.delete_bookie(running.sessions[-1], gone)
         for wrong, status in (("ledger=x", 400), ("ledger=-1", 412), ("force=perhaps", 400), ("ledger=99999", 412)):
             assert (await http.ask("POST", f"{T}/skipLost?{wrong}")).status == status, wrong
         assert (await http.ask("POST", f"{V2}/persistent/public/default/ghost/skipLost")).status == 404

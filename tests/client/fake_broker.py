@@ -9,7 +9,7 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.core.cursor_state import ones
+from magnetar.broker.subscription.core.cursor_state import bit_indexes
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import broker_part, parse_header
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, NotAllowed, NotOwner, TopicNotFound, Unavailable, to_wire
@@ -286,7 +286,7 @@ class FakeBroker:
                 subscription.done.add(entry.entry_id)
             else:
                 bits = int.from_bytes(entry.batch_bits, "little")
-                subscription.acked.setdefault(entry.entry_id, set()).update(ones(bits))
+                subscription.acked.setdefault(entry.entry_id, set()).update(bit_indexes(bits))
         for ledger in ack.ledgers:
             subscription.done.update(BitMap.deserialize(ledger.entries))
         for consumer in subscription.consumers:

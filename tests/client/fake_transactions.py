@@ -8,7 +8,7 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.core.cursor_state import ones
+from magnetar.broker.subscription.core.cursor_state import bit_indexes
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import (
@@ -182,7 +182,7 @@ class TransactionalBroker(FakeBroker):
                             consumer.unacked.pop(entry_id, None)
                     else:
                         acked = subscription.acked.setdefault(entry_id, set())
-                        acked.update(ones(bits))
+                        acked.update(bit_indexes(bits))
                         if len(acked) == topic.headers[entry_id].num_messages:
                             subscription.done.add(entry_id)
                 self.dispatch(topic, subscription)
@@ -279,7 +279,7 @@ class TransactionalBroker(FakeBroker):
 
     def pending_of(self, topic: Topic, subscription: Subscription, entry_id: int) -> set[int]:
         holders = self.pending.get((topic.name, id(subscription)), {}).get(entry_id, {})
-        return {each for bits in holders.values() for each in ones(bits)}
+        return {each for bits in holders.values() for each in bit_indexes(bits)}
 
     def _of_consumer(self, me: FakeConsumer, kind: str, frame: Any) -> bool:
         if kind != "ack" or not frame.ack.HasField("txn"):

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from magnetar.bookie.maintenance.scrub import Scrubber
 from magnetar.bookie.store import identity
 from magnetar.bookie.store.journal.segments import JournalPosition
-from magnetar.bookie.store.state_log import Known
+from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata.store import MetadataStore, Put, Versioned
@@ -112,7 +112,7 @@ class Stage:
             return upto
 
         self.world.files.make_directories(DATA)
-        return await Store.open(self.world, DATA, UUID, SMALL, Known(upto=known))
+        return await Store.open(self.world, DATA, UUID, SMALL, DirectoryFacts(upto=known))
 
     def damage(self, suffix: str, offset: int) -> None:
         """A bit is flipped, in the first file of that name; a negative offset counts from the end."""
@@ -139,7 +139,7 @@ async def _three_starts(stage: Stage) -> None:
     for _ in range(3):
         claimed = await identity.claim(stage.world, stage.metadata, DATA, PLACE)
         stage.world.files.make_directories(join_path(DATA, "journal"))  # its store
-        await identity.complete(stage.world, stage.metadata, DATA, claimed, JournalPosition(1, 0))
+        await identity.count_start(stage.world, stage.metadata, DATA, claimed, JournalPosition(1, 0))
         claimed.lock.close()
         stage.say(claimed.text)
 
@@ -230,10 +230,10 @@ async def _read_all(stage: Stage, said: Sequence[str]) -> None:
 
 
 CASES = {
-    "owner": Case(("lock_directory", "_make_cookie", "complete"), _three_starts, _claim_again),
+    "owner": Case(("lock_directory", "_make_cookie", "count_start"), _three_starts, _claim_again),
     "loss": Case(("DataLossLog._write", "rebuild_index"), _loss, _start_after_loss),
     "nothing-to-lose": Case(("DataLossLog.delete_log",), _nothing_to_lose, _start_without_loss),
-    "scrub": Case(("mend_table",), _scrub, _read_all),
+    "scrub": Case(("rewrite_table",), _scrub, _read_all),
 }
 
 

@@ -21,7 +21,7 @@ from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.compaction import Compactor
 from magnetar.bookie.store.entrylog.mover import Mover
 from magnetar.bookie.store.entrylog.writer import TableFlush, Written, _Open
-from magnetar.bookie.store.index_files import Descriptors
+from magnetar.bookie.store.index_files import LedgerDescriptors
 from magnetar.bookie.store.journal.group_commit_core import GroupCommit, Stage, WriteBlock
 from magnetar.bookie.store.journal.journal import Done, Journal
 from magnetar.bookie.store.keys import TombstoneWriter
@@ -175,14 +175,14 @@ def dead_logs_without_a_trace(stack: contextlib.ExitStack) -> None:
 
 
 def limbo_in_memory_only(stack: contextlib.ExitStack) -> None:
-    _replace(stack, Descriptors, "enter_limbo", lambda self, upto: self.apply(LimboRow(upto, entered=True)))
+    _replace(stack, LedgerDescriptors, "enter_limbo", lambda self, upto: self.apply(LimboRow(upto, entered=True)))
 
 
 def quarantine_in_memory_only(stack: contextlib.ExitStack) -> None:
-    def quarantine(self: Descriptors, ledger: int, first: int, last: int) -> None:
+    def quarantine(self: LedgerDescriptors, ledger: int, first: int, last: int) -> None:
         self.apply(Quarantined(ledger, first, last))
 
-    _replace(stack, Descriptors, "quarantine", quarantine)
+    _replace(stack, LedgerDescriptors, "quarantine", quarantine)
 
 
 def fences_of_limbo_end_with_it(stack: contextlib.ExitStack) -> None:

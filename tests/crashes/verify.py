@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from magnetar.bookie.format.mark import decode_mark
 from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.checkpoint import MARK
-from magnetar.bookie.store.state_log import Known
+from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.files import join_path
@@ -116,7 +116,7 @@ def start(
     async def run() -> Answers | None:
         try:
             store_disk.make_directories(world.files, DATA)
-            store = await Store.open(world, DATA, UUID, ROOMY, Known(upto=upto))
+            store = await Store.open(world, DATA, UUID, ROOMY, DirectoryFacts(upto=upto))
         except store_disk.NoSpace:
             if room is None:
                 raise
@@ -127,7 +127,7 @@ def start(
         _check_limbo(store, expected)
         store.check()
         answers = {ledger: await _ask(store, ledger, expected) for ledger in expected.ledgers}
-        if serve and not await store.sealed():
+        if serve and not await store.seal_and_wait():
             raise Broken("the store does not serve")
         return answers
 

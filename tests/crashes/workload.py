@@ -22,7 +22,7 @@ from msgspec.structs import force_setattr, replace
 
 from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
-from magnetar.bookie.store.state_log import Known
+from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES, Disk, FileFault, Operation
@@ -109,7 +109,7 @@ class Life:
         self.recording.complaints.append(text)
 
     # ------------------------------------------------------------------------------------ life
-    async def open(self, known: Known | None = None) -> None:
+    async def open(self, known: DirectoryFacts | None = None) -> None:
         world = self.simulation.world(NODE)
 
         async def start() -> Store:
@@ -150,7 +150,7 @@ class Life:
         status = self.store.fence(ledger, KEY)
         if status is not Status.OK:
             self.complain(f"the fence of ledger {ledger} was answered {status!r}")
-        elif await self.store.sealed():
+        elif await self.store.seal_and_wait():
             self.fact(Kind.FENCED, ledger)
             self.fenced.setdefault(ledger, dict.fromkeys(await self._present(ledger)))
 
@@ -163,7 +163,7 @@ class Life:
     async def _lac(self, ledger: int) -> None:
         lac = self.rng.randrange(max(self.sent.get(ledger, {}), default=0) + 1)
         self.fact(Kind.LAC_SENT, ledger, lac)
-        if self.store.write_lac(ledger, KEY, lac) is Status.OK and await self.store.sealed():
+        if self.store.write_lac(ledger, KEY, lac) is Status.OK and await self.store.seal_and_wait():
             self.fact(Kind.LAC_ACKED, ledger, lac)
 
     async def _checkpoint(self) -> None:
@@ -284,7 +284,7 @@ class Life:
             await self.settle()
 
     async def _look_for_room(self) -> None:
-        await self.store.room.ensure(0.0)
+        await self.store.room.ensure_room(0.0)
 
     async def _compaction_without_room(self) -> None:
         """No room for the mark of a move: its logs are moved one by one, or not; what was copied is cut off."""
@@ -335,7 +335,7 @@ class Life:
             self.add_something()
             await self.settle()
             await self._close_hot_log()
-        await self.simulation.spawn(NODE, self.store._checkpoint.exclusive(self.store._cold.retire))
+        await self.simulation.spawn(NODE, self.store._checkpoint.run_exclusive(self.store._cold.retire))
         flushes = self.store._checkpoint.counters["flushed_entries"]
         self.start(self._move(ALL._replace(bytes_per_s=SLOW_BYTES_PER_S), roll=False))
         for _ in range(200):
@@ -403,7 +403,7 @@ class Life:
     async def _close_hot_log(self) -> None:
         self.start(self._checkpoint())
         await self.settle()
-        await self.simulation.spawn(NODE, self.store._checkpoint.exclusive(self.store._log.close))
+        await self.simulation.spawn(NODE, self.store._checkpoint.run_exclusive(self.store._log.close))
 
     async def _move(self, policy: CompactionPolicy | None, *, roll: bool) -> None:
         try:
@@ -485,7 +485,7 @@ async def settle_add(life: Life, ledger: int, entry: int, recovery: bool, status
         life.complain(f"ledger {ledger} is fenced and took entry {entry}")
     elif status is Status.FENCED and ledger not in life.fencing and ledger > life.fenced_upto:
         life.complain(f"ledger {ledger} was never fenced and refused entry {entry}")
-    if status is not Status.OK or not await life.store.sealed():
+    if status is not Status.OK or not await life.store.seal_and_wait():
         return
     life.fact(Kind.ACKED, ledger, entry)
     fenced = life.fenced.get(ledger)

@@ -9,11 +9,11 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from magnetar.bookie.maintenance.garbage import Collector
+from magnetar.bookie.maintenance.garbage import GarbageCollector
 from magnetar.bookie.maintenance.garbage import GarbageRefusal as PassRefused
 from magnetar.bookie.store.checkpoint import Checkpoint
 from magnetar.bookie.store.entrylog.compaction import Compactor
-from magnetar.bookie.store.entrylog.mover import KeepReason
+from magnetar.bookie.store.entrylog.mover import ActionReason
 from magnetar.bookie.store.keys import TombstoneWriter
 from magnetar.broker.cluster import orphans
 from magnetar.broker.log.managed_ledger import ManagedLedger
@@ -30,10 +30,10 @@ SETTINGS: dict[enum.Enum, str] = {
     Stays.NOT_SUBSCRIBED: "unsubscribed_minutes, unsubscribed_mib",
     Stays.RETAINED_BY_TIME: "retention_minutes",
     Stays.RETAINED_BY_SIZE: "retention_mib",
-    KeepReason.SPARSE: "gc_minor_share, gc_minor_interval_s, gc_major_share, gc_major_interval_s, gc_full_share",
-    KeepReason.SMALL: "gc_major_interval_s",
-    KeepReason.WAITS: "gc_major_interval_s, disk_warn_share",
-    KeepReason.OPEN: "log_bytes_max, gc_minor_share, gc_major_share, disk_full_share",
+    ActionReason.SPARSE: "gc_minor_share, gc_minor_interval_s, gc_major_share, gc_major_interval_s, gc_full_share",
+    ActionReason.SMALL: "gc_major_interval_s",
+    ActionReason.WAITS: "gc_major_interval_s, disk_warn_share",
+    ActionReason.OPEN: "log_bytes_max, gc_minor_share, gc_major_share, disk_full_share",
 }
 FORCED = "an operator runs `magnetar bookies gc --now --force` twice, `gc_grace_s` apart"
 ENDS: dict[enum.Enum, str] = {
@@ -51,16 +51,16 @@ ENDS: dict[enum.Enum, str] = {
     PassRefused.LIMBO: "limbo ends (docs/design/protocol.md §2.7)",
     PassRefused.UNEXPLAINED: f"the right metadata is back; or {FORCED}",
     PassRefused.WENT_BACK: f"the right metadata is back, and the bookie was started again; or {FORCED}",
-    KeepReason.DEAD: "no longer: the log is deleted",
-    KeepReason.OPEN: "it is closed: at `log_bytes_max`; the cold log also by a compaction that finds its live share "
+    ActionReason.DEAD: "no longer: the log is deleted",
+    ActionReason.OPEN: "it is closed: at `log_bytes_max`; the cold log also by a compaction that finds its live share "
     "below `gc_minor_share` (0.2; a major one `gc_major_share`, 0.5); both open logs below `gc_major_share` "
     "on a full disk, and by `magnetar bookies gc --now --roll`",
-    KeepReason.UNREADABLE: "the next start rebuilds its index from the log",
-    KeepReason.SPARSE: "the compaction that is due copies what lives to the cold log and deletes the log",
-    KeepReason.SMALL: "a major compaction finds two or more logs below 64 MiB: it copies what lives in them to the "
+    ActionReason.UNREADABLE: "the next start rebuilds its index from the log",
+    ActionReason.SPARSE: "the compaction that is due copies what lives to the cold log and deletes the log",
+    ActionReason.SMALL: "a major compaction finds two or more logs below 64 MiB: it copies what lives in them to the "
     "cold log and deletes them",
-    KeepReason.LIVE: "its live share falls below the share of major compaction",
-    KeepReason.WAITS: "the next major compaction",
+    ActionReason.LIVE: "its live share falls below the share of major compaction",
+    ActionReason.WAITS: "the next major compaction",
 }
 
 
@@ -105,23 +105,25 @@ def _record() -> Iterator[Row]:
               "it is noted, and its record deleted, after the list", "", place(ManagedLedger.delete))  # fmt: skip
     yield Row("a crash came between the two: it is an orphan", "the sweep finds, closes and deletes it; one whose "
               "owner has no record, or a younger one, stays until `magnetar ledgers orphans --delete --unexplained`",
-              "orphan_sweep_s, orphan_age_s", place(orphans, "find"))  # fmt: skip
+              "orphan_sweep_s, orphan_age_s", place(orphans, "find_orphans"))  # fmt: skip
     yield Row("it is a cursor's, a snapshot's, a delay bucket's or the compacted ledger, and is in use",
               "the record of its owner names the next one", "cursor_roll_entries, cursor_roll_bytes",
               "`broker/subscription/cursors.py` `DurableCursor`")  # fmt: skip
 
 
 def _collection() -> Iterator[Row]:
-    yield Row("no pass ran since", "the next pass, or `magnetar bookies gc --now`", "gc_interval_s", place(Collector))
+    yield Row(
+        "no pass ran since", "the next pass, or `magnetar bookies gc --now`", "gc_interval_s", place(GarbageCollector)
+    )
     for row in _of(PassRefused):
         yield row._replace(condition=f"it is kept: {row.condition}")
     yield Row("it is missing in one pass only", "a pass at least `gc_grace_s` later finds no record of it either",
-              "gc_grace_s", place(Collector))  # fmt: skip
+              "gc_grace_s", place(GarbageCollector))  # fmt: skip
     yield Row(
         "ten or more ledgers, more than half of those here, were deleted",
         "a pass at least `gc_doubt_s` later finds no record of it either",
         "gc_doubt_s",
-        place(Collector),
+        place(GarbageCollector),
     )
     yield Row(
         "its tombstone is not durable in the journal",
@@ -132,7 +134,7 @@ def _collection() -> Iterator[Row]:
 
 
 def _log() -> Iterator[Row]:
-    yield from _of(KeepReason)
+    yield from _of(ActionReason)
     yield Row(
         "compaction reads and writes no faster than its rate",
         "the rate of `gc_bytes_per_s` lets it go on",

@@ -37,9 +37,9 @@ from magnetar.ledger.writer_core import (
     EnsembleChanged,
     EnsembleRefused,
     EnsembleUnknown,
+    EntryOutcome,
     LedgerEnded,
     NoReplacement,
-    Outcome,
     QuorumTimedOut,
     Writer,
 )
@@ -97,7 +97,7 @@ def _move(rng: random.Random, core: Writer[PendingAdd], waiting: list[Any], othe
     if chance < 0.08:
         return "QuorumTimedOut", core.receive(QuorumTimedOut(core.adds.lac + 1))
     if chance < 0.09:
-        return "AddRefused", core.receive(AddRefused(rng.choice((Outcome.FENCED, Outcome.UNAUTHORIZED))))
+        return "AddRefused", core.receive(AddRefused(rng.choice((EntryOutcome.FENCED, EntryOutcome.UNAUTHORIZED))))
     if chance < 0.4 and core.takes_appends:
         return "append()", core.append(PendingAdd(), 1)
     if not waiting:
@@ -172,7 +172,7 @@ def record_diagram() -> str:
     shape = Striping(3, 3, 2)
     steps: set[Step] = set()
     absent: LedgerRecord | None = None
-    _note(steps, absent, "create", metadata.create(absent, _record(shape, OPEN)))
+    _note(steps, absent, "create", metadata.create_record(absent, _record(shape, OPEN)))
     for state in (OPEN, IN_RECOVERY, CLOSED):
         record = _record(shape, state)
         snapshot = record.fragments

@@ -18,7 +18,7 @@ from magnetar.bookie.store.store import StoreConfig
 from magnetar.broker.access.table_core import RULES
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.rest import routes as rest_routes
-from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC, Row
+from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC, RouteRow
 from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.cli.common.exits import code_of
 from magnetar.cli.main import COMMANDS
@@ -158,7 +158,7 @@ def routes_table() -> str:
     return "\n".join(lines)
 
 
-def shown_path(row: Row) -> str:
+def shown_path(row: RouteRow) -> str:
     """With the short names that the page explains."""
     path = row.path.replace(TOPIC, "{T}").replace(NAMESPACE, "{N}").replace("/admin/v2", "")
     return path.replace("{domain:domain}", "{domain}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger import writer_core as w
-from magnetar.ledger.pending_core import AddOf, SendAdd, Striping
+from magnetar.ledger.pending_core import PayloadAdd, SendAdd, Striping
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.metadata.records import LedgerRecord
 
@@ -79,16 +79,16 @@ class Cast:
 
 
 # ------------------------------------------------------------------------------------ the writer
-def play_writer(core: w.Writer[AddOf[bytes]], event: Event) -> list[Output]:
+def play_writer(core: w.Writer[PayloadAdd[bytes]], event: Event) -> list[Output]:
     """Events: ("append", payload), ("close",), ("fact", fact)."""
     if event[0] == "append":
-        return _wanted(core, core.append(AddOf(event[1]), len(event[1])))
+        return _wanted(core, core.append(PayloadAdd(event[1]), len(event[1])))
     if event[0] == "close":
         return _wanted(core, core.close())
     return _wanted(core, core.receive(event[1]))
 
 
-def _wanted(core: w.Writer[AddOf[bytes]], effects: Sequence[w.Effect[AddOf[bytes]]]) -> list[Output]:
+def _wanted(core: w.Writer[PayloadAdd[bytes]], effects: Sequence[w.Effect[PayloadAdd[bytes]]]) -> list[Output]:
     wanted: list[Output] = []
     for effect in effects:
         if isinstance(effect, SendAdd):

@@ -35,7 +35,7 @@ from magnetar.ledger import metadata_core as m
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger import writer_core as w
 from magnetar.ledger.peer_format import Op
-from magnetar.ledger.pending_core import AddFailed, AddOf, AddsAcked, Striping
+from magnetar.ledger.pending_core import AddFailed, AddsAcked, PayloadAdd, Striping
 from magnetar.metadata.records import CLOSED, LedgerRecord
 from tests.exhaustive.actors import Cast, Spare, play_recovery, play_writer
 from tests.exhaustive.columns import Columns
@@ -85,7 +85,9 @@ class Space:
         first = m.new_record(1, self.striping, self.names[: self.striping.ensemble_size], key=b"k" * 20, token="t",
                              created_ms=0, properties={})  # fmt: skip
         self._read = "read" if _fences(first, Op.READ) else "look"
-        writer = self.writers.number(w.Writer[AddOf[bytes]](self.striping, first.fragments[-1].bookies, changes_max=2))
+        writer = self.writers.number(
+            w.Writer[PayloadAdd[bytes]](self.striping, first.fragments[-1].bookies, changes_max=2)
+        )
         column = self.columns.empty
         self.first: State = (
             writer, (NEW,) * shape.recoverers, (column,) * shape.bookies, (), self._record(first), 0,
@@ -151,7 +153,7 @@ class Space:
                 if answer == "OK":
                     fact = AddsAcked((what.entry,), slot, name)
                 elif answer == "FENCED":
-                    fact = w.AddRefused(w.Outcome.FENCED)
+                    fact = w.AddRefused(w.EntryOutcome.FENCED)
                 state = self._write(state, event_of(fact))
             elif state[R][int(client[1])] != OVER:
                 state = self._recover(state, int(client[1]), event_of(fact_of(op, slot, name, what, answer)))
@@ -198,7 +200,7 @@ class Space:
             return state, w.LedgerEnded(record.last_entry, record.length)
         return state, w.EnsembleChanged(record.fragments[-1].bookies)
 
-    def _stored(self, state: State, answer: m.RecordWrite | m.Settled) -> State:
+    def _stored(self, state: State, answer: m.RecordWrite | m.AlreadyStored) -> State:
         return self._store(state, answer.record) if isinstance(answer, m.RecordWrite) else state
 
     def _store(self, state: State, record: LedgerRecord) -> State:

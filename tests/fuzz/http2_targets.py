@@ -14,7 +14,7 @@ from magnetar.runtime.grpc import client, server
 from magnetar.runtime.grpc.messages import prefix
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, rpc
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import block
+from magnetar.runtime.tcp.http2_frames import encode_headers
 from tests.support.wire import Wire, give
 
 _LOG = logging.getLogger("magnetar.rpc")
@@ -22,7 +22,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 def _head(path: str, *more: tuple[bytes, bytes]) -> bytes:
     named = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"x"))
-    return block([*named, (b"te", b"trailers"), (b"content-type", b"application/grpc"), *more])
+    return encode_headers([*named, (b"te", b"trailers"), (b"content-type", b"application/grpc"), *more])
 
 
 def _data(stream: int, message: bytes, flags: int = 0) -> bytes:
@@ -44,8 +44,8 @@ def requests() -> list[bytes]:
 
 
 def answers() -> list[bytes]:
-    head = block([(b":status", b"200"), (b"content-type", b"application/grpc")])
-    trailers = block([(b"grpc-status", b"5"), (b"grpc-message", b"a%20b"), (b"magnetar-error-bin", b"CAE")])
+    head = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
+    trailers = encode_headers([(b"grpc-status", b"5"), (b"grpc-message", b"a%20b"), (b"magnetar-error-bin", b"CAE")])
     opened = frames.settings({frames.Setting.MAX_CONCURRENT_STREAMS: 100}) + frames.SETTINGS_ACK
     reply = frames.header_block(1, head, 0, 16_384) + _data(1, b"\x0a\x01t")
     ended = frames.header_block(1, trailers, frames.END_STREAM, 16_384)

@@ -7,11 +7,11 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.broker.cluster.schema_core import Definition, refusal, unreadable_by
+from magnetar.broker.cluster.schema_core import Definition, why_refused, why_unreadable_by
 from magnetar.broker.pulsar import consumer, topic_lists, translate
-from magnetar.broker.pulsar.frames import Frames, entry_of, frame, parse
+from magnetar.broker.pulsar.frames import FrameCutter, encode_frame, parse_frame, sent_entry
 from magnetar.broker.rest.call import BadRequest
-from magnetar.broker.rest.policies import POLICIES, converted, fields_of_namespace
+from magnetar.broker.rest.policies import POLICIES, convert_value, fields_of_namespace
 from magnetar.client.model.avro_bounds import Parsed
 from magnetar.client.model.schema import parsed_avro, read_avro
 from magnetar.proto import pulsar_pb2 as pulsar
@@ -33,37 +33,37 @@ def frames() -> list[bytes]:
         durable=False, start_message_id=start, keySharedMeta=shared, schema=schema,
         metadata=[KeyValue(key="k", value="v")],
     )  # fmt: skip
-    send = frame(send=pulsar.CommandSend(producer_id=1, sequence_id=7, num_messages=2))
+    send = encode_frame(send=pulsar.CommandSend(producer_id=1, sequence_id=7, num_messages=2))
     entry = client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"payload")
     return [
-        frame(connect=pulsar.CommandConnect(client_version="x", protocol_version=21, auth_data=b"t")),
-        frame(subscribe=subscribe), frame(ping=pulsar.CommandPing()) * 3,
-        frame(producer=pulsar.CommandProducer(topic="t", producer_id=1, request_id=2, schema=schema)),
+        encode_frame(connect=pulsar.CommandConnect(client_version="x", protocol_version=21, auth_data=b"t")),
+        encode_frame(subscribe=subscribe), encode_frame(ping=pulsar.CommandPing()) * 3,
+        encode_frame(producer=pulsar.CommandProducer(topic="t", producer_id=1, request_id=2, schema=schema)),
         struct.pack(">I", len(send) - 4 + len(entry)) + send[4:] + entry,
-        frame(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[start] * 3)),
-        frame(watch_topic_list=pulsar.CommandWatchTopicList(
+        encode_frame(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[start] * 3)),
+        encode_frame(watch_topic_list=pulsar.CommandWatchTopicList(
             request_id=1, watcher_id=1, namespace="public/default", topics_pattern="public/default/(a|b)*c{2,3}.*"
         )),
-        frame(get_schema=pulsar.CommandGetSchema(request_id=1, topic="t", schema_version=bytes(8))),
+        encode_frame(get_schema=pulsar.CommandGetSchema(request_id=1, topic="t", schema_version=bytes(8))),
     ]  # fmt: skip
 
 
 def run_frames(data: bytes) -> None:
     """In two pieces, as TCP brings them."""
-    cutter = Frames(FRAME_BYTES_MAX)
+    cutter = FrameCutter(FRAME_BYTES_MAX)
     for part in (data[: len(data) // 3], data[len(data) // 3 :]):
         while part:
-            room = cutter.room()
+            room = cutter.read_buffer()
             size = min(len(room), len(part))
             room[:size] = part[:size]
             part = part[size:]
-            for each in cutter.took(size):
+            for each in cutter.receive(size):
                 _take(each)
             assert cutter.held_bytes <= 2 * FRAME_BYTES_MAX, "more is held than a frame may have"
 
 
 def _take(each: memoryview) -> None:
-    command, rest = parse(each)
+    command, rest = parse_frame(each)
     for work in _WORK.get(command.type, ()):
         work(command, rest)
 
@@ -74,12 +74,14 @@ def _ids(command: pulsar.BaseCommand, rest: memoryview) -> None:
 
 
 _WORK: dict[int, tuple[Callable[[pulsar.BaseCommand, memoryview], object], ...]] = {
-    pulsar.BaseCommand.SEND: (lambda command, rest: entry_of(rest),),
+    pulsar.BaseCommand.SEND: (lambda command, rest: sent_entry(rest),),
     pulsar.BaseCommand.ACK: (_ids,),
-    pulsar.BaseCommand.SUBSCRIBE: (lambda command, rest: consumer.options_of(command.subscribe).check(),),
+    pulsar.BaseCommand.SUBSCRIBE: (lambda command, rest: consumer.subscribe_options(command.subscribe).check(),),
     pulsar.BaseCommand.PRODUCER: (lambda command, rest: translate.schema_of(command.producer.schema),),
     pulsar.BaseCommand.WATCH_TOPIC_LIST: (
-        lambda command, rest: topic_lists.pattern_of(command.watch_topic_list.topics_pattern)("public/default/abc"),
+        lambda command, rest: topic_lists.compile_pattern(command.watch_topic_list.topics_pattern)(
+            "public/default/abc"
+        ),
     ),
 }
 
@@ -117,8 +119,8 @@ def run_schemas(data: bytes) -> None:
         except MagnetarError:
             continue
         for mode in (Compatibility.FULL_TRANSITIVE, Compatibility.BACKWARD):
-            refusal(mode, new, [(0, _OLD)])
-            unreadable_by(mode, new, [(0, _OLD)])
+            why_refused(mode, new, [(0, _OLD)])
+            why_unreadable_by(mode, new, [(0, _OLD)])
 
 
 _WRITER = Parsed(parsed_avro(SchemaInfo(type=SchemaType.AVRO, data=_TEXT)))
@@ -152,7 +154,7 @@ def run_body(data: bytes) -> None:
     if isinstance(given, dict):
         _refused(lambda: fields_of_namespace(given))
     for row in POLICIES:
-        _refused(lambda row=row: row.take(converted(given, row.kind, row.namespace)))  # type: ignore[misc]
+        _refused(lambda row=row: row.take(convert_value(given, row.kind, row.namespace)))  # type: ignore[misc]
 
 
 def _refused(work: Callable[[], object]) -> None:

@@ -27,7 +27,14 @@ from magnetar.broker.grpc import translate
 from magnetar.broker.log import compacted_format as compacted
 from magnetar.broker.subscription import cursor_format as cursor
 from magnetar.broker.subscription.acks import entries_of
-from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind, CursorState, bytes_of, ranges, run_end
+from magnetar.broker.subscription.core.cursor_state import (
+    ChunkKey,
+    ChunkKind,
+    CursorState,
+    bitmap_bytes,
+    count_ranges,
+    run_end,
+)
 from magnetar.broker.topic import dedup_format as dedup
 from magnetar.ledger import peer_format as peer_heads
 from magnetar.proto import entry, policies
@@ -136,8 +143,8 @@ def _frame(data: bytes) -> None:
             translate.subscribe_options(frame.subscribe)
         elif kind == "ack":
             list(translate._check_ack(frame.ack))
-            list(translate.acked(frame.ack.entries))
-            for each in translate.sets(frame.ack.ledgers):
+            list(translate.acked_entries(frame.ack.entries))
+            for each in translate.entry_sets(frame.ack.ledgers):
                 _bitmap(each.entries)
 
 
@@ -145,8 +152,8 @@ def _bitmap(data: bytes) -> None:
     """With what the broker does to a set: it walks only what is in a topic."""
     found = entries_of(data)
     there = BitMap(range(100_000))
-    len(found), bytes_of(found), len(found - there), len(there & found), len(there | found)
-    ranges(found & there)
+    len(found), bitmap_bytes(found), len(found - there), len(there & found), len(there | found)
+    count_ranges(found & there)
     if found:
         run_end(found, found.min()), found.max()
 
@@ -197,7 +204,7 @@ def _settings(data: bytes) -> None:
 def _revoked(data: bytes) -> None:
     path = _folder() / "revoked.txt"
     path.write_bytes(data)
-    revoked.read(str(path))
+    revoked.read_revoked(str(path))
 
 
 def _jwks(data: bytes) -> None:
@@ -255,12 +262,12 @@ def _state(data: bytes) -> None:
 
 
 def _rows() -> list[bytes]:
-    table = compacted.encode_table([compacted.Row(1, 10, 0, 10, 0, BitMap([1, 2]))])
+    table = compacted.encode_table([compacted.SurvivorRow(1, 10, 0, 10, 0, BitMap([1, 2]))])
     return [compacted.decode_piece(table[0])[2]]
 
 
 def _dedup(data: bytes) -> None:
-    dedup.assemble([dedup.Piece(1, 0, 1, data)])
+    dedup.decode_snapshot([dedup.Piece(1, 0, 1, data)])
 
 
 # ---------------------------------------------------------------------------------- files of bookies
@@ -275,8 +282,8 @@ def _log(data: bytes) -> None:
         at = found[0]
         ends.append(at)
     entry_log.record_size(data, at)
-    entry_log.decode_records(data, [*ends, len(data)], 1, 0)
-    entry_log.decode_record(data, 0, len(data))
+    entry_log.intact_entries(data, [*ends, len(data)], 1, 0)
+    entry_log.intact_record(data, 0, len(data))
     entry_log.entry_ids(data)
 
 
@@ -286,14 +293,14 @@ def _groups() -> list[bytes]:
 
 
 def _group(data: bytes) -> None:
-    header = index.decode_group_header(data)
+    header = index.intact_group_header(data)
     if header is None:
         return
     heads = data[index.GROUP_HEADER_BYTES : index.GROUP_HEADER_BYTES + header.heads_bytes]
     whole = index.GroupHeader(header.extents, header.tables_bytes, crc32c(data[: index._GROUP.size], heads))
     index.columns_of(heads[: len(heads) // index.HEAD_BYTES * index.HEAD_BYTES])
-    for extent in index.decode_heads(whole, data) or ():
-        index.decode_table(extent, data)
+    for extent in index.intact_extents(whole, data) or ():
+        index.intact_table(extent, data)
 
 
 def _blocks() -> list[bytes]:
@@ -302,11 +309,11 @@ def _blocks() -> list[bytes]:
 
 
 def _block(data: bytes) -> None:
-    journal.decode_block_header(data, 1, 1, 0)
+    journal.intact_block_header(data, 1, 1, 0)
     head = journal.BlockHeader(*[0] * len(journal.BlockHeader._fields))
     for count in (0, 1, 3):
         named = {"records": count, "length": len(data), "records_crc": 0}
-        journal.decode_records(head._replace(**named), data)
+        journal.intact_records(head._replace(**named), data)
 
 
 def _small(data: bytes) -> None:

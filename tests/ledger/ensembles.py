@@ -20,7 +20,7 @@ import msgspec
 
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger import writer_core as w
-from magnetar.ledger.pending_core import AddFailed, AddOf, AddsAcked, SendAdd, Striping
+from magnetar.ledger.pending_core import AddFailed, AddsAcked, PayloadAdd, SendAdd, Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
 
 Step = tuple[str, int]
@@ -42,11 +42,11 @@ class Play:
         self.record = m.new_record(
             1, self.striping, names[: shape[0]], key=b"k" * 20, token="t", created_ms=0, properties={}
         )
-        self.core: w.Writer[AddOf[int]] = w.Writer(self.striping, names[: shape[0]], changes_max=changes_max)
+        self.core: w.Writer[PayloadAdd[int]] = w.Writer(self.striping, names[: shape[0]], changes_max=changes_max)
         self.sent: list[tuple[int, int, str]] = []  # (entry, slot, bookie), each once
         self.synced: set[tuple[int, str]] = set()
         self.acked: list[int] = []
-        self.failed: dict[int, w.Outcome] = {}
+        self.failed: dict[int, w.EntryOutcome] = {}
         self.appended = 0
         self.change: w.ChangeEnsemble | None = None
         self.others: dict[int, str] = {}
@@ -62,7 +62,7 @@ class Play:
     def _push(self, _: int) -> None:
         if self.core.takes_appends:
             self.appended += 1
-            self._do(self.core.append(AddOf(self.appended), 1))
+            self._do(self.core.append(PayloadAdd(self.appended), 1))
 
     def _ack(self, number: int) -> None:
         """One of what was sent and is not synced yet."""
@@ -77,7 +77,7 @@ class Play:
 
     def _tell_ack(self, entry: int, slot: int, bookie: str) -> None:
         if self.record.state == CLOSED and entry > self.record.last_entry and (entry, bookie) not in self.synced:
-            self._tell(w.AddRefused(w.Outcome.FENCED))  # whoever closed the ledger there had fenced it
+            self._tell(w.AddRefused(w.EntryOutcome.FENCED))  # whoever closed the ledger there had fenced it
             return
         self.synced.add((entry, bookie))
         self._tell(AddsAcked((entry,), slot, bookie))
@@ -138,7 +138,7 @@ class Play:
 
     def _fenced(self, _: int) -> None:
         if self.record.state != OPEN:
-            self._tell(w.AddRefused(w.Outcome.FENCED))
+            self._tell(w.AddRefused(w.EntryOutcome.FENCED))
 
     def _time_out(self, number: int) -> None:
         self._tell(w.QuorumTimedOut(self.core.adds.lac + number % 2))
@@ -169,7 +169,7 @@ class Play:
     def _tell(self, fact: w.Fact) -> None:
         self._do(self.core.receive(fact))
 
-    def _do(self, effects: Sequence[w.Effect[AddOf[int]]]) -> None:
+    def _do(self, effects: Sequence[w.Effect[PayloadAdd[int]]]) -> None:
         frozen = self.change is not None
         for effect in effects:
             if isinstance(effect, SendAdd):

@@ -18,7 +18,7 @@ import msgspec
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger import writer_core as w
-from magnetar.ledger.pending_core import AddAcked, AddFailed, AddOf, AddsAcked, SendAdd, Striping
+from magnetar.ledger.pending_core import AddAcked, AddFailed, AddsAcked, PayloadAdd, SendAdd, Striping
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, Fragment, LedgerRecord
 
@@ -65,7 +65,7 @@ class Miniature:
         self.messages: list[Callable[[], None]] = []
         self.payloads: dict[int, bytes] = {}
         self.acked: list[int] = []
-        self.failed: dict[int, w.Outcome] = {}
+        self.failed: dict[int, w.EntryOutcome] = {}
         self.ends: list[LedgerRecord] = []
         self.loss = rng.choice([0.0, 0.02, 0.1, 0.25])
         self.crashes = rng.choice([0.0, 0.005, 0.03])
@@ -73,7 +73,7 @@ class Miniature:
         self.healed = False
         self.events = 0
         self.first_record = self.record
-        self.writer: w.Writer[AddOf[bytes]] | None = w.Writer(
+        self.writer: w.Writer[PayloadAdd[bytes]] | None = w.Writer(
             self.striping, self.record.fragments[-1].bookies, changes_max=rng.choice((0, 2, 20))
         )
         self.writer_changes = 0
@@ -198,11 +198,11 @@ class Miniature:
     def _append(self) -> None:
         if self.writer is None or not self.writer.takes_appends:
             return
-        effects: list[w.Effect[AddOf[bytes]]] = []
+        effects: list[w.Effect[PayloadAdd[bytes]]] = []
         for _ in range(self.rng.choice((1, 1, 1, 2, 3))):  # of one turn
             entry = self.writer.adds.lap + 1
             payload = self.payloads[entry] = b"%d" % entry
-            effects += self.writer.append(AddOf(payload), 1)
+            effects += self.writer.append(PayloadAdd(payload), 1)
         self._write(effects)
 
     def _close_writer(self) -> None:
@@ -213,10 +213,10 @@ class Miniature:
         if self.writer is not None:
             self._write(self.writer.receive(fact))
 
-    def _write(self, effects: Sequence[w.Effect[AddOf[bytes]]]) -> None:
+    def _write(self, effects: Sequence[w.Effect[PayloadAdd[bytes]]]) -> None:
         assert self.writer is not None
         self.writer.check()
-        sends: dict[tuple[int, str], list[SendAdd[AddOf[bytes]]]] = {}
+        sends: dict[tuple[int, str], list[SendAdd[PayloadAdd[bytes]]]] = {}
         for effect in effects:
             if isinstance(effect, SendAdd):
                 sends.setdefault((effect.slot, effect.bookie), []).append(effect)
@@ -232,7 +232,7 @@ class Miniature:
         for (slot, name), adds in sends.items():
             self._send_adds(slot, name, adds)
 
-    def _send_adds(self, slot: int, name: str, sends: list[SendAdd[AddOf[bytes]]]) -> None:
+    def _send_adds(self, slot: int, name: str, sends: list[SendAdd[PayloadAdd[bytes]]]) -> None:
         """One request and one answer for the adds of a turn to a bookie; each entry is stored or refused for itself."""
         bookie = self.bookies[name]
 
@@ -249,7 +249,7 @@ class Miniature:
             if acked:
                 self._tell_writer(AddsAcked(acked, slot, name))
             if len(acked) < len(sends):
-                self._tell_writer(w.AddRefused(w.Outcome.FENCED))
+                self._tell_writer(w.AddRefused(w.EntryOutcome.FENCED))
 
         def fail() -> None:
             for send in sends:
@@ -345,7 +345,9 @@ class Miniature:
             )
         assert not self.acked or self.acked[-1] <= end, "no confirmed entry lies beyond the end"
         for entry, why in self.failed.items():
-            assert why is not w.Outcome.NOT_STORED or entry > end, "an entry said to be not stored is not in the ledger"
+            assert why is not w.EntryOutcome.NOT_STORED or entry > end, (
+                "an entry said to be not stored is not in the ledger"
+            )
         for entry in range(end + 1):
             fragment, _ = m.fragment_of(self.record, entry)
             copies = [
@@ -429,7 +431,7 @@ class Recoverer:
 
         self.mini._call(bookie, serve, self._tell, lambda: self._tell(r.ReadFailed(send.entry, send.slot)))  # type: ignore[arg-type]
 
-    def _write_back(self, send: SendAdd[AddOf[StoredCopy]]) -> None:
+    def _write_back(self, send: SendAdd[PayloadAdd[StoredCopy]]) -> None:
         bookie, stored = self.mini.bookies[send.bookie], send.add.payload
         self.mini._call(
             bookie,

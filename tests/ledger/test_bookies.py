@@ -67,16 +67,16 @@ async def test_the_mapping_in_the_metadata_is_above_the_racks_that_bookies_say(
         await register(metadata, number)
     await bookies.wait_listed()
     await metadata.put(paths.RACKS, encode(RacksRecord(racks={name(3): "/b"}), paths.RACKS))
-    await bookies.look_again()
-    assert bookies.rack(name(3)) == "/b"
+    await bookies.list_again()
+    assert bookies.find_rack(name(3)) == "/b"
     assert all(name(3) in bookies.choose(2) for _ in range(20))
     assert bookies.choose(1, exclude=[name(0)]) == [name(3)]
     await metadata.put(paths.RACKS, b"damage")
-    await bookies.look_again()
-    assert bookies.rack(name(3)) == "/b"
+    await bookies.list_again()
+    assert bookies.find_rack(name(3)) == "/b"
     await metadata.delete(paths.RACKS)
-    await bookies.look_again()
-    assert bookies.rack(name(3)) == "/a"
+    await bookies.list_again()
+    assert bookies.find_rack(name(3)) == "/a"
 
 
 async def test_a_replacement_keeps_the_racks_of_the_ensemble_apart(metadata: MetadataStore, bookies: Bookies) -> None:
@@ -85,7 +85,7 @@ async def test_a_replacement_keeps_the_racks_of_the_ensemble_apart(metadata: Met
     await bookies.wait_listed()
     ensemble = [name(0), name(1), name(2)]
     await metadata.delete(paths.bookie(name(1)))
-    await bookies.look_again()
+    await bookies.list_again()
     for _ in range(10):
         assert bookies.replace(ensemble, [1], 3) == {1: name(4)}
         assert set(bookies.replace(ensemble, [0, 2], 3).values()) == {name(3), name(5)}
@@ -132,7 +132,7 @@ async def test_a_bookie_that_failed_is_chosen_only_when_the_others_do_not_suffic
     bookies.record_failure(name(0))
     assert all(name(0) not in bookies.choose(3) for _ in range(20))
     assert name(0) in bookies.choose(4)
-    assert bookies.quarantined() == {name(0)}
+    assert bookies.quarantined_bookies() == {name(0)}
 
 
 async def test_a_bookie_that_has_just_registered_is_found_although_the_watch_is_behind(
@@ -140,10 +140,10 @@ async def test_a_bookie_that_has_just_registered_is_found_although_the_watch_is_
 ) -> None:
     await bookies.wait_listed()
     await register(metadata, 1)
-    assert await bookies.choose_now(1) == [name(1)]
+    assert await bookies.choose_listed(1) == [name(1)]
     await metadata.delete(paths.bookie(name(1)))
     with pytest.raises(NotEnoughBookies):
-        await bookies.choose_now(2)
+        await bookies.choose_listed(2)
 
 
 async def test_a_damaged_registration_costs_that_bookie_only(metadata: MetadataStore, bookies: Bookies) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.ledger import writer_core as w
-from magnetar.ledger.pending_core import AddOf, PendingAdds, SendAdd
+from magnetar.ledger.pending_core import PayloadAdd, PendingAdds, SendAdd
 from magnetar.ledger.writer_core import (
     AddRefused,
     ChangeEnsemble,
@@ -17,9 +17,9 @@ from magnetar.ledger.writer_core import (
     EnsembleChanged,
     EnsembleRefused,
     EnsembleUnknown,
+    EntryOutcome,
     LedgerEnded,
     NoReplacement,
-    Outcome,
     QuorumTimedOut,
     Writer,
     WriterState,
@@ -53,7 +53,7 @@ def test_the_plays_change_ensembles_confirm_entries_and_end_in_every_way() -> No
     assert sum(len(play.acked) for play in plays) > SEEDS
     assert sum(play.core.changes for play in plays) > SEEDS // 2
     assert {play.core.state for play in plays} == set(WriterState)
-    assert {why for play in plays for why in play.failed.values()} == set(Outcome) - {Outcome.UNAUTHORIZED}
+    assert {why for play in plays for why in play.failed.values()} == set(EntryOutcome) - {EntryOutcome.UNAUTHORIZED}
 
 
 # ------------------------------------------------------------------------------ one change, step by step
@@ -174,7 +174,7 @@ def test_closing_an_idle_writer_while_its_ensemble_changes_ends_it_when_the_chan
 def test_abandoning_while_the_ensemble_changes_leaves_the_entries_unknown_and_ignores_the_outcome() -> None:
     script = Script(b"x", changes_max=9)
     script.failed(0, "a")
-    assert script._short(script.core.abandon()) == [("fail", 0, Outcome.UNKNOWN)]
+    assert script._short(script.core.abandon()) == [("fail", 0, EntryOutcome.UNKNOWN)]
     assert script.tell(EnsembleChanged(("d", "b", "c"))) == []
     assert script.core.state is WriterState.POISONED
 
@@ -182,7 +182,7 @@ def test_abandoning_while_the_ensemble_changes_leaves_the_entries_unknown_and_ig
 def test_a_fence_while_the_ensemble_changes_poisons_and_its_outcome_is_ignored() -> None:
     script = Script(b"x", changes_max=9)
     script.failed(0, "a")
-    assert script.tell(AddRefused(Outcome.FENCED)) == [("fail", 0, Outcome.FENCED)]
+    assert script.tell(AddRefused(EntryOutcome.FENCED)) == [("fail", 0, EntryOutcome.FENCED)]
     assert script.tell(EnsembleRefused()) == []
     assert script.close() == [("close", -1, 0)]
     assert script.tell(LedgerEnded(0, 1)) == []
@@ -191,16 +191,18 @@ def test_a_fence_while_the_ensemble_changes_poisons_and_its_outcome_is_ignored()
 def test_a_quorum_time_out_while_the_ensemble_changes_poisons_as_unknown() -> None:
     script = Script(b"x", changes_max=9)
     script.failed(0, "a")
-    assert script.tell(QuorumTimedOut(0)) == [("fail", 0, Outcome.UNKNOWN)]
+    assert script.tell(QuorumTimedOut(0)) == [("fail", 0, EntryOutcome.UNKNOWN)]
     assert script.tell(EnsembleUnknown()) == []
-    assert script.core.why is Outcome.UNKNOWN
+    assert script.core.why is EntryOutcome.UNKNOWN
 
 
 def test_a_change_whose_outcome_stays_unknown_poisons() -> None:
     script = Script(b"x", changes_max=9)
     script.failed(0, "a")
     script.acked(0, "bc")
-    assert script.tell(EnsembleUnknown()) == [("fail", 0, Outcome.UNKNOWN)], "never confirmed: it may lie elsewhere"
+    assert script.tell(EnsembleUnknown()) == [("fail", 0, EntryOutcome.UNKNOWN)], (
+        "never confirmed: it may lie elsewhere"
+    )
     assert script.core.state is WriterState.POISONED
 
 
@@ -208,14 +210,14 @@ def test_a_change_that_finds_the_ledger_closed_adopts_its_end() -> None:
     script = Script(b"x", b"y", changes_max=9)
     script.failed(0, "a")
     assert script.tell(EnsembleRefused()) == [("close", -1, 0)]
-    assert script.tell(LedgerEnded(0, 1)) == [("confirm", 0), ("fail", 1, Outcome.FENCED)]
+    assert script.tell(LedgerEnded(0, 1)) == [("confirm", 0), ("fail", 1, EntryOutcome.FENCED)]
 
 
 def test_a_change_that_finds_the_ledger_in_recovery_ends_fenced() -> None:
     script = Script(b"x", changes_max=9)
     script.failed(0, "a")
     script.tell(EnsembleRefused())
-    assert script.tell(EndRefused()) == [("fail", 0, Outcome.FENCED)]
+    assert script.tell(EndRefused()) == [("fail", 0, EntryOutcome.FENCED)]
 
 
 # ------------------------------------------------------------------------------ sabotage
@@ -227,7 +229,7 @@ def test_sound_plays_keep_every_promise() -> None:
 def test_m10_confirming_while_the_change_is_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = PendingAdds.drain
 
-    def thawed(self: PendingAdds[AddOf[int]]) -> list[AddOf[int]]:
+    def thawed(self: PendingAdds[PayloadAdd[int]]) -> list[PayloadAdd[int]]:
         self.frozen, frozen = False, self.frozen
         try:
             return honest(self)
@@ -240,10 +242,10 @@ def test_m10_confirming_while_the_change_is_on_its_way_is_seen(monkeypatch: pyte
 
 @replaces_code
 def test_m11_draining_inside_the_unack_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    drained: list[AddOf[int]] = []
+    drained: list[PayloadAdd[int]] = []
     honest = PendingAdds.drain
 
-    def careless(self: PendingAdds[AddOf[int]], ensemble: Sequence[str]) -> list[SendAdd[AddOf[int]]]:
+    def careless(self: PendingAdds[PayloadAdd[int]], ensemble: Sequence[str]) -> list[SendAdd[PayloadAdd[int]]]:
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
         self.ensemble, self.frozen, sends = tuple(ensemble), False, []
         for add in list(self._adds.values()):
@@ -256,7 +258,7 @@ def test_m11_draining_inside_the_unack_loop_is_seen(monkeypatch: pytest.MonkeyPa
             drained.extend(honest(self))
         return [send for send in sends if send.add not in drained]
 
-    def rest(self: PendingAdds[AddOf[int]]) -> list[AddOf[int]]:
+    def rest(self: PendingAdds[PayloadAdd[int]]) -> list[PayloadAdd[int]]:
         confirmed = [*drained, *honest(self)]
         drained.clear()
         return confirmed
@@ -284,15 +286,15 @@ def test_m12_an_ensemble_that_is_not_in_the_metadata_is_seen(monkeypatch: pytest
 
 @replaces_code
 def test_m13_comparing_with_whom_an_entry_was_first_sent_to_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = PendingAdds.push
+    honest = PendingAdds.add_with_sends
     first: dict[int, dict[int, str]] = {}
 
-    def push(self: PendingAdds[AddOf[int]], payload: AddOf[int], size: int) -> list[SendAdd[AddOf[int]]]:
+    def push(self: PendingAdds[PayloadAdd[int]], payload: PayloadAdd[int], size: int) -> list[SendAdd[PayloadAdd[int]]]:
         sends = honest(self, payload, size)
         first[id(self._adds[self.lap])] = dict(enumerate(self.ensemble))
         return sends
 
-    def replace(self: PendingAdds[AddOf[int]], ensemble: Sequence[str]) -> list[SendAdd[AddOf[int]]]:
+    def replace(self: PendingAdds[PayloadAdd[int]], ensemble: Sequence[str]) -> list[SendAdd[PayloadAdd[int]]]:
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
         self.ensemble, sends = tuple(ensemble), []
         for add in self._adds.values():
@@ -303,14 +305,14 @@ def test_m13_comparing_with_whom_an_entry_was_first_sent_to_is_seen(monkeypatch:
                     sends.append(SendAdd(add, slot, self.ensemble[slot], self.lac))
         return sends
 
-    monkeypatch.setattr(PendingAdds, "push", push)
+    monkeypatch.setattr(PendingAdds, "add_with_sends", push)
     monkeypatch.setattr(PendingAdds, "replace", replace)
     assert first_failure(SEEDS)
 
 
 @replaces_code
 def test_m18_ending_at_lap_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_lap(self: Writer[AddOf[int]]) -> list[w.CloseLedger]:
+    def at_lap(self: Writer[PayloadAdd[int]]) -> list[w.CloseLedger]:
         self.state, self.adds.frozen = WriterState.CLOSING, True
         return [w.CloseLedger(self.adds.lap, self.adds.length)]
 
@@ -320,7 +322,7 @@ def test_m18_ending_at_lap_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @replaces_code
 def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def eager(self: PendingAdds[AddOf[int]]) -> list[AddOf[int]]:
+    def eager(self: PendingAdds[PayloadAdd[int]]) -> list[PayloadAdd[int]]:
         done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]
         for add in done:
             del self._adds[add.entry]
@@ -335,7 +337,7 @@ def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -
 def test_a_change_that_begins_beyond_lac_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Writer._ask_change
 
-    def beyond(self: Writer[AddOf[int]]) -> list[ChangeEnsemble]:
+    def beyond(self: Writer[PayloadAdd[int]]) -> list[ChangeEnsemble]:
         (effect,) = honest(self)
         assert isinstance(effect, ChangeEnsemble)
         return [effect._replace(first_entry=self.adds.lap + 1)]

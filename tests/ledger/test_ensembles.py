@@ -34,7 +34,7 @@ def standing(cluster: Cluster, writer: LedgerWriter, slot: int = 0) -> FakeBooki
 async def changed(writer: LedgerWriter, fragments: int) -> LedgerRecord:
     """Waits until the ledger has so many fragments."""
     news = asyncio.Event()
-    writer.on_changed(lambda _: news.set())
+    writer.add_change_listener(lambda _: news.set())
     async with asyncio.timeout(10):
         while len(writer.record.fragments) < fragments:
             news.clear()
@@ -51,7 +51,7 @@ async def changed_from(writer: LedgerWriter, changes: int) -> None:
 
 async def read_all(cluster: Cluster, writer: LedgerWriter) -> list[bytes]:
     reader = await cluster.client().open(writer.ledger_id)
-    assert reader.closed
+    assert reader.is_closed
     found: list[bytes] = []
     while len(found) <= reader.last_entry:
         found += [bytes(entry.payload) for entry in await reader.read(len(found), reader.last_entry)]
@@ -71,7 +71,7 @@ async def test_a_bookie_whose_connection_is_cut_is_replaced_and_every_entry_is_w
     assert lost.id not in record.fragments[1].bookies
     assert await asyncio.gather(*(writer.append(payload) for payload in payloads[40:])) == list(range(40, 60))
     assert await writer.close() == LedgerEnd(59, sum(map(len, payloads)))
-    stored = await five.client().record(writer.ledger_id)
+    stored = await five.client().read_record(writer.ledger_id)
     assert stored.fragments == record.fragments, "one change for one failure"
     for entry in range(stored.fragments[1].first_entry, 60):
         holders = [five.bookie(id_).shelves[writer.ledger_id].entries for id_ in stored.fragments[1].bookies]
@@ -89,8 +89,8 @@ async def test_a_bookie_that_hangs_is_replaced_though_every_entry_was_confirmed_
     assert [fragment.first_entry for fragment in record.fragments] == [0, 2]
     assert hanging.id not in record.fragments[1].bookies
     assert writer.writable
-    assert not writer.short_of_bookies
-    assert hanging.id in five.clients[0]._bookies.quarantined()
+    assert not writer.is_short_of_bookies
+    assert hanging.id in five.clients[0]._bookies.quarantined_bookies()
 
 
 async def test_a_read_only_bookie_is_replaced_before_anything_was_confirmed(five: Cluster) -> None:
@@ -133,7 +133,7 @@ async def test_a_bookie_that_failed_lately_replaces_nobody(five: Cluster) -> Non
     await asyncio.gather(*(writer.append(b"x") for _ in range(5)))
     await writer.wait_finished()
     assert (await writer.close()).last_entry == 4
-    assert len((await client.record(writer.ledger_id)).fragments) == 1
+    assert len((await client.read_record(writer.ledger_id)).fragments) == 1
 
 
 async def test_a_bounded_number_of_changes_then_the_ledger_ends(five: Cluster) -> None:
@@ -160,7 +160,7 @@ async def test_an_answer_that_comes_after_the_bookie_was_replaced_counts_for_not
     pending = writer.append(b"x")
     await other.wait_requests(Op.ADD, 1)
     news = asyncio.Event()
-    writer.on_changed(lambda _: news.set())
+    writer.add_change_listener(lambda _: news.set())
     await news.wait()
     assert first.id not in writer.record.fragments[-1].bookies
     assert not pending.done()
@@ -174,7 +174,7 @@ async def test_an_answer_that_comes_after_the_bookie_was_replaced_counts_for_not
 async def test_a_reader_beside_the_writer_reads_on_from_the_new_ensemble(five: Cluster) -> None:
     client = five.client()
     writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
-    reader = client.reader_of(writer)
+    reader = client.reader_beside(writer)
     await writer.append(b"old")
     await standing(five, writer).stop()
     await writer.append(b"new")
@@ -222,7 +222,7 @@ async def test_a_change_of_unknown_outcome_is_read_again_and_recognised(five: Cl
     await asyncio.gather(*(writer.append(b"x") for _ in range(5)))
     assert len((await changed(writer, 2)).fragments) == 2
     assert await writer.close() == LedgerEnd(5, 6)
-    assert len((await five.client().record(writer.ledger_id)).fragments) == 2
+    assert len((await five.client().read_record(writer.ledger_id)).fragments) == 2
     assert len(await read_all(five, writer)) == 6
 
 

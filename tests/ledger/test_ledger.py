@@ -36,10 +36,10 @@ async def test_what_was_appended_is_read_back_in_order_after_close(cluster: Clus
     assert ids == list(range(50))
     assert writer.last_confirmed == 49
     assert (writer.pending_entries, writer.pending_bytes) == (0, 0)
-    assert await writer.close() == LedgerEnd(49, writer.length)
-    assert await writer.close() == LedgerEnd(49, writer.length), "closing twice is closing once"
+    assert await writer.close() == LedgerEnd(49, writer.confirmed_bytes)
+    assert await writer.close() == LedgerEnd(49, writer.confirmed_bytes), "closing twice is closing once"
     reader = await client.open(writer.ledger_id)
-    assert reader.closed
+    assert reader.is_closed
     assert reader.last_entry == 49
     entries = await reader.read(0, 49)
     assert [(e.entry_id, bytes(e.payload)) for e in entries] == [(i, b"entry %d" % i) for i in range(50)]
@@ -57,8 +57,8 @@ async def test_an_append_after_close_fails_definitely_and_sends_nothing(cluster:
 async def test_a_reader_beside_the_writer_reads_up_to_its_lac_and_no_further(cluster: Cluster) -> None:
     client = cluster.client()
     writer = await client.create()
-    reader = client.reader_of(writer)
-    assert (reader.last_entry, reader.closed) == (-1, False)
+    reader = client.reader_beside(writer)
+    assert (reader.last_entry, reader.is_closed) == (-1, False)
     await writer.append(b"one")
     assert [bytes(e.payload) for e in await reader.read(0, reader.last_entry)] == [b"one"]
     with pytest.raises(InvalidRequest, match="not within"):
@@ -70,13 +70,13 @@ async def test_a_reader_of_an_open_ledger_is_bounded_by_the_largest_lac_told(clu
     for i in range(5):
         await writer.append(b"%d" % i)
     other = await cluster.client().open(writer.ledger_id)
-    assert not other.closed
+    assert not other.is_closed
     assert 0 <= other.last_entry <= 4, "the piggybacked LAC may lag and never leads"
     with pytest.raises(InvalidRequest):
         await other.read(0, 5)
     await writer.close()
     assert await other.refresh() == 4
-    assert other.closed
+    assert other.is_closed
 
 
 async def test_a_reader_elsewhere_learns_the_last_entry_of_an_idle_writer(cluster: Cluster) -> None:
@@ -88,14 +88,14 @@ async def test_a_reader_elsewhere_learns_the_last_entry_of_an_idle_writer(cluste
         while await other.refresh() < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert [bytes(e.payload) for e in await other.read(2, 2)] == [b"2"]
-    assert not other.closed
+    assert not other.is_closed
 
 
 async def test_an_open_ledger_without_a_known_lac_is_not_called_closed_or_empty(cluster: Cluster) -> None:
     writer = await cluster.client().create()
     await writer.append(b"only one; its own LAC is still -1")
     other = await cluster.client().open(writer.ledger_id)
-    assert (other.last_entry, other.closed) == (-1, False)
+    assert (other.last_entry, other.is_closed) == (-1, False)
 
 
 async def test_a_silent_bookie_ends_the_ledger_and_everything_sent_is_confirmed_by_the_others(cluster: Cluster) -> None:
@@ -127,7 +127,7 @@ async def test_a_fenced_writer_fails_its_appends_as_unknown_and_learns_the_store
     await writer.append(b"a")
     await writer.append(b"b")
     recovered = await cluster.client().recover(writer.ledger_id)
-    assert recovered.closed
+    assert recovered.is_closed
     assert recovered.last_entry == 1
     with pytest.raises(LedgerFenced) as caught:
         await writer.append(b"zombie")
@@ -143,16 +143,16 @@ async def test_recovery_keeps_what_was_confirmed_and_not_yet_covered_by_a_lac(cl
     other = cluster.client()
     first, second = await asyncio.gather(other.recover(writer.ledger_id), client.recover(writer.ledger_id))
     assert first.last_entry == second.last_entry == 99
-    record = await other.record(writer.ledger_id)
-    assert (record.state, record.last_entry, record.length) == (CLOSED, 99, writer.length)
+    record = await other.read_record(writer.ledger_id)
+    assert (record.state, record.last_entry, record.length) == (CLOSED, 99, writer.confirmed_bytes)
 
 
 async def test_recovery_of_an_empty_ledger_ends_at_minus_one(cluster: Cluster) -> None:
     client = cluster.client()
     writer = await client.create()
     reader = await client.recover(writer.ledger_id)
-    assert (reader.last_entry, reader.closed) == (-1, True)
-    assert (await client.record(writer.ledger_id)).length == 0
+    assert (reader.last_entry, reader.is_closed) == (-1, True)
+    assert (await client.read_record(writer.ledger_id)).length == 0
 
 
 async def test_every_recovery_read_and_lac_question_fences(cluster: Cluster) -> None:
@@ -186,7 +186,7 @@ async def test_recovery_without_enough_answers_gives_up_and_leaves_the_ledger_in
     client = cluster.client()
     with pytest.raises(Unavailable, match="stays in recovery"):
         await client.recover(writer.ledger_id)
-    assert (await client.record(writer.ledger_id)).state == IN_RECOVERY
+    assert (await client.read_record(writer.ledger_id)).state == IN_RECOVERY
     for bookie in cluster.bookies[:2]:
         bookie.silent.clear()
     assert (await client.recover(writer.ledger_id)).last_entry == 9
@@ -205,7 +205,7 @@ async def test_an_error_is_never_a_vote_that_an_entry_is_absent(cluster: Cluster
     client = cluster.client()
     with pytest.raises(Unavailable):
         await client.recover(writer.ledger_id)
-    assert (await client.record(writer.ledger_id)).state == IN_RECOVERY
+    assert (await client.read_record(writer.ledger_id)).state == IN_RECOVERY
 
 
 async def test_a_damaged_copy_is_no_vote_and_the_good_one_is_found(cluster: Cluster) -> None:
@@ -338,11 +338,11 @@ async def test_ledger_ids_are_never_used_twice_and_delete_forgets(cluster: Clust
     one, two = cluster.client(), cluster.client()
     writers = [await client.create(properties={"topic": "t"}) for client in (one, two, one, two)]
     assert len({writer.ledger_id for writer in writers}) == 4
-    record = await two.record(writers[0].ledger_id)
+    record = await two.read_record(writers[0].ledger_id)
     assert (record.state, record.properties, len(record.key)) == (OPEN, {"topic": "t"}, 20)
     await one.delete(writers[0].ledger_id)
     await one.delete(writers[0].ledger_id)
-    for attempt in (one.record, one.open, one.recover):
+    for attempt in (one.read_record, one.open, one.recover):
         with pytest.raises(LedgerNotFound):
             await attempt(writers[0].ledger_id)
 
@@ -351,13 +351,13 @@ async def test_ids_are_taken_by_one_in_growing_blocks_and_are_above_what_is_aske
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks: list[range] = []
-    take = client_module.take_ids
+    take = client_module.allocate_ids
 
     async def noted(store: MetadataStore, count: int) -> range:
         blocks.append(await take(store, count))
         return blocks[-1]
 
-    monkeypatch.setattr(client_module, "take_ids", noted)
+    monkeypatch.setattr(client_module, "allocate_ids", noted)
     one, two = cluster.client(), cluster.client()
     writers = await asyncio.gather(*[one.create() for _ in range(40)])
     assert len({writer.ledger_id for writer in writers}) == 40
@@ -391,7 +391,7 @@ async def test_abandon_fails_pending_as_unknown_and_leaves_the_ledger_to_a_recov
     await writer.abandon()
     with pytest.raises(OutcomeUnknown):
         await pending
-    assert (await client.record(writer.ledger_id)).state == OPEN
+    assert (await client.read_record(writer.ledger_id)).state == OPEN
 
 
 async def test_settings_that_contradict_each_other_are_refused() -> None:
@@ -422,7 +422,7 @@ async def test_busy_bookies_are_asked_again_by_readers_and_recovery(cluster: Clu
         bookie.status = {}
     reader = await recovering
     assert [bytes(e.payload) for e in await reader.read(0, 0)] == [b"a"]
-    assert not client._bookies.quarantined()
+    assert not client._bookies.quarantined_bookies()
 
 
 @pytest.mark.parametrize("op", [Op.READ_LAC, Op.READ])

@@ -26,7 +26,7 @@ class Listener:
         self.told.append(last_entry)
         self.changed.set()
 
-    def append_failed(self, writer: LedgerWriter) -> None:
+    def on_append_failed(self, writer: LedgerWriter) -> None:
         self.failures += 1
         self.changed.set()
 
@@ -55,8 +55,8 @@ async def test_a_listener_is_told_once_for_all_that_an_answer_confirms_and_in_or
     await listener.until(49)
     assert listener.told == sorted(set(listener.told))
     assert len(listener.told) < 10, "not once an entry"
-    assert (writer.pending_entries, writer.pending_bytes, writer.length) == (0, 0, writer.adds.length)
-    assert await writer.close() == LedgerEnd(49, writer.length)
+    assert (writer.pending_entries, writer.pending_bytes, writer.confirmed_bytes) == (0, 0, writer.adds.length)
+    assert await writer.close() == LedgerEnd(49, writer.confirmed_bytes)
     assert not listener.failures
 
 

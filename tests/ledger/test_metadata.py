@@ -22,17 +22,17 @@ CLOSED_AT_4 = record(state=CLOSED, last_entry=4, length=50)
 
 def test_create_recognises_its_own_record_by_the_token() -> None:
     mine = record()
-    assert m.create(None, mine) == m.RecordWrite(mine)
-    assert m.create(mine, mine) == m.Settled(mine)
-    assert m.create(record(token="other"), mine) is None
+    assert m.create_record(None, mine) == m.RecordWrite(mine)
+    assert m.create_record(mine, mine) == m.AlreadyStored(mine)
+    assert m.create_record(record(token="other"), mine) is None
 
 
 @pytest.mark.parametrize(
     ("current", "expected"),
     [
         (record(), m.RecordWrite(record(state=CLOSED, last_entry=4, length=50))),
-        (CLOSED_AT_4, m.Settled(CLOSED_AT_4)),
-        (record(state=CLOSED, last_entry=9), m.Settled(record(state=CLOSED, last_entry=9))),
+        (CLOSED_AT_4, m.AlreadyStored(CLOSED_AT_4)),
+        (record(state=CLOSED, last_entry=9), m.AlreadyStored(record(state=CLOSED, last_entry=9))),
         (record(state=IN_RECOVERY), m.Refused(m.TransitionRefusal.FENCED)),
         (None, m.Refused(m.TransitionRefusal.DELETED)),
     ],
@@ -49,7 +49,7 @@ A_FAILED = ((0, "a"),)
     ("current", "expected"),
     [
         (record(), m.RecordWrite(record(fragments=(FIRST, D_FOR_A)))),
-        (record(fragments=(FIRST, D_FOR_A)), m.Settled(record(fragments=(FIRST, D_FOR_A)))),
+        (record(fragments=(FIRST, D_FOR_A)), m.AlreadyStored(record(fragments=(FIRST, D_FOR_A)))),
         (
             record(fragments=(FIRST, Fragment(5, ("a", "b", "e")))),
             m.RecordWrite(record(fragments=(FIRST, Fragment(5, ("d", "b", "e"))))),
@@ -85,8 +85,8 @@ def test_an_ensemble_changes_neither_below_its_fragment_nor_to_a_bookie_that_is_
     ("current", "expected"),
     [
         (record(), m.RecordWrite(record(state=IN_RECOVERY))),
-        (record(state=IN_RECOVERY), m.Settled(record(state=IN_RECOVERY))),
-        (CLOSED_AT_4, m.Settled(CLOSED_AT_4)),
+        (record(state=IN_RECOVERY), m.AlreadyStored(record(state=IN_RECOVERY))),
+        (CLOSED_AT_4, m.AlreadyStored(CLOSED_AT_4)),
         (None, m.Refused(m.TransitionRefusal.DELETED)),
     ],
 )
@@ -96,7 +96,7 @@ def test_recovery_starts_once_and_is_joined(current: LedgerRecord | None, expect
 
 def test_a_recoverer_adopts_the_end_of_another() -> None:
     snapshot = record(state=IN_RECOVERY).fragments
-    assert m.close_recovered(CLOSED_AT_4, snapshot, snapshot, 3, 40) == m.Settled(CLOSED_AT_4)
+    assert m.close_recovered(CLOSED_AT_4, snapshot, snapshot, 3, 40) == m.AlreadyStored(CLOSED_AT_4)
 
 
 def test_changed_ensembles_reach_the_record_with_the_end_and_keep_earlier_fragments() -> None:
@@ -122,7 +122,7 @@ def test_closed_is_final() -> None:
         m.start_recovery(CLOSED_AT_4),
         m.close_recovered(CLOSED_AT_4, fragments, fragments, 2, 1),
     ):
-        assert answer == m.Settled(CLOSED_AT_4)
+        assert answer == m.AlreadyStored(CLOSED_AT_4)
 
 
 def test_the_fragment_of_an_entry_is_the_last_that_begins_at_or_before_it() -> None:
@@ -160,7 +160,7 @@ TWO = (Fragment(0, ("a", "b", "c")), Fragment(3, ("a", "d", "c")))
         (record(state=IN_RECOVERY), m.Refused(m.TransitionRefusal.NOT_FINAL)),
         (
             record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1])),
-            m.Settled(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]))),
+            m.AlreadyStored(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]))),
         ),
         (record(fragments=(Fragment(0, ("a", "y", "c")), TWO[1])), m.Refused(m.TransitionRefusal.MOVED_ON)),
         (record(fragments=(Fragment(0, ("x", "b", "c")), TWO[1])), m.Refused(m.TransitionRefusal.MOVED_ON)),

@@ -15,14 +15,14 @@ from magnetar.ledger.placement_core import (
     UNKNOWN_RACK,
     WEIGHT_RATIO_MAX,
     Candidate,
-    Chosen,
-    NotPlaced,
+    ChosenBookies,
+    PlacementFailure,
     Quarantine,
     RackRule,
     Shrink,
-    choose,
-    fit,
-    weights_of,
+    candidate_weights,
+    choose_bookies,
+    fit_striping,
 )
 
 RACKS = ("/a", "/b", "/c", "/d")
@@ -65,7 +65,7 @@ def test_the_choice_keeps_the_minimum_of_racks_whenever_any_choice_does(
     puzzle: tuple[list[Candidate], int, dict[int, str], int, RackRule], seed: int
 ) -> None:
     candidates, count, existing, quorum, rule = puzzle
-    found = choose(
+    found = choose_bookies(
         candidates, count, rng=random.Random(seed), existing=existing, write_quorum=quorum, rule=rule
     )  # fmt: skip
     rack = {each.bookie: each.rack for each in candidates}
@@ -77,14 +77,14 @@ def test_the_choice_keeps_the_minimum_of_racks_whenever_any_choice_does(
         )
 
     if len(candidates) < count:
-        assert found is NotPlaced.BOOKIES
+        assert found is PlacementFailure.BOOKIES
         return
     well = [each for each in candidates if not each.quarantined]
-    if found is NotPlaced.RACKS:
+    if found is PlacementFailure.RACKS:
         assert rule.enforce
         assert not possible(candidates)
         return
-    assert isinstance(found, Chosen)
+    assert isinstance(found, ChosenBookies)
     assert len(set(found.bookies)) == count
     kept = covers(filled(existing, count, [rack[bookie] for bookie in found.bookies]), quorum, rule.racks_min)
     assert kept is not found.racks_short
@@ -100,11 +100,11 @@ def test_the_choice_keeps_the_minimum_of_racks_whenever_any_choice_does(
 @settings(max_examples=200, deadline=None)
 def test_without_a_minimum_there_are_as_many_racks_as_there_can_be(racks: list[str], count: int, seed: int) -> None:
     candidates = [Candidate(f"b{n}", rack) for n, rack in enumerate(racks)]
-    found = choose(candidates, count, rng=random.Random(seed))
+    found = choose_bookies(candidates, count, rng=random.Random(seed))
     if len(racks) < count:
-        assert found is NotPlaced.BOOKIES
+        assert found is PlacementFailure.BOOKIES
         return
-    assert isinstance(found, Chosen)
+    assert isinstance(found, ChosenBookies)
     chosen = Counter(racks[int(bookie[1:])] for bookie in found.bookies)
     assert len(chosen) == min(count, len(set(racks)))
     spare = Counter(racks) - chosen
@@ -114,37 +114,37 @@ def test_without_a_minimum_there_are_as_many_racks_as_there_can_be(racks: list[s
 @given(st.lists(st.sampled_from(RACKS), min_size=1, max_size=6), st.integers(0, 2), st.integers(0, 1 << 30))
 def test_who_replaces_stands_on_a_rack_that_the_others_do_not_have(racks: list[str], slot: int, seed: int) -> None:
     rest = dict(zip([each for each in range(3) if each != slot], ("/a", "/b"), strict=True))
-    found = choose(
+    found = choose_bookies(
         [Candidate(f"b{n}", rack) for n, rack in enumerate(racks)], 1, rng=random.Random(seed), existing=rest
     )  # fmt: skip
-    assert isinstance(found, Chosen)
+    assert isinstance(found, ChosenBookies)
     assert (racks[int(found.bookies[0][1:])] in rest.values()) is ({*racks} <= {"/a", "/b"})
 
 
 def test_an_enforced_minimum_takes_a_bookie_out_of_quarantine_rather_than_nobody() -> None:
     candidates = [Candidate("x", "/a"), Candidate("y", "/a"), Candidate("z", "/b", quarantined=True)]
     rng = random.Random(1)
-    relaxed = choose(candidates, 2, rng=rng, rule=RackRule(2))
-    assert isinstance(relaxed, Chosen)
+    relaxed = choose_bookies(candidates, 2, rng=rng, rule=RackRule(2))
+    assert isinstance(relaxed, ChosenBookies)
     assert (set(relaxed.bookies), relaxed.racks_short) == ({"x", "y"}, True)
-    strict = choose(candidates, 2, rng=rng, rule=RackRule(2, enforce=True))
-    assert isinstance(strict, Chosen)
+    strict = choose_bookies(candidates, 2, rng=rng, rule=RackRule(2, enforce=True))
+    assert isinstance(strict, ChosenBookies)
     assert "z" in strict.bookies
-    assert choose(candidates[:2], 2, rng=rng, rule=RackRule(2, enforce=True)) is NotPlaced.RACKS
+    assert choose_bookies(candidates[:2], 2, rng=rng, rule=RackRule(2, enforce=True)) is PlacementFailure.RACKS
 
 
 def test_bookies_are_drawn_by_their_free_disk_but_an_empty_one_is_not_hammered() -> None:
     candidates = [Candidate(f"b{n}", "/a", 100) for n in range(4)] + [Candidate("new", "/a", 100_000)]
-    assert weights_of(candidates)["new"] == WEIGHT_RATIO_MAX
+    assert candidate_weights(candidates)["new"] == WEIGHT_RATIO_MAX
     rng = random.Random(7)
     draws: Counter[str] = Counter()
     for _ in range(2000):
-        found = choose(candidates, 1, rng=rng)
-        assert isinstance(found, Chosen)
+        found = choose_bookies(candidates, 1, rng=rng)
+        assert isinstance(found, ChosenBookies)
         draws.update(found.bookies)
     assert draws["new"] == pytest.approx(2000 * 3 / 7, rel=0.1)
     assert draws["b0"] == pytest.approx(2000 / 7, rel=0.2)
-    assert weights_of([Candidate("a", "/a", 50), Candidate("b", "/a")]) == {"a": 1.0, "b": 1.0}
+    assert candidate_weights([Candidate("a", "/a", 50), Candidate("b", "/a")]) == {"a": 1.0, "b": 1.0}
 
 
 # ------------------------------------------------------------------------------------------ quarantine
@@ -153,20 +153,20 @@ def test_repeated_failures_lengthen_a_quarantine_up_to_a_bound_and_time_heals() 
     for length in (10, 20, 35, 35):
         quarantine.record_failure("b", now)
         quarantine.record_failure("b", now)  # of the same trouble: every append on its way fails
-        assert quarantine.holds("b", now + length - 1)
-        assert not quarantine.holds("b", now + length)
-        assert quarantine.failed_lately("b", now + 9)
-        assert not quarantine.failed_lately("b", now + 10)
+        assert quarantine.is_quarantined("b", now + length - 1)
+        assert not quarantine.is_quarantined("b", now + length)
+        assert quarantine.has_failed_lately("b", now + 9)
+        assert not quarantine.has_failed_lately("b", now + 10)
         now += length
     quarantine.record_failure("b", now + 35)  # well for so long
-    assert quarantine.holds("b", now + 44)
-    assert not quarantine.holds("b", now + 45)
+    assert quarantine.is_quarantined("b", now + 44)
+    assert not quarantine.is_quarantined("b", now + 45)
 
 
 def test_a_restart_ends_a_quarantine_but_not_the_memory_of_what_led_to_it() -> None:
     quarantine = Quarantine(10, 100)
     quarantine.record_failure("b", 0)
-    quarantine.started("b", 1)
+    quarantine.on_restarted("b", 1)
     assert quarantine.quarantined(1) == []
     quarantine.record_failure("b", 2)
     assert quarantine.quarantined(21) == ["b"]
@@ -180,8 +180,8 @@ def test_missing_bookies_shrink_the_ensemble_never_the_ack_quorum_and_copies_onl
 ) -> None:
     wanted = Striping(*shape)
     for well in range(wanted.ensemble_size + 2):
-        assert fit(wanted, well, Shrink.NOTHING) is wanted
-        fewer, least = fit(wanted, well, Shrink.BOOKIES), fit(wanted, well, Shrink.COPIES)
+        assert fit_striping(wanted, well, Shrink.NOTHING) is wanted
+        fewer, least = fit_striping(wanted, well, Shrink.BOOKIES), fit_striping(wanted, well, Shrink.COPIES)
         assert (fewer.write_quorum, fewer.ack_quorum) == shape[1:]
         assert least.ack_quorum == wanted.ack_quorum
         if well >= wanted.ensemble_size:

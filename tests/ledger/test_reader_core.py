@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger.pending_core import Striping
 from magnetar.ledger.reader_core import (
-    Ask,
-    Bound,
-    Done,
+    AskBookie,
     EntriesRead,
     EntryMissing,
     Failed,
     RangeRead,
+    ReadBound,
+    ReadDone,
     ReadFailed,
     ReadFailure,
-    Tail,
-    Waited,
+    SpeculationDue,
+    VerifiedTail,
     seal,
     unseal,
 )
@@ -40,8 +40,8 @@ def stored(entry: int, payload: bytes = b"payload", ledger: int = 7) -> bytes:
     return seal(ledger, entry, entry - 1, 10, (payload,)) + payload
 
 
-def ask(effect: object) -> Ask:
-    assert isinstance(effect, Ask)
+def ask(effect: object) -> AskBookie:
+    assert isinstance(effect, AskBookie)
     return effect
 
 
@@ -65,7 +65,7 @@ def test_an_answer_counts_up_to_the_first_entry_that_is_not_the_right_one() -> N
     read = RangeRead(record(), 0, 5, 1000)
     bookie = ask(read.start()).bookie
     done = read.receive(EntriesRead(bookie, [stored(0), stored(1), stored(3), stored(2)]))
-    assert isinstance(done, Done)
+    assert isinstance(done, ReadDone)
     assert [entry.entry for entry in done.entries] == [0, 1]
 
 
@@ -78,7 +78,7 @@ def test_what_is_not_the_entry_is_no_answer_and_the_next_replica_is_asked(bad: b
     second = ask(read.receive(EntriesRead(first, [bad]))).bookie
     assert second != first
     assert [bookie for bookie, _ in read.damaged] == [first]
-    assert isinstance(read.receive(EntriesRead(second, [stored(0)])), Done)
+    assert isinstance(read.receive(EntriesRead(second, [stored(0)])), ReadDone)
     read.check()
 
 
@@ -96,21 +96,25 @@ def test_replicas_that_failed_a_moment_ago_are_asked_last() -> None:
 def test_the_next_replica_is_asked_only_when_nobody_has_answered_for_a_while_and_the_first_good_answer_wins() -> None:
     read = RangeRead(record(), 0, 5, 1000)
     first = ask(read.start()).bookie
-    second = ask(read.receive(Waited())).bookie
+    second = ask(read.receive(SpeculationDue())).bookie
     assert read.slow == [first]
-    assert read.receive(EntryMissing(second)) == Ask(({"a", "b", "c"} - {first, second}).pop(), 0, 6, 1000)
-    assert not read.speculates, "nobody is left"
-    assert read.receive(Waited()) is None
+    assert read.receive(EntryMissing(second)) == AskBookie(({"a", "b", "c"} - {first, second}).pop(), 0, 6, 1000)
+    assert not read.may_speculate, "nobody is left"
+    assert read.receive(SpeculationDue()) is None
     read.check()
     done = read.receive(EntriesRead(first, [stored(0)]))
-    assert isinstance(done, Done), "the slow one was the first with a good answer"
+    assert isinstance(done, ReadDone), "the slow one was the first with a good answer"
     with pytest.raises(AssertionError, match="finished"):
         read.receive(ReadFailed(second))
 
 
 def test_a_read_with_open_questions_fails_only_when_all_are_answered() -> None:
     read = RangeRead(record(), 0, 0, 1000)
-    asked = [ask(read.start()).bookie, ask(read.receive(Waited())).bookie, ask(read.receive(Waited())).bookie]
+    asked = [
+        ask(read.start()).bookie,
+        ask(read.receive(SpeculationDue())).bookie,
+        ask(read.receive(SpeculationDue())).bookie,
+    ]
     assert sorted(asked) == ["a", "b", "c"]
     assert read.receive(EntryMissing(asked[1])) is None
     assert read.receive(EntryMissing(asked[2])) is None
@@ -132,13 +136,13 @@ def test_any_order_of_answers_and_waits_asks_each_replica_once_and_ends(
     open_: list[str] = []
     facts: list[type] = []
     for step in [*steps, *([0] * 20)]:
-        if isinstance(effect, Ask):
+        if isinstance(effect, AskBookie):
             open_.append(effect.bookie)
         elif effect is not None:
             break
         read.check()
         if step >= 7:
-            effect = read.receive(Waited())
+            effect = read.receive(SpeculationDue())
             continue
         bookie = open_.pop(step % len(open_))
         facts.append(EntryMissing if step % 2 else ReadFailed)
@@ -152,7 +156,7 @@ def test_damage_is_told_of_the_entry_it_is_in_also_behind_good_ones() -> None:
     read = RangeRead(record(), 4, 9, 1000)
     bookie = ask(read.start()).bookie
     done = read.receive(EntriesRead(bookie, [stored(4), stored(5), b"rot", stored(7)]))
-    assert isinstance(done, Done)
+    assert isinstance(done, ReadDone)
     assert read.damaged == [(bookie, 6)]
 
 
@@ -177,20 +181,20 @@ def test_lost_is_said_only_when_every_replica_of_a_closed_ledger_is_certain(
 
 
 def test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end() -> None:
-    bound = Bound(record(state="open"))
+    bound = ReadBound(record(state="open"))
     assert (bound.last_entry, bound.closed) == (-1, False)
-    bound.learn_lac(4)
-    bound.learn_lac(2)
+    bound.raise_to(4)
+    bound.raise_to(2)
     assert (bound.last_entry, bound.closed) == (4, False)
-    bound.learn_record(record())
+    bound.apply_record(record())
     assert (bound.last_entry, bound.closed) == (9, True)
-    bound.learn_lac(12)
+    bound.raise_to(12)
     assert bound.last_entry == 9
 
 
 def test_entries_before_the_last_fragment_are_readable_without_a_lac() -> None:
     split = record(state="open", fragments=(Fragment(0, ("a", "b", "c")), Fragment(4, ("a", "b", "d"))))
-    assert Bound(split).last_entry == 3
+    assert ReadBound(split).last_entry == 3
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=4), st.data())
@@ -208,4 +212,4 @@ def test_any_flipped_bit_of_a_stored_entry_is_seen(frames: list[bytes], data: st
 @pytest.mark.parametrize("size", [5, JOINED_BYTES_MIN, 100_003])
 def test_a_seal_is_the_same_when_the_checksum_of_a_tail_is_known(size: int) -> None:
     payload = random.Random(size).randbytes(size + 20)
-    assert seal(7, 3, 2, 99, (payload,), Tail(crc32c(payload[20:]), size)) == seal(7, 3, 2, 99, (payload,))
+    assert seal(7, 3, 2, 99, (payload,), VerifiedTail(crc32c(payload[20:]), size)) == seal(7, 3, 2, 99, (payload,))

@@ -30,13 +30,13 @@ async def test_a_recoverer_that_stops_at_any_step_leaves_the_ledger_to_another_w
     first = asyncio.create_task(cluster.client().recover(writer.ledger_id))
     await cluster.bookies[0].wait_requests(op, 1)
     client = cluster.client()
-    assert (await client.record(writer.ledger_id)).state == "in-recovery"
+    assert (await client.read_record(writer.ledger_id)).state == "in-recovery"
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     for bookie in cluster.bookies:
         bookie.silent.clear()
     reader = await client.recover(writer.ledger_id)
-    assert (reader.closed, reader.last_entry) == (True, 9)
+    assert (reader.is_closed, reader.last_entry) == (True, 9)
     assert [bytes(e.payload) for e in await reader.read(0, 9)] == [b"%d" % i for i in range(10)]
     added = [head for bookie in cluster.bookies for head in bookie.requests if head.op is Op.ADD]
     assert added, "what is beyond the LAC is written back"
@@ -90,7 +90,7 @@ async def test_the_end_that_another_recoverer_stored_is_adopted_and_not_the_entr
     for i in range(2):
         await writer.append(b"%d" % i)
     cluster.bookies[0].silent.add(Op.ADD)  # what is written back; two are enough
-    record = await cluster.client().record(writer.ledger_id)
+    record = await cluster.client().read_record(writer.ledger_id)
     close = recovery._Attempt._close
 
     async def late(attempt: recovery._Attempt, effect: CloseRecovered) -> recovery.Fact:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from magnetar.ledger.pending_core import AddOf, PendingAdds, SendAdd, Striping
-from magnetar.ledger.reader_core import Bound
-from magnetar.ledger.recovery_core import Recovery, Votes
+from magnetar.ledger.pending_core import PayloadAdd, PendingAdds, SendAdd, Striping
+from magnetar.ledger.reader_core import ReadBound
+from magnetar.ledger.recovery_core import EntryVotes, Recovery
 from magnetar.ledger.writer_core import ChangeEnsemble, CloseLedger, EnsembleChanged, Writer, WriterState
 from tests.compiled import replaces_code
 from tests.ledger.miniature import Miniature, Sabotage
@@ -83,14 +83,14 @@ def test_m05_a_negative_on_one_miss_too_few_loses_entries(monkeypatch: pytest.Mo
 
 
 def test_m05b_silence_counted_as_a_vote_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Votes.verdict
+    honest = EntryVotes.verdict
 
-    def careless(self: Votes, misses_for_negative: int) -> object:
+    def careless(self: EntryVotes, misses_for_negative: int) -> object:
         if self.found is None and len(self.answered) >= misses_for_negative:
             self.missing |= self.answered
         return honest(self, misses_for_negative)
 
-    monkeypatch.setattr(Votes, "verdict", careless)
+    monkeypatch.setattr(EntryVotes, "verdict", careless)
     assert first_failure()
 
 
@@ -102,7 +102,7 @@ def test_m06_errors_told_as_missing_lose_entries() -> None:
 def test_m10_acks_that_confirm_while_the_end_is_on_its_way_lie_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = PendingAdds.drain
 
-    def thawed(self: PendingAdds[AddOf[bytes]]) -> list[AddOf[bytes]]:
+    def thawed(self: PendingAdds[PayloadAdd[bytes]]) -> list[PayloadAdd[bytes]]:
         self.frozen, frozen = False, self.frozen
         try:
             return honest(self)
@@ -113,11 +113,11 @@ def test_m10_acks_that_confirm_while_the_end_is_on_its_way_lie_beyond_it(monkeyp
     assert first_failure()
 
 
-def _stored_ahead() -> tuple[PendingAdds[AddOf[str]], list[AddOf[str]]]:
+def _stored_ahead() -> tuple[PendingAdds[PayloadAdd[str]], list[PayloadAdd[str]]]:
     """A change under way: entry 0 has its quorum without slot 0, entry 1 has it only with slot 0, which is replaced."""
-    adds: PendingAdds[AddOf[str]] = PendingAdds(Striping(3, 3, 2), ("a", "b", "c"))
-    adds.push(AddOf("0"), 1)
-    adds.push(AddOf("1"), 1)
+    adds: PendingAdds[PayloadAdd[str]] = PendingAdds(Striping(3, 3, 2), ("a", "b", "c"))
+    adds.add_with_sends(PayloadAdd("0"), 1)
+    adds.add_with_sends(PayloadAdd("1"), 1)
     adds.frozen = True
     pending = list(adds._adds.values())
     pending[0].acks |= {1, 2}
@@ -150,7 +150,7 @@ def test_m11_every_pending_entry_is_unacked_before_any_is_confirmed() -> None:
 
 @replaces_code
 def test_m11_draining_inside_the_loop_confirms_by_the_replaced_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(self: PendingAdds[AddOf[str]], ensemble: tuple[str, ...]) -> list[SendAdd[AddOf[str]]]:
+    def careless(self: PendingAdds[PayloadAdd[str]], ensemble: tuple[str, ...]) -> list[SendAdd[PayloadAdd[str]]]:
         self.ensemble, self.frozen = ensemble, False
         for add in list(self._adds.values()):
             for slot in self.striping.write_set(add.entry):
@@ -165,7 +165,7 @@ def test_m11_draining_inside_the_loop_confirms_by_the_replaced_bookie(monkeypatc
 
 @replaces_code
 def test_m18_closing_at_lap_makes_phantoms(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_lap(self: Writer[AddOf[bytes]]) -> list[CloseLedger]:
+    def at_lap(self: Writer[PayloadAdd[bytes]]) -> list[CloseLedger]:
         self.state = WriterState.CLOSING
         self.adds.frozen = True
         return [CloseLedger(self.adds.lap, self.adds.length)]
@@ -176,7 +176,7 @@ def test_m18_closing_at_lap_makes_phantoms(monkeypatch: pytest.MonkeyPatch) -> N
 
 @replaces_code
 def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def eager(self: PendingAdds[AddOf[bytes]]) -> list[AddOf[bytes]]:
+    def eager(self: PendingAdds[PayloadAdd[bytes]]) -> list[PayloadAdd[bytes]]:
         done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]
         for add in done:
             del self._adds[add.entry]
@@ -188,12 +188,12 @@ def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_m22_a_lac_taken_as_the_end_fails_the_test_of_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Bound.learn_lac
+    honest = ReadBound.raise_to
 
-    def final(self: Bound, lac: int) -> None:
+    def final(self: ReadBound, lac: int) -> None:
         honest(self, lac)
         self.closed = True
 
-    monkeypatch.setattr(Bound, "learn_lac", final)
+    monkeypatch.setattr(ReadBound, "raise_to", final)
     with pytest.raises(AssertionError):
         test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end()

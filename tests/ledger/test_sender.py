@@ -19,10 +19,10 @@ from magnetar.ledger.peer_format import ENTRY_HEADER, AnswerHead, Op, RequestHea
 from magnetar.ledger.pending_core import AddFailed, AddsAcked, PendingAdds, Striping
 from magnetar.ledger.reader_core import Payload
 from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Append, Fact
-from magnetar.ledger.writer_core import AddRefused, Outcome
+from magnetar.ledger.writer_core import AddRefused, EntryOutcome
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import Asker, Reply, pass_on
+from magnetar.runtime.network import Asker, Reply, notify_asker
 
 BOOKIES = [str(uuid.UUID(int=number)) for number in range(1, 5)]
 
@@ -80,7 +80,7 @@ class Rig:
 
     def _post(self, bookie: str, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> None:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(partial(pass_on, asker))
+        answer.add_done_callback(partial(notify_asker, asker))
         self.sent.append(Sent(bookie, decode_request(head), frames, answer))
         self._happened.set()
 
@@ -147,7 +147,7 @@ async def test_the_lac_of_an_entry_is_that_of_its_append() -> None:
     rig = Rig()
     rig.append(b"zero")
     await rig.wait_sent(1)
-    rig.adds.ack_many(AddsAcked([0], 0, BOOKIES[0]))
+    rig.adds.ack_entries(AddsAcked([0], 0, BOOKIES[0]))
     rig.append(b"one", b"two")
     await rig.wait_sent(2)
     assert [ENTRY_HEADER.unpack(stored[0])[2] for _, stored, _ in rig.sent[1].opened] == [0, 0]
@@ -161,7 +161,7 @@ async def test_each_status_is_told_for_its_entry_and_what_was_stored_comes_first
     rig.sent[0].say(Status.FENCED, Status.OK, Status.BUSY, Status.READ_ONLY, Status.OK, Status.UNAUTHORIZED)
     await rig.wait_sent(2)
     assert rig.facts == [
-        AddsAcked([1, 4], 0, BOOKIES[0]), AddRefused(Outcome.FENCED), AddRefused(Outcome.UNAUTHORIZED),
+        AddsAcked([1, 4], 0, BOOKIES[0]), AddRefused(EntryOutcome.FENCED), AddRefused(EntryOutcome.UNAUTHORIZED),
         AddFailed(3, 0, BOOKIES[0]),
     ]  # fmt: skip
     assert rig.sent[1].entries == [2], "only what was busy is asked again"

@@ -99,7 +99,7 @@ async def test_what_is_confirmed_is_read_back(deployment: Deployment, size: int)
     payloads = [bytes([i]) * size for i in range(8)]
     ids = await asyncio.gather(*(writer.append(payload[: size // 2], payload[size // 2 :]) for payload in payloads))
     assert ids == list(range(8))
-    assert await read_all(client.reader_of(writer)) == payloads
+    assert await read_all(client.reader_beside(writer)) == payloads
     end = await writer.close()
     assert end == (7, 8 * size)
     assert await read_all(await deployment.client().open(writer.ledger_id)) == payloads
@@ -139,7 +139,7 @@ async def test_two_recoverers_at_once_report_the_same_end(deployment: Deployment
     one, two = deployment.client(), deployment.client()
     readers = await asyncio.gather(one.recover(writer.ledger_id), two.recover(writer.ledger_id))
     assert [reader.last_entry for reader in readers] == [149, 149]
-    assert (await one.record(writer.ledger_id)).state == CLOSED
+    assert (await one.read_record(writer.ledger_id)).state == CLOSED
 
 
 async def test_recovery_with_one_of_three_bookies_down(deployment: Deployment) -> None:
@@ -163,7 +163,7 @@ async def test_recovery_with_two_of_three_bookies_down_gives_up_and_works_when_o
     client = deployment.client()
     with pytest.raises(Unavailable):
         await client.recover(writer.ledger_id)
-    assert (await client.record(writer.ledger_id)).state == IN_RECOVERY
+    assert (await client.read_record(writer.ledger_id)).state == IN_RECOVERY
     await deployment.start_bookie("b0")
     while True:
         try:

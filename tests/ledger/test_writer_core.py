@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from magnetar.ledger.pending_core import AddAcked, AddFailed, AddOf, SendAdd, Striping
+from magnetar.ledger.pending_core import AddAcked, AddFailed, PayloadAdd, SendAdd, Striping
 from magnetar.ledger.writer_core import (
     AddRefused,
     ChangeEnsemble,
@@ -15,10 +15,10 @@ from magnetar.ledger.writer_core import (
     Effect,
     EndRefused,
     EndUnknown,
+    EntryOutcome,
     Fact,
     Fail,
     LedgerEnded,
-    Outcome,
     QuorumTimedOut,
     Writer,
     WriterState,
@@ -32,12 +32,12 @@ class Script:
     ("change", first entry, failed), and ("send", entry, bookie). No ensemble changes unless it says how many."""
 
     def __init__(self, *payloads: bytes, shape: tuple[int, int, int] = (3, 3, 2), changes_max: int = 0) -> None:
-        self.core: Writer[AddOf[bytes]] = Writer(Striping(*shape), NAMES[: shape[0]], changes_max=changes_max)
+        self.core: Writer[PayloadAdd[bytes]] = Writer(Striping(*shape), NAMES[: shape[0]], changes_max=changes_max)
         for payload in payloads:
-            self.core.append(AddOf(payload), len(payload))
+            self.core.append(PayloadAdd(payload), len(payload))
 
     def push(self, payload: bytes) -> list[tuple[object, ...]]:
-        return self._short(self.core.append(AddOf(payload), len(payload)))
+        return self._short(self.core.append(PayloadAdd(payload), len(payload)))
 
     def tell(self, fact: Fact) -> list[tuple[object, ...]]:
         return self._short(self.core.receive(fact))
@@ -51,7 +51,7 @@ class Script:
     def close(self) -> list[tuple[object, ...]]:
         return self._short(self.core.close())
 
-    def _short(self, effects: Sequence[Effect[AddOf[bytes]]]) -> list[tuple[object, ...]]:
+    def _short(self, effects: Sequence[Effect[PayloadAdd[bytes]]]) -> list[tuple[object, ...]]:
         self.core.check()
         said: list[tuple[object, ...]] = []
         for effect in effects:
@@ -98,13 +98,16 @@ def test_when_the_first_pending_entry_cannot_be_stored_the_ledger_ends_before_it
     assert script.failed(1, "b") == [("close", 0, 1)]
     assert script.acked(1, "c") == []
     assert script.acked(1, "ab") == [], "frozen: the end is on its way (M10)"
-    assert script.tell(LedgerEnded(0, 1)) == [("fail", 1, Outcome.NOT_STORED), ("fail", 2, Outcome.NOT_STORED)]
+    assert script.tell(LedgerEnded(0, 1)) == [
+        ("fail", 1, EntryOutcome.NOT_STORED),
+        ("fail", 2, EntryOutcome.NOT_STORED),
+    ]
 
 
 def test_an_ensemble_of_one_ends_with_its_bookie() -> None:
     script = Script(b"x", shape=(1, 1, 1))
     assert script.failed(0, "a") == [("close", -1, 0)]
-    assert script.tell(LedgerEnded(-1, 0)) == [("fail", 0, Outcome.NOT_STORED)]
+    assert script.tell(LedgerEnded(-1, 0)) == [("fail", 0, EntryOutcome.NOT_STORED)]
 
 
 def test_a_ledger_that_another_closed_further_on_confirms_what_it_kept_and_fails_the_rest_as_unknown() -> None:
@@ -112,11 +115,11 @@ def test_a_ledger_that_another_closed_further_on_confirms_what_it_kept_and_fails
     script.acked(0, "ab")
     script.failed(1, "a")
     assert script.failed(1, "b") == [("close", 0, 1)]
-    assert script.tell(LedgerEnded(1, 2)) == [("confirm", 1), ("fail", 2, Outcome.FENCED)]
+    assert script.tell(LedgerEnded(1, 2)) == [("confirm", 1), ("fail", 2, EntryOutcome.FENCED)]
 
 
-@pytest.mark.parametrize("why", [Outcome.FENCED, Outcome.UNAUTHORIZED])
-def test_a_refusal_poisons_at_once_and_closing_asks_for_the_end(why: Outcome) -> None:
+@pytest.mark.parametrize("why", [EntryOutcome.FENCED, EntryOutcome.UNAUTHORIZED])
+def test_a_refusal_poisons_at_once_and_closing_asks_for_the_end(why: EntryOutcome) -> None:
     script = Script(b"x", b"y")
     assert script.tell(AddRefused(why)) == [("fail", 0, why), ("fail", 1, why)]
     assert script.acked(0, "abc") == []
@@ -131,16 +134,16 @@ def test_a_ledger_in_recovery_cannot_be_closed_yet_and_pending_entries_are_unkno
     script = Script(b"x")
     script.failed(0, "a")
     assert script.failed(0, "b") == [("close", -1, 0)]
-    assert script.tell(EndRefused()) == [("fail", 0, Outcome.FENCED)]
+    assert script.tell(EndRefused()) == [("fail", 0, EntryOutcome.FENCED)]
     assert script.close() == [("close", -1, 0)], "asked again"
     assert script.tell(EndUnknown()) == []
-    assert script.core.why is Outcome.UNKNOWN
+    assert script.core.why is EntryOutcome.UNKNOWN
 
 
 def test_a_time_out_while_the_end_is_on_its_way_leaves_the_end_to_come() -> None:
     script = Script(b"x", shape=(1, 1, 1))
     script.failed(0, "a")
-    assert script.tell(QuorumTimedOut(0)) == [("fail", 0, Outcome.UNKNOWN)]
+    assert script.tell(QuorumTimedOut(0)) == [("fail", 0, EntryOutcome.UNKNOWN)]
     assert script.core.state is WriterState.CLOSING
     assert script.tell(LedgerEnded(-1, 0)) == []
 
@@ -149,7 +152,7 @@ def test_a_quorum_time_out_poisons_unless_the_entry_was_confirmed_meanwhile() ->
     script = Script(b"x", b"y")
     script.acked(0, "ab")
     assert script.tell(QuorumTimedOut(0)) == []
-    assert script.tell(QuorumTimedOut(1)) == [("fail", 1, Outcome.UNKNOWN)]
+    assert script.tell(QuorumTimedOut(1)) == [("fail", 1, EntryOutcome.UNKNOWN)]
     assert script.core.state is WriterState.POISONED
 
 
@@ -163,7 +166,7 @@ def test_a_ledger_that_ends_before_a_confirmed_entry_is_our_bug_and_stops() -> N
 
 def test_abandoning_fails_what_is_pending_as_unknown_and_closes_nothing() -> None:
     script = Script(b"x")
-    assert script._short(script.core.abandon()) == [("fail", 0, Outcome.UNKNOWN)]
+    assert script._short(script.core.abandon()) == [("fail", 0, EntryOutcome.UNKNOWN)]
     assert script._short(script.core.abandon()) == []
 
 
@@ -171,4 +174,4 @@ def test_only_an_open_writer_appends() -> None:
     script = Script()
     script.close()
     with pytest.raises(AssertionError, match="only an open writer"):
-        script.core.append(AddOf(b"x"), 1)
+        script.core.append(PayloadAdd(b"x"), 1)

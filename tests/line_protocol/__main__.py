@@ -12,7 +12,7 @@ import sys
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
-from magnetar.cli.run.metrics import ready
+from magnetar.cli.run.metrics import announce_ready
 from magnetar.cli.run.servers import connect, disconnect, serve, serve_for_ever
 from magnetar.runtime.lifecycle import Parts
 from magnetar.runtime.network import Endpoint, Serving, World
@@ -34,9 +34,9 @@ def main() -> int:
         async with Parts(world.clock) as parts:
             store = await parts.start("metadata", connect(world, given.metadata, WAIT_S, SESSION_S), disconnect)
             broker = await parts.start("broker", Broker.start(world, CONFIG, store), Broker.close)
-            lines = world.network.serve_bytes(given.listen, LineProtocol(broker.owned).serve)
+            lines = world.network.serve_bytes(given.listen, LineProtocol(broker.topic_manager).serve)
             serving: Serving = await parts.start("lines", lines, lambda serving: serving.close())
-            ready(f"lines://{serving.endpoint}")
+            announce_ready(f"lines://{serving.endpoint}")
             await serve_for_ever()
 
     return serve(run, "info", "text")

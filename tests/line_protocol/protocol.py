@@ -93,7 +93,7 @@ class _Connection:
             for _ in session.redeliver([]):
                 pass
         elif verb == "durable":
-            self._start(self._done(id_, session.durable()))
+            self._start(self._done(id_, session.wait_durable()))
         elif verb == "seek":
             self._start(self._done(id_, session.seek_index(int(rest[0]))))
         elif verb == "unsubscribe":
@@ -137,7 +137,7 @@ class _Connection:
 
     async def _last(self, id_: str, session: ConsumerSession) -> None:
         try:
-            self.send("last", id_, (await session.last_message()).index)
+            self.send("last", id_, (await session.find_last_message()).index)
         except MagnetarError as error:
             self.send("error", id_, error.code)
 
@@ -180,10 +180,10 @@ class _ProducerLines:
         self._connection = connection
         self._id = id_
 
-    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+    def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
         self._connection.send("receipt", self._id, sequence_id, position, index)
 
-    def duplicate(self, sequence_id: int) -> None:
+    def on_duplicate(self, sequence_id: int) -> None:
         self._connection.send("receipt", self._id, sequence_id, "-1:-1", -1)
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
@@ -192,7 +192,7 @@ class _ProducerLines:
     def on_waiting(self, error: MagnetarError) -> None:
         self._connection.send("waits", self._id, error.message)
 
-    def credit(self, size: int) -> None:
+    def grant_credit(self, size: int) -> None:
         self._connection.send("credit", self._id, size)
 
     def on_closed(self, error: MagnetarError) -> None:
@@ -216,7 +216,7 @@ class _ConsumerLines:
     def on_end_of_topic(self) -> None:
         self._connection.send("ended", self._id)
 
-    def active(self, active: bool) -> None:
+    def on_active_changed(self, active: bool) -> None:
         self._connection.send("active", self._id, int(active))
 
     def on_closed(self, error: MagnetarError) -> None:

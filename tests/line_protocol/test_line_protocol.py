@@ -90,7 +90,7 @@ Scenario = Callable[[World, Endpoint], Coroutine[Any, Any, None]]
 async def _over_tcp(folder: Path, scenario: Scenario) -> None:
     async with cluster(folder) as running:
         broker = running.brokers[0]
-        serving = await running.world.network.serve_bytes(ANY, LineProtocol(broker.owned).serve)
+        serving = await running.world.network.serve_bytes(ANY, LineProtocol(broker.topic_manager).serve)
         try:
             await scenario(running.world, serving.endpoint)
             async with asyncio.timeout(10):
@@ -119,7 +119,7 @@ async def _in_simulation(simulation: Simulation, scenario: Scenario) -> None:
     broker = await simulation.spawn(node, Broker.start(world, replace(SMALL, cursor_flush_s=1.0), broker_store))
 
     async def serve() -> Serving:
-        return await world.network.serve_bytes(ANY, LineProtocol(broker.owned).serve)
+        return await world.network.serve_bytes(ANY, LineProtocol(broker.topic_manager).serve)
 
     serving = await simulation.spawn(node, serve())
     client = simulation.world("lines")

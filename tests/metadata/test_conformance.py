@@ -18,7 +18,7 @@ from magnetar.metadata.store import (
     Put,
     Reset,
     Versioned,
-    take_ids,
+    allocate_ids,
     update,
 )
 from magnetar.proto.errors import (
@@ -111,7 +111,7 @@ async def test_many_writers_of_one_counter_lose_no_update(backend: Backend) -> N
 
     await asyncio.gather(*[update(stores[i % 3], "/n", increment) for i in range(30)])
     assert await stores[0].get("/n") == Versioned(b"30", 29)
-    blocks = await asyncio.gather(*[take_ids(stores[i % 3], 5) for i in range(12)])
+    blocks = await asyncio.gather(*[allocate_ids(stores[i % 3], 5) for i in range(12)])
     assert sorted(id_ for block in blocks for id_ in block) == list(range(1, 61))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from magnetar.metadata.sqlite import KNOWN_AT_ONCE, MEMORY, SqliteStore
 from magnetar.metadata.store import ABSENT, Check, Delete, Put, Versioned
 from magnetar.metadata.tree import Node
-from magnetar.metadata.tree_core import KNOWN_BYTES_MAX, KnownNodes
+from magnetar.metadata.tree_core import KNOWN_BYTES_MAX, NodeCache
 from magnetar.metadata.tree_core import KNOWN_VALUE_BYTES_MAX as VALUE_BYTES_MAX
 from magnetar.proto.errors import MagnetarError, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
@@ -181,7 +181,7 @@ async def test_a_commit_that_is_refused_changes_nothing_that_is_known(store: Sql
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.none() | st.integers(0, 900)), max_size=60))
 def test_what_is_known_is_bounded_and_the_longest_unread_goes_first(steps: list[tuple[str, int | None]]) -> None:
-    known: KnownNodes[Node] = KnownNodes(2500)
+    known: NodeCache[Node] = NodeCache(2500)
     model: dict[str, int] = {}
     for path, size in steps:
         if size is None:
@@ -193,7 +193,7 @@ def test_what_is_known_is_bounded_and_the_longest_unread_goes_first(steps: list[
             else:
                 known.discard(path)
         else:
-            known.learn(path, Node(bytes(size), 0, False))
+            known.add(path, Node(bytes(size), 0, False))
             model.pop(path, None)
             model[path] = size
         known.check()
@@ -203,9 +203,9 @@ def test_what_is_known_is_bounded_and_the_longest_unread_goes_first(steps: list[
 
 
 def test_a_large_value_is_not_kept() -> None:
-    known: KnownNodes[Node] = KnownNodes()
-    known.learn("/a", Node(b"1", 0, False))
-    known.learn("/a", Node(bytes(VALUE_BYTES_MAX + 1), 1, False))
+    known: NodeCache[Node] = NodeCache()
+    known.add("/a", Node(b"1", 0, False))
+    known.add("/a", Node(bytes(VALUE_BYTES_MAX + 1), 1, False))
     assert "/a" not in known.nodes
     assert known.bytes == 0
     assert VALUE_BYTES_MAX * 2 < KNOWN_BYTES_MAX

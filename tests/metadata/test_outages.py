@@ -14,7 +14,7 @@ from magnetar.metadata.remote import COMMIT, SESSION, RemoteStore, connect_metad
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.session import MARGIN_SHARE, SessionState
 from magnetar.metadata.sqlite import MEMORY
-from magnetar.metadata.store import Changed, Reset, Versioned, take_ids, update
+from magnetar.metadata.store import Changed, Reset, Versioned, allocate_ids, update
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     InvalidRequest,
@@ -218,7 +218,7 @@ def _cuts(seed: int) -> str:
                 return None if name.encode() in members else b" ".join([*members, name.encode()])
 
             for i in range(15):
-                taken.extend(await take_ids(store, 2))
+                taken.extend(await allocate_ids(store, 2))
                 name = f"{store.session_id[:4]}-{i}"
                 await update(store, "/members", join)
 

@@ -128,7 +128,7 @@ def test_the_sum_is_that_of_the_rows_whatever_was_done(tmp_path: Path) -> None:
     ])  # fmt: skip
     assert [isinstance(each, Exception) for each in done].count(True) == 1
     assert tree._total == tree._sum() != 0
-    tree.restored("token")
+    tree.mark_restored("token")
     assert tree._total == tree._sum()
     tree.close()
     assert sum_of("/a", 0, 1) != sum_of("/a", 1, 0)

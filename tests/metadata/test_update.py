@@ -16,11 +16,11 @@ from magnetar.metadata.store import (
     MetadataStore,
     Operation,
     Versioned,
+    allocate_ids,
     ensure_cluster,
-    ensure_ids,
+    ensure_id_counter,
     get_record,
     put_record,
-    take_ids,
     update,
     update_record,
     update_together,
@@ -64,7 +64,7 @@ async def test_ids_are_never_given_twice_whatever_answers_are_lost(
     store: MetadataStore, faults: tuple[str, ...]
 ) -> None:
     lossy, other = Forgetful(store, faults), Forgetful(store, faults[::-1])
-    blocks = await asyncio.gather(*[take_ids(s, 3) for _ in range(4) for s in (lossy, store, other)])
+    blocks = await asyncio.gather(*[allocate_ids(s, 3) for _ in range(4) for s in (lossy, store, other)])
     taken = [id_ for block in blocks for id_ in block]
     assert len(set(taken)) == len(taken) == 36
     assert min(taken) >= 1
@@ -201,7 +201,7 @@ async def test_a_cluster_is_made_once(store: MetadataStore) -> None:
 
 
 async def test_a_counter_of_ids_is_begun_once_and_never_set_back(store: MetadataStore) -> None:
-    await asyncio.gather(*[ensure_ids(store) for _ in range(3)])
-    assert await take_ids(store, 2) == range(1, 3)
-    await ensure_ids(store)
-    assert await take_ids(store, 2) == range(3, 5)
+    await asyncio.gather(*[ensure_id_counter(store) for _ in range(3)])
+    assert await allocate_ids(store, 2) == range(1, 3)
+    await ensure_id_counter(store)
+    assert await allocate_ids(store, 2) == range(3, 5)

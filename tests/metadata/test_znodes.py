@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from magnetar.metadata import znodes_core as znodes
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
 from magnetar.metadata.tree_core import check_operations, check_version
-from magnetar.metadata.znodes_core import Create, Listed, NodeRead, Plan, Remove, Require, Set, Step, plan
+from magnetar.metadata.znodes_core import Create, FolderContent, NodeRead, Plan, Remove, Require, Set, Step, plan
 from magnetar.proto.errors import BadVersion, InvalidName, InvalidRequest
 
 ME, OTHER = 7, 8
@@ -43,12 +43,12 @@ def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments
         return
     assert znodes.key(znodes.value(path)) == path
     above, _, last = znodes.value(path).rpartition("/")
-    assert Listed.from_names([last]).values == [segments[-1]]
+    assert FolderContent.from_names([last]).values == [segments[-1]]
     assert above == (znodes.folders(path) or [""])[-1]
     for depth, folder in enumerate(znodes.folders(path), 1):
         assert folder == znodes.folder("/" + "/".join(segments[:depth]))
         assert znodes.key(folder) is None
-        assert Listed.from_names([folder.rpartition("/")[2]]).below == [segments[depth - 1]]
+        assert FolderContent.from_names([folder.rpartition("/")[2]]).below == [segments[depth - 1]]
 
 
 def _apply(steps: list[Step], nodes: dict[str, NodeRead | None]) -> dict[str, NodeRead | None]:

@@ -15,7 +15,7 @@ import pytest
 
 from magnetar.metadata.address import ZookeeperAddress, parse
 from magnetar.metadata.session import SessionState
-from magnetar.metadata.store import ABSENT, Changed, Check, Delete, Put, Reset, Versioned, take_ids, update
+from magnetar.metadata.store import ABSENT, Changed, Check, Delete, Put, Reset, Versioned, allocate_ids, update
 from magnetar.proto.errors import BadVersion, ConnectionLost, MessageTooLarge, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
 from tests.metadata.stores import ZookeeperBackend
@@ -86,7 +86,7 @@ async def test_nothing_is_lost_or_done_twice_while_connections_break(backend: Zo
                 members = current.value.split() if current else []
                 return None if name in members else b" ".join([*members, name])
 
-            taken.extend(await take_ids(store, 2))
+            taken.extend(await allocate_ids(store, 2))
             await update(store, "/members", join)
 
     async def disturb() -> None:

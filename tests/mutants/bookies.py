@@ -180,7 +180,7 @@ def absence_is_proof(stack: Stack) -> None:
     async def among(metadata: Any, ledgers: Any) -> BitMap64:
         return BitMap64(ledgers)
 
-    put(stack, deletions, "among", among)
+    put(stack, deletions, "find_deleted", among)
 
 
 def journal_is_not_noted(stack: Stack) -> None:
@@ -189,7 +189,7 @@ def journal_is_not_noted(stack: Stack) -> None:
     async def note_journal(*_: Any) -> bool:
         return True
 
-    put(stack, identity, "note_journal", note_journal)
+    put(stack, identity, "store_journal_position", note_journal)
 
 
 def empty_disk_is_healthy(stack: Stack) -> None:

@@ -11,7 +11,7 @@ from magnetar.broker.log.compaction import Compaction, CompactionRun
 from magnetar.broker.log.compaction_core import KeySurvey
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.log_queue_core import LogQueue, Queued
-from magnetar.broker.log.log_shape_core import Safe
+from magnetar.broker.log.log_shape_core import TrimLimit
 from magnetar.broker.log.managed_ledger import ManagedLedgerRecord
 from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
@@ -69,13 +69,13 @@ def deleted_before_the_list(stack: Stack) -> None:
 
 def ends_although_it_is_lost(stack: Stack) -> None:
     """M30b: a topic that is lost while it ends, ends in order: it changes the list (ours)."""
-    honest = TopicLog.lose
+    honest = TopicLog.abandon
 
     def lose(self: TopicLog, error: MagnetarError) -> None:
         if self.state is not TopicState.CLOSING:
             honest(self, error)
 
-    put(stack, TopicLog, "lose", lose)
+    put(stack, TopicLog, "abandon", lose)
 
 
 def serves_on_after_another_owner(stack: Stack) -> None:
@@ -183,7 +183,7 @@ def first_compaction_holds_nothing(stack: Stack) -> None:
     """M87: the log is trimmed while the first compaction of a topic reads it."""
     honest = Compaction.trim_limit
 
-    def held(self: Compaction, applied: Applied) -> Safe | None:
+    def held(self: Compaction, applied: Applied) -> TrimLimit | None:
         first = self.record is None and not applied.compaction_threshold_bytes
         return None if first else honest(self, applied)
 

@@ -90,7 +90,7 @@ def closed_twice_opens_twice(stack: Stack) -> None:
 
     def on_frames(self: PartitionConsumer, frames: Sequence[wire.ServerFrame]) -> None:
         left = iter(frames)
-        while (rare := self.deliveries.gather(left)) is not None:
+        while (rare := self.deliveries.split_deliveries(left)) is not None:
             self._put()
             self._rare(rare.WhichOneof("kind"), rare)
         self._put()

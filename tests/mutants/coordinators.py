@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from magnetar.broker.transaction import log
-from magnetar.broker.transaction.begins_core import Ends
+from magnetar.broker.transaction.begins_core import EndDecisions
 from magnetar.broker.transaction.coordinator_core import Coordinator
 from magnetar.broker.transaction.halves_core import MustWait
-from magnetar.broker.transaction.intents_core import Reason, Settle
+from magnetar.broker.transaction.intents_core import AbortReason, Settle
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.outcomes_core import Decision
 from magnetar.broker.transaction.records_core import Done, Participant, SinkBatch
-from magnetar.broker.transaction.state_core import State
-from magnetar.broker.transaction.table_core import Live, Phase
+from magnetar.broker.transaction.state_core import CoordinatorState
+from magnetar.broker.transaction.table_core import LiveTransaction, Phase
 from tests.mutants.ledgers import Stack, put
 
 
@@ -24,7 +24,7 @@ def answered_while_in_doubt(stack: Stack) -> None:
     def certain(self: Coordinator, txn: int, intent: Any, now: float, owner: str | None = None) -> Any:
         found = self._find(txn, now, owner)
         if getattr(found, "phase", None) is Phase.COMMITTING and not self._writing:
-            found.later.append(intent)  # type: ignore[union-attr]
+            found.waiting_intents.append(intent)  # type: ignore[union-attr]
             raise MustWait
         return found
 
@@ -39,7 +39,7 @@ def done_before_all_stored(stack: Stack) -> None:
         if ending is not None and ending.is_durable:
             self._lazy.append(Decision(Done([txn])))
 
-    put(stack, Coordinator, "_settled", settled)
+    put(stack, Coordinator, "_on_settled", settled)
 
 
 def epoch_stays(stack: Stack) -> None:
@@ -78,14 +78,14 @@ def forgotten_by_age(stack: Stack) -> None:
 
 def batch_is_not_remembered(stack: Stack) -> None:
     """M95: the batch of a sink is not in the record that commits it."""
-    honest = State._committed
+    honest = CoordinatorState._committed
 
-    def committed(self: State, record: Any) -> None:
+    def committed(self: CoordinatorState, record: Any) -> None:
         honest(self, record)
         if record.sink is not None:
             self.sinks.remove(record.sink.owner, record.sink.sink_id)
 
-    put(stack, State, "_committed", committed)
+    put(stack, CoordinatorState, "_committed", committed)
 
 
 def aborted_by_sink_alone(stack: Stack) -> None:
@@ -94,7 +94,7 @@ def aborted_by_sink_alone(stack: Stack) -> None:
     def batch_ended(self: Coordinator, sink: SinkBatch, now: float) -> None:
         key = sink.owner, sink.sink_id
         for txn in list(self._of_sink.get(key, ())):
-            self._void(txn, Reason.SUPERSEDED, now)
+            self._abort_or_void(txn, AbortReason.SUPERSEDED, now)
         self._again(self._sinks_in_doubt.pop(key), now)
 
     put(stack, Coordinator, "_batch_ended", batch_ended)
@@ -114,11 +114,13 @@ def settled_before_durable(stack: Stack) -> None:
 
 def lost_receipts_commit_all(stack: Stack) -> None:
     """M76: of a topic whose receipts the client lost a commit counts all that it stored."""
-    honest = Ends._participants
+    honest = EndDecisions._participants
 
-    def participants(self: Ends, live: Live, listed: Sequence[Participant], now: float) -> list[Participant]:
+    def participants(
+        self: EndDecisions, live: LiveTransaction, listed: Sequence[Participant], now: float
+    ) -> list[Participant]:
         said = {each.topic for each in listed}
         found = honest(self, live, listed, now)
         return [each if not listed or each.topic in said else Participant(each.topic) for each in found]
 
-    put(stack, Ends, "_participants", participants)
+    put(stack, EndDecisions, "_participants", participants)

@@ -12,8 +12,8 @@ from magnetar.broker.transaction.halves_core import Half, Halves
 from magnetar.broker.transaction.halves_core import Phase as HalfPhase
 from magnetar.broker.transaction.intents_core import EndHalf, HalfVerb
 from magnetar.broker.transaction.log import CoordinatorLog
-from magnetar.broker.transaction.records_core import Committed, HalfRolledBack, Participant, committed
-from magnetar.broker.transaction.state_core import State
+from magnetar.broker.transaction.records_core import Committed, HalfRolledBack, Participant, commit_record
+from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.broker.transaction.table_core import Phase
 from tests.mutants.ledgers import Stack, put
 
@@ -25,10 +25,10 @@ def decided_apart(stack: Stack) -> None:
         live = self._live[txn]
         found = self._participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
-        self._decide(committed({txn: found}), None)
-        self.decide(HalfRolledBack(half))
+        self._decide(commit_record({txn: found}), None)
+        self.add_decision(HalfRolledBack(half))
 
-    put(stack, Coordinator, "commit_own", commit_own)
+    put(stack, Coordinator, "commit_for_half", commit_own)
 
 
 def any_unknown_counts(stack: Stack) -> None:
@@ -38,7 +38,7 @@ def any_unknown_counts(stack: Stack) -> None:
     def end(self: Halves, intent: EndHalf, now: float) -> None:
         half = self._halves.get(intent.half)
         if half is not None and intent.verb is HalfVerb.UNKNOWN:
-            intent = replace(intent, check=half.check)
+            intent = replace(intent, check=half.check_number)
         honest(self, intent, now)
 
     put(stack, Halves, "_end", end)
@@ -64,13 +64,13 @@ def dropped_when_unknown(stack: Stack) -> None:
             return
         self._leave(half)
         half.phase = HalfPhase.ROLLING_BACK
-        self._coordinator.decide(HalfRolledBack(half.record.half))
-        self._ask(half.key, now)
+        self._coordinator.add_decision(HalfRolledBack(half.record.half))
+        self._ask(half.group_key, now)
 
     put(stack, Halves, "_park", park)
 
 
-class _Forgetful(State):
+class _Forgetful(CoordinatorState):
     __slots__ = ()
 
     def _committed(self, record: Committed) -> None:
@@ -85,7 +85,7 @@ def open_again_after_a_take_over(stack: Stack) -> None:
         try:
             await self.recover_ledger()
         finally:
-            self._state.__class__ = State
+            self._state.__class__ = CoordinatorState
 
     steps = (recover_ledger if step is CoordinatorLog.recover_ledger else step for step in log.TAKE_OVER)
     put(stack, log, "TAKE_OVER", tuple(steps))

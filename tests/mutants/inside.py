@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.peer.in_flight import InFlight
-from magnetar.runtime.peer.inside import InsidePeer
+from magnetar.runtime.peer.inside import InProcessPeer
 from tests.mutants.ledgers import Stack, put
 
 
 def lost_with_its_bookie(stack: Stack) -> None:
     """M86: a bookie that stops forgets the requests within its process that have no answer (ours)."""
 
-    def broke(self: InsidePeer) -> None:
+    def broke(self: InProcessPeer) -> None:
         self._queue.clear()
         self.in_flight._waiting.clear()
 
-    put(stack, InsidePeer, "on_server_closed", broke)
+    put(stack, InProcessPeer, "on_server_closed", broke)
 
 
 def answered_twice(stack: Stack) -> None:

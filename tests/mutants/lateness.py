@@ -26,7 +26,7 @@ def topic_of_any_life(stack: Stack) -> None:
         found = await get_record(self._store, path_of(topic), TopicRecord)
         return None if found is None else Check(path_of(topic), found[1])
 
-    put(stack, Catalog, "still", still)
+    put(stack, Catalog, "check_unchanged", still)
 
 
 def subscription_of_any_owner(stack: Stack) -> None:
@@ -44,13 +44,13 @@ def subscription_of_any_owner(stack: Stack) -> None:
 
 def partitioned_of_any_life(stack: Stack) -> None:
     """M64c: a deletion takes the record of partitions that has the topic's name now."""
-    honest = Catalog.still_partitioned
+    honest = Catalog.check_partitioned_unchanged
 
     async def still(self: Catalog, topic: TopicName, ended: PartitionedRecord) -> Check | None:
         found = await get_record(self._store, catalog._partitioned_path(topic), PartitionedRecord)
         return await honest(self, topic, replace(ended, created_ms=found[0].created_ms) if found is not None else ended)
 
-    put(stack, Catalog, "still_partitioned", still)
+    put(stack, Catalog, "check_partitioned_unchanged", still)
 
 
 def schemas_and_grants_by_name(stack: Stack) -> None:
@@ -65,7 +65,7 @@ def schemas_and_grants_by_name(stack: Stack) -> None:
         await commit(())
 
     put(stack, Grants, "delete_topic", grants)
-    put(stack, SchemaRegistry, "end_with", schemas)
+    put(stack, SchemaRegistry, "delete_with_topic", schemas)
 
 
 def cursor_claimed_by_any_owner(stack: Stack) -> None:
@@ -74,4 +74,4 @@ def cursor_claimed_by_any_owner(stack: Stack) -> None:
     def still_claimed(topic: TopicName, claim: str) -> Change:
         return Change(path_of(topic), lambda node: None)
 
-    put(stack, cursors, "still_claimed", still_claimed)
+    put(stack, cursors, "claim_check", still_claimed)

@@ -16,9 +16,9 @@ from magnetar.ledger import metadata_core as metadata
 from magnetar.ledger import recovery as recovery_driver
 from magnetar.ledger.peer_format import Flags, Op, RequestHead
 from magnetar.ledger.pending_core import AddAcked, PendingAdd, PendingAdds, SendAdd, Striping
-from magnetar.ledger.reader_core import Bound
-from magnetar.ledger.recovery_core import Recovery, Votes
-from magnetar.ledger.writer_core import CloseLedger, NoReplacement, Outcome, Writer, WriterState
+from magnetar.ledger.reader_core import ReadBound
+from magnetar.ledger.recovery_core import EntryVotes, Recovery
+from magnetar.ledger.writer_core import CloseLedger, EntryOutcome, NoReplacement, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
 
 Stack = contextlib.ExitStack
@@ -97,14 +97,14 @@ def one_miss_too_few(stack: Stack) -> None:
 
 def silence_is_a_vote(stack: Stack) -> None:
     """M05b: errors and silence count as misses."""
-    honest = Votes.verdict
+    honest = EntryVotes.verdict
 
-    def careless(self: Votes, misses_for_negative: int) -> Any:
+    def careless(self: EntryVotes, misses_for_negative: int) -> Any:
         if self.found is None and len(self.answered) >= misses_for_negative:
             self.missing |= self.answered
         return honest(self, misses_for_negative)
 
-    put(stack, Votes, "verdict", careless)
+    put(stack, EntryVotes, "verdict", careless)
 
 
 def coverage_over_the_ensemble(stack: Stack) -> None:
@@ -197,13 +197,13 @@ def drain_inside_the_loop(stack: Stack) -> None:
 
 def change_in_memory_only(stack: Stack) -> None:
     """M12: the new ensemble is used, and the metadata does not have it."""
-    from magnetar.ledger.metadata_core import RecordWrite, Settled
+    from magnetar.ledger.metadata_core import AlreadyStored, RecordWrite
 
     honest = metadata.change_ensemble
 
     def local(current: Any, first_entry: int, failed: Any, others: Any) -> Any:
         answer = honest(current, first_entry, failed, others)
-        return Settled(answer.record) if isinstance(answer, RecordWrite) else answer
+        return AlreadyStored(answer.record) if isinstance(answer, RecordWrite) else answer
 
     put(stack, metadata, "change_ensemble", local)
 
@@ -236,7 +236,7 @@ def late_answer_counts_in_the_next_ledger(stack: Stack) -> None:
     honest = handle.LedgerWriter._acked
 
     def acked(self: handle.LedgerWriter, adds: Any, place: Any) -> None:
-        self.adds.ack_all(adds, *place)
+        self.adds.ack_adds(adds, *place)
         honest(self, adds, place)
 
     put(stack, handle.LedgerWriter, "_acked", acked)
@@ -283,7 +283,7 @@ def fenced_is_a_failed_bookie(stack: Stack) -> None:
     honest = Writer.receive
 
     def receive(self: Writer[Any], fact: Any) -> Any:
-        if type(fact).__name__ == "AddRefused" and fact.why is Outcome.FENCED:
+        if type(fact).__name__ == "AddRefused" and fact.why is EntryOutcome.FENCED:
             return ()
         return honest(self, fact)
 
@@ -293,10 +293,10 @@ def fenced_is_a_failed_bookie(stack: Stack) -> None:
 # ------------------------------------------------------------------------------------ the reader
 def lac_is_the_end(stack: Stack) -> None:
     """M22: the LAC of an open ledger is taken for its end."""
-    honest = Bound.learn_lac
+    honest = ReadBound.raise_to
 
-    def final(self: Bound, lac: int) -> None:
+    def final(self: ReadBound, lac: int) -> None:
         honest(self, lac)
         self.closed = True
 
-    put(stack, Bound, "learn_lac", final)
+    put(stack, ReadBound, "raise_to", final)

@@ -66,7 +66,7 @@ def refused_in_the_middle(stack: Stack) -> None:
                 one.add(Position(ledger_id, entry_id))
                 found = honest(cursor, txn, one)
                 if not isinstance(found, Clash):
-                    pending_acks.pend(cursor, txn, found)
+                    pending_acks.add_pending(cursor, txn, found)
         return honest(cursor, txn, wanted, named)
 
     put(stack, pending_acks, "judge", judge)
@@ -97,14 +97,14 @@ def delivered_twice_in_the_sdk(stack: Stack) -> None:
 
 def delivered_twice_in_the_broker(stack: Stack) -> None:
     """M70c: a client of Pulsar's protocol acknowledges two deliveries of a message in one transaction."""
-    put(stack, pending_acks, "twice", lambda *_: None)
+    put(stack, pending_acks, "find_repeated", lambda *_: None)
 
 
 def bits_above_what_is_held(stack: Stack) -> None:
     """M70d: of a batch of which an abort gave a part back, acknowledgements count as far as its consumer holds it."""
-    honest = translate.individual
+    honest = translate.individual_acks
 
     def individual(ids: Iterable[Any], messages_of: Callable[[Position], int], *, exact: bool = False) -> Any:
         return honest(ids, messages_of)
 
-    put(stack, translate, "individual", individual)
+    put(stack, translate, "individual_acks", individual)

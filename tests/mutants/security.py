@@ -19,7 +19,7 @@ from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.txn_joins import TxnJoins
 from magnetar.broker.transaction.coordinator_core import Coordinator
 from magnetar.broker.transaction.state_core import OwnedTable
-from magnetar.broker.transaction.table_core import Table
+from magnetar.broker.transaction.table_core import TransactionTable
 from magnetar.metadata import members
 from magnetar.metadata.members import Members
 from magnetar.proto.errors import Unauthenticated
@@ -28,7 +28,7 @@ from magnetar.proto.operations import Permission, Rule
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.runtime.grpc.limits import Callers
 from magnetar.security.authenticator import Authenticator
-from magnetar.security.token import Remembered
+from magnetar.security.token import PrincipalCache
 from tests.mutants.ledgers import Stack, put
 
 
@@ -40,7 +40,7 @@ def open_ones_stay(stack: Stack) -> None:
 
 def broken_watch_changes_nothing(stack: Stack) -> None:
     """M51: what was known before a watch broke is taken for current when it is back."""
-    put(stack, Grants, "_forget_all", lambda self: None)
+    put(stack, Grants, "_discard_all", lambda self: None)
 
 
 def stale_for_ever(stack: Stack) -> None:
@@ -140,12 +140,12 @@ def streams_outlive_credentials(stack: Stack) -> None:
 
 def remembered_for_ever(stack: Stack) -> None:
     """M59: a token that was verified once is taken after its end."""
-    honest = Remembered.add
+    honest = PrincipalCache.add
 
-    def add(self: Remembered, digest: bytes, principal: Principal, until_ms: int) -> None:
+    def add(self: PrincipalCache, digest: bytes, principal: Principal, until_ms: int) -> None:
         honest(self, digest, principal, 0)
 
-    put(stack, Remembered, "add", add)
+    put(stack, PrincipalCache, "add", add)
 
 
 # ------------------------------------------------------------------------------------ members
@@ -188,7 +188,7 @@ def anybody_writes(stack: Stack) -> None:
 
 def anybody_ends(stack: Stack) -> None:
     """M63b: a transaction is ended by each caller that knows its id."""
-    put(stack, Table, "_check_owner", lambda *_: None)
+    put(stack, TransactionTable, "_check_owner", lambda *_: None)
 
 
 def names_of_all(stack: Stack) -> None:

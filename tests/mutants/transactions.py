@@ -40,7 +40,7 @@ def settled_before_it_is_stored(stack: Stack) -> None:
     async def durable(self: OutcomesLedger) -> None:
         return
 
-    put(stack, OutcomesLedger, "durable", durable)
+    put(stack, OutcomesLedger, "wait_durable", durable)
 
 
 def aborted_by_id(stack: Stack) -> None:
@@ -85,7 +85,7 @@ def snapshot_after_an_open_transaction(stack: Stack) -> None:
     def hold_before(self: Deduplication, undecided: Callable[[], Position | None]) -> None:
         return
 
-    put(stack, Deduplication, "hold_before", hold_before)
+    put(stack, Deduplication, "limit_snapshots", hold_before)
 
 
 def forgotten_without_an_answer(stack: Stack) -> None:

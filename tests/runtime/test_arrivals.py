@@ -49,17 +49,17 @@ async def test_long_messages_wait_in_turn_until_those_before_are_read() -> None:
     assert not arrivals.admit(d, 4)
     arrivals.on_read(a)
     assert not b.placed.is_set(), "it is not whole: what was read came before it"
-    arrivals.whole(a)
+    arrivals.on_whole(a)
     arrivals.on_read(a)
     assert [each.placed.is_set() for each in (b, c, d)] == [True, False, False], "d would fit, and it is not its turn"
     arrivals.discard(c)
     assert d.placed.is_set()
-    arrivals.whole(b)
+    arrivals.on_whole(b)
     b.placed.clear()
     assert not arrivals.admit(b, 1), "there is no room"
     arrivals.on_read(b)
     assert b.placed.is_set()
-    arrivals.whole(d)
+    arrivals.on_whole(d)
     assert arrivals.admit(d, 5), "the one before it is not read, and there is room"
     assert arrivals.long == 1 + 4 + 5
     arrivals.on_read(d)
@@ -80,7 +80,7 @@ async def test_while_others_wait_one_that_does_not_come_is_cut_and_one_that_is_n
     slow, unread, waits = Message(), Message(), Message()
     assert arrivals.admit(slow, 5)
     assert arrivals.admit(unread, 5)
-    arrivals.whole(unread)
+    arrivals.on_whole(unread)
     await asyncio.sleep(0.15)
     assert not slow.cut, "none waits"
     assert not arrivals.admit(waits, 5)
@@ -112,7 +112,7 @@ async def test_under_any_order_the_bound_holds_and_every_message_gets_its_place(
             if rng.random() < 0.2:
                 arrivals.discard(stream)
                 continue
-            arrivals.whole(stream)
+            arrivals.on_whole(stream)
             await asyncio.sleep(0)
             arrivals.on_read(stream)
             arrivals.check()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.config import Setting, chosen, load, settings, value_of, with_values
+from magnetar.runtime.config import Setting, explicit_settings, load, settings, value_of, with_values
 from magnetar.runtime.network import Endpoint
 
 
@@ -122,8 +122,12 @@ class Outer(msgspec.Struct, frozen=True):
 def test_what_was_chosen_is_known_by_name_and_can_be_replaced_in_tables_too(tmp_path: Path) -> None:
     file = write(tmp_path, "[bookie]\nsize = 1\n[bookie.inner]\nflush_bytes = 10\n[broker]\nunknown = 1\n")
     environment = {"MAGNETAR_BOOKIE_VERBOSE": "yes", "MAGNETAR_BROKER_X": "1", "MAGNETAR_BOOKIE": "1"}
-    assert chosen(Outer, "bookie", file=file, environment=environment) == {"size", "inner.flush_bytes", "verbose"}
-    assert chosen(Outer, "bookie", environment={}) == frozenset()
+    assert explicit_settings(Outer, "bookie", file=file, environment=environment) == {
+        "size",
+        "inner.flush_bytes",
+        "verbose",
+    }
+    assert explicit_settings(Outer, "bookie", environment={}) == frozenset()
     changed = with_values(Outer(), {"size": 5, "inner.flush_bytes": 7, "inner.verbose": True})
     assert changed == Outer(Sample(flush_bytes=7, verbose=True), 5)
     assert [value_of(changed, name) for name in ("size", "inner.flush_bytes")] == [5, 7]

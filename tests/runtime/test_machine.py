@@ -10,10 +10,10 @@ import pytest
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime import memory_shares as settings
 from magnetar.runtime.config import load
-from magnetar.runtime.memory_shares import ProcessConfig, Share, machine_bytes, memory_of
+from magnetar.runtime.memory_shares import MemoryShare, ProcessConfig, machine_bytes, process_memory_bytes
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-SHARE = Share("a", "x.a_bytes", 1, 1, 1000, 1 << 40, "…")
+SHARE = MemoryShare("a", "x.a_bytes", 1, 1, 1000, 1 << 40, "…")
 
 
 def test_without_limits_it_is_the_machine(tmp_path: Path) -> None:
@@ -48,16 +48,16 @@ def test_the_setting_counts_else_a_quarter_within_the_bounds(tmp_path: Path, mon
     file = tmp_path / "magnetar.toml"
     file.write_text("[process]\nmemory_bytes = 5000\n")
     monkeypatch.setattr(settings, "machine_bytes", lambda: 40_000)
-    assert memory_of(str(file), None, (SHARE,), {}) == 5000
-    assert memory_of(str(file), 6000, (SHARE,), {}) == 6000
-    assert memory_of(None, None, (SHARE,), {}) == 10_000
-    assert memory_of(None, 0, (SHARE,), {}, 7000) == 7000
-    assert memory_of(str(file), None, (SHARE,), {}, processes=2) == 2500, "each has its part of what is set"
-    assert memory_of(None, 0, (SHARE,), {}, 7000, 2) == 3500
-    assert memory_of(None, 0, (SHARE,), {}, 7000, 100) == 1000, "and what it needs"
-    assert memory_of(None, None, (SHARE,), {}, 7) == 1000, "what it needs, in any case"
-    assert memory_of(None, None, (SHARE,), {"x.a_bytes": 90_000}) == 90_000, "and what was set by hand"
+    assert process_memory_bytes(str(file), None, (SHARE,), {}) == 5000
+    assert process_memory_bytes(str(file), 6000, (SHARE,), {}) == 6000
+    assert process_memory_bytes(None, None, (SHARE,), {}) == 10_000
+    assert process_memory_bytes(None, 0, (SHARE,), {}, 7000) == 7000
+    assert process_memory_bytes(str(file), None, (SHARE,), {}, processes=2) == 2500, "each has its part of what is set"
+    assert process_memory_bytes(None, 0, (SHARE,), {}, 7000, 2) == 3500
+    assert process_memory_bytes(None, 0, (SHARE,), {}, 7000, 100) == 1000, "and what it needs"
+    assert process_memory_bytes(None, None, (SHARE,), {}, 7) == 1000, "what it needs, in any case"
+    assert process_memory_bytes(None, None, (SHARE,), {"x.a_bytes": 90_000}) == 90_000, "and what was set by hand"
     monkeypatch.setenv("MAGNETAR_PROCESS_MEMORY_BYTES", "7777")
-    assert memory_of(str(file), None, (SHARE,), {}) == 7777
+    assert process_memory_bytes(str(file), None, (SHARE,), {}) == 7777
     with pytest.raises(InvalidConfiguration):
         load(ProcessConfig, "process", environment={"MAGNETAR_PROCESS_MEMORY_BYTES": "-1"})

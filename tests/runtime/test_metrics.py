@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, Page, Recent, labels
+from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, Page, RecentQuantiles, labels
 
 
 def text(page: Page) -> str:
@@ -57,7 +57,7 @@ def test_a_histogram_counts_each_value_in_its_bucket_and_shows_sums() -> None:
 
 
 def test_quantiles_are_of_the_last_minute_or_two_and_interpolated() -> None:
-    histogram, recent = Histogram((1.0, 2.0, 4.0)), Recent()
+    histogram, recent = Histogram((1.0, 2.0, 4.0)), RecentQuantiles()
     assert recent.quantiles("h", histogram, 0.0, [0.5]) == [pytest.approx(float("nan"), nan_ok=True)]
     for value in (0.5, 0.5, 0.5, 0.5):
         histogram.observe(value)

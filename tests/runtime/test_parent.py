@@ -20,7 +20,7 @@ import asyncio, os, signal, sys, time
 from magnetar.runtime import parent as parents
 from magnetar.runtime import schedule_core as schedule
 from magnetar.runtime.parent import Parent, Spec
-from magnetar.runtime.child import Frame, Kind, packed
+from magnetar.runtime.child import Frame, Kind, encode_frame
 from magnetar.runtime.process import run
 
 async def text():
@@ -51,7 +51,7 @@ def deaf(child):
     return run(lambda: serve(child), ())
 
 def stuck(child):
-    child._link.sendall(packed(Frame(Kind.READY, 0, b"{}")))
+    child._link.sendall(encode_frame(Frame(Kind.READY, 0, b"{}")))
     time.sleep(1000)
 
 def raises(child):

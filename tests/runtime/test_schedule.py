@@ -27,16 +27,16 @@ def _serving(now: float = 0.0) -> Schedule:
     schedule = Schedule(TIERS)
     schedule.start(now)
     for name in ("storage", "b1", "b2"):
-        schedule.became_ready(name, now)
+        schedule.on_ready(name, now)
     return schedule
 
 
 def test_a_tier_is_started_once_the_one_before_it_serves() -> None:
     schedule = Schedule(TIERS)
     assert schedule.start(0.0) == [Fork("storage")]
-    assert schedule.became_ready("storage", 0.1) == [Fork("b1"), Fork("b2")]
-    assert schedule.became_ready("b2", 0.2) == []
-    assert schedule.became_ready("b1", 0.3) == [Serve()]
+    assert schedule.on_ready("storage", 0.1) == [Fork("b1"), Fork("b2")]
+    assert schedule.on_ready("b2", 0.2) == []
+    assert schedule.on_ready("b1", 0.3) == [Serve()]
     assert schedule.serving == ["storage", "b1", "b2"]
 
 
@@ -44,7 +44,7 @@ def test_a_tier_is_started_once_the_one_before_it_serves() -> None:
 def test_a_process_that_ends_before_all_serve_ends_the_server_with_its_code(code: int) -> None:
     schedule = Schedule(TIERS)
     schedule.start(0.0)
-    schedule.became_ready("storage", 0.0)
+    schedule.on_ready("storage", 0.0)
     assert schedule.on_exit("b1", code, 0.1) == [Terminate("b2")]
     assert schedule.on_exit("b2", 0, 0.2) == [Terminate("storage")]
     assert schedule.on_exit("storage", 0, 0.3) == [Exit(code or 1)]
@@ -53,7 +53,7 @@ def test_a_process_that_ends_before_all_serve_ends_the_server_with_its_code(code
 def test_a_process_that_was_sound_is_started_again_at_once_and_the_others_go_on() -> None:
     schedule = _serving()
     assert schedule.on_exit("b1", 137, SOUND_S) == [Fork("b1")]
-    assert schedule.became_ready("b1", SOUND_S + 1) == [], "the ready line comes once"
+    assert schedule.on_ready("b1", SOUND_S + 1) == [], "the ready line comes once"
     assert schedule.restarts == {"storage": 0, "b1": 1, "b2": 0}
 
 
@@ -129,7 +129,7 @@ class Walk:
         if self.running and self.rng.random() < 0.4:
             self.end(self.rng.choice(sorted(self.running)))
         elif self.running and self.rng.random() < 0.7:
-            self.do(self.schedule.became_ready(self.rng.choice(sorted(self.running)), self.now))
+            self.do(self.schedule.on_ready(self.rng.choice(sorted(self.running)), self.now))
         elif may_stop:
             self.do(self.schedule.stop(0, self.now))
         if not self.exits:

@@ -13,12 +13,12 @@ from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.config import value_of, with_values
-from magnetar.runtime.memory_shares import MIB, Share, least_bytes, plan
+from magnetar.runtime.memory_shares import MIB, MemoryShare, least_bytes, plan
 
 ALL = (*OF_BROKER, *OF_BOOKIE)
-A = Share("a", "x.a_bytes", 1, 1, 10, 1000, "…")
-B = Share("b", "x.b_bytes", 1, 3, 10, 100, "…")
-C = Share("c", "x.c_bytes", 4, 1, 5, 50, "…")
+A = MemoryShare("a", "x.a_bytes", 1, 1, 10, 1000, "…")
+B = MemoryShare("b", "x.b_bytes", 1, 3, 10, 100, "…")
+C = MemoryShare("c", "x.c_bytes", 4, 1, 5, 50, "…")
 
 
 def test_what_is_left_is_divided_by_weight_and_what_one_cannot_take_goes_to_the_others() -> None:
@@ -71,7 +71,7 @@ def test_a_budget_that_is_too_small_says_what_is_needed_and_which_settings_take_
     [("broker", BrokerConfig(), OF_BROKER), ("bookie", BookieConfig("/x"), OF_BOOKIE)],
 )
 def test_each_share_is_a_setting_and_its_bounds_are_values_that_the_setting_may_have(
-    section: str, config: BrokerConfig | BookieConfig, shares: tuple[Share, ...]
+    section: str, config: BrokerConfig | BookieConfig, shares: tuple[MemoryShare, ...]
 ) -> None:
     for each in shares:
         name = each.setting.removeprefix(f"{section}.")
@@ -79,7 +79,7 @@ def test_each_share_is_a_setting_and_its_bounds_are_values_that_the_setting_may_
         assert each.least < each.most
         for value in (each.least, each.most):
             assert value_of(with_values(config, {name: value}), name) == value
-    least = plan(least_bytes(shares, {}), shares, {}).applied(config, section)
+    least = plan(least_bytes(shares, {}), shares, {}).apply_to(config, section)
     assert value_of(least, shares[0].setting.removeprefix(f"{section}.")) == shares[0].least
 
 

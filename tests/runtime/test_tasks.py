@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from magnetar.runtime.tasks import Tasks, together
+from magnetar.runtime.tasks import Tasks, run_together
 
 
 async def test_what_a_task_raises_is_logged_with_its_name_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,7 +72,7 @@ async def test_the_first_error_ends_the_others_and_is_raised_when_they_have_ende
         raise KeyError("first")
 
     with pytest.raises(KeyError, match="first"):
-        await together([wait(), fail()], "test")
+        await run_together([wait(), fail()], "test")
     assert ended == ["wait"]
 
 
@@ -85,7 +85,7 @@ async def test_a_cancelled_caller_leaves_none_of_them_running() -> None:
         finally:
             ended.append(number)
 
-    caller = asyncio.create_task(together([wait(0), wait(1)], "test"))
+    caller = asyncio.create_task(run_together([wait(0), wait(1)], "test"))
     await asyncio.sleep(0.01)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):

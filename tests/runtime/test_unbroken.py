@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from magnetar.runtime.tasks import followed_by, unbroken, undone_by
+from magnetar.runtime.tasks import run_or_undo, run_then, run_to_end
 
 
 def test_the_result_and_the_error_of_the_work_are_its_callers() -> None:
@@ -18,9 +18,9 @@ def test_the_result_and_the_error_of_the_work_are_its_callers() -> None:
         return 7
 
     async def main() -> None:
-        assert await unbroken(work(False)) == 7
+        assert await run_to_end(work(False)) == 7
         with pytest.raises(ValueError, match="as it is"):
-            await unbroken(work(True))
+            await run_to_end(work(True))
 
     asyncio.run(main())
 
@@ -40,7 +40,7 @@ def test_a_cancelled_caller_hears_of_it_when_the_work_has_ended(times: int, fail
 
         async def caller() -> None:
             try:
-                await unbroken(work())
+                await run_to_end(work())
             except asyncio.CancelledError:
                 told.append("cancelled")
                 raise
@@ -63,7 +63,7 @@ def test_several_callers_wait_for_the_same_end_and_one_that_is_cancelled_stops_n
     async def main() -> None:
         go_on = asyncio.Event()
         ending = asyncio.create_task(go_on.wait())
-        callers = [asyncio.create_task(unbroken(ending)) for _ in range(3)]
+        callers = [asyncio.create_task(run_to_end(ending)) for _ in range(3)]
         await asyncio.sleep(0)
         callers[1].cancel()
         await asyncio.sleep(0)
@@ -90,7 +90,7 @@ async def test_what_follows_runs_whatever_became_of_the_work_and_what_undoes_it_
         await asyncio.sleep(0)
         done.append(name)
 
-    for name, of in (("followed", followed_by), ("undone", undone_by)):
+    for name, of in (("followed", run_then), ("undone", run_or_undo)):
         task = asyncio.create_task(of(work(), partial(noted, name)))
         await asyncio.sleep(0)
         if ends == "cancelled":

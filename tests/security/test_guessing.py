@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from magnetar.security.basic import FAILURES_FREE, FORGET_S, KEYS_MAX, WAIT_MAX_S, Guessing
+from magnetar.security.basic import FAILURES_FREE, FORGET_S, KEYS_MAX, WAIT_MAX_S, FailedLogins
 
 
 def test_five_failures_are_free_then_the_wait_doubles_from_a_second_to_a_minute() -> None:
-    guessing, waits, now_s = Guessing(), [], 100.0
+    guessing, waits, now_s = FailedLogins(), [], 100.0
     for _ in range(FAILURES_FREE + 8):
         waits.append(guessing.wait_s("k", now_s))
         now_s += waits[-1]
@@ -16,20 +16,20 @@ def test_five_failures_are_free_then_the_wait_doubles_from_a_second_to_a_minute(
 
 
 def test_a_success_and_ten_minutes_forget_the_failures() -> None:
-    guessing = Guessing()
+    guessing = FailedLogins()
     for _ in range(2 * FAILURES_FREE):
         guessing.record_failure("k", 0.0)
         guessing.record_failure("l", 0.0)
     assert guessing.wait_s("k", FORGET_S - 1) == 0.0
     assert guessing.wait_s("k", 1.0) > 0
-    guessing.succeeded("k")
+    guessing.clear_failures("k")
     assert guessing.wait_s("k", 1.0) == 0.0
     guessing.record_failure("l", FORGET_S)
     assert guessing.wait_s("l", FORGET_S) == 0.0
 
 
 def test_the_number_of_keys_is_bounded_and_the_oldest_goes_first() -> None:
-    guessing = Guessing()
+    guessing = FailedLogins()
     for number in range(FAILURES_FREE):
         guessing.record_failure("first", number)
     for number in range(KEYS_MAX):

@@ -386,7 +386,7 @@ class Cluster:
             healthy, delays = DiskDelays(), node.disk_delays
             delays.mean_s, delays.stall_rate, delays.stall_s = healthy.mean_s, healthy.stall_rate, healthy.stall_s
             node.skew_ms = 0
-            self.simulation.go_on(node.name)
+            self.simulation.resume(node.name)
         for name in self._starters:
             self._restart(name)
         while self._tasks or not all(self.simulation.is_up(name) for name in self._starters if name not in self.gone):
@@ -456,7 +456,7 @@ async def _awaited(work: Awaitable[T]) -> T:
 
 async def _forget(store: MetadataStore, bookie: str) -> None:
     with contextlib.suppress(NotFound):  # an earlier try did it, and its answer was lost
-        await identity.forget_bookie(store, bookie)
+        await identity.delete_bookie(store, bookie)
 
 
 async def _run(starter: Callable[[World], Awaitable[None]], world: World) -> None:

@@ -16,7 +16,7 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.access import Principal
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import Asker, Endpoint, Peer, PeerService, PeerServing, Reply, Request, World
-from magnetar.runtime.peer.inside import InsideNetwork, InsideRequest
+from magnetar.runtime.peer.inside import InProcessNetwork, InProcessRequest
 from magnetar.runtime.peer.keys import CLEAR, PeerCalling, PeerListening
 from tests.simulation.verdict.observer import Observer
 
@@ -127,10 +127,10 @@ class _ObservedPeer:
 
 
 class ObservedInside:
-    """The network of the process on `node`: around an `InsideNetwork`, which is compiled and so has no subclass."""
+    """The network of the process on `node`: around an `InProcessNetwork`, which is compiled and so has no subclass."""
 
     def __init__(self, world: World, observer: Observer, node: str) -> None:
-        self._inside = InsideNetwork(world.network, world.clock)
+        self._inside = InProcessNetwork(world.network, world.clock)
         self._observer = observer
         self._node = node
         self._now = world.clock.monotonic
@@ -154,7 +154,7 @@ class ObservedInside:
 
         def observed(requests: Sequence[Request]) -> None:
             """What came through the socket, a stranger's too, is seen on the wire."""
-            service([_Observed(each, self._observer, self._node) if isinstance(each, InsideRequest) else each
+            service([_Observed(each, self._observer, self._node) if isinstance(each, InProcessRequest) else each
                      for each in requests])  # fmt: skip
 
         return await self._inside.serve_peers(endpoint, identity, observed)

@@ -177,7 +177,7 @@ class _ObservedListener:
     def __init__(self, observer: Observer, listener: AppendListener) -> None:
         self._observer = observer
         self._listener = listener
-        self.append_failed = listener.append_failed
+        self.on_append_failed = listener.on_append_failed
         self.payloads: dict[int, bytes] = {}  # of the entries that have no outcome
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:

@@ -75,7 +75,7 @@ def _no_sync() -> Iterator[None]:
 def _answer_out_of_order() -> Iterator[None]:
     """Of two blocks that are in the disk at once, the later one is answered before the hole in front of it is filled:
     a replay would end there (invariants 14, 15; direct I/O alone writes two at once)."""
-    original = Journal._land
+    original = Journal._report_finished
 
     def land(journal: Journal) -> None:
         for flight in journal.core._flights:
@@ -85,7 +85,7 @@ def _answer_out_of_order() -> Iterator[None]:
                 journal._answer([ConfirmBlock(block)])
         original(journal)
 
-    with mock.patch.object(Journal, "_land", land):
+    with mock.patch.object(Journal, "_report_finished", land):
         yield
 
 
@@ -184,7 +184,7 @@ def _cursor_ahead() -> Iterator[None]:
     """What is stored of a subscription says that one entry more is acknowledged than is (invariant 38)."""
     original = stored.encode_marker
 
-    def ahead(mark: Position, rows: Mapping[ChunkKey, stored.Row], sequence: int) -> list[bytes]:
+    def ahead(mark: Position, rows: Mapping[ChunkKey, stored.ChunkPlace], sequence: int) -> list[bytes]:
         return original(Position(mark[0], mark[1] + 1) if mark[1] >= 0 else mark, {}, sequence)
 
     with mock.patch.object(stored, "encode_marker", ahead):

@@ -130,7 +130,7 @@ class Security:
                 world, open_session, role if role in ("bookie", "broker") else "operator", owner.node
             )
             found = self._members[owner] = await starting
-        return found.world(world)
+        return found.with_keys(world)
 
     def broker(self, world: World) -> World:
         """The world of a broker, whose listener asks for tokens."""

@@ -21,7 +21,7 @@ from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
 from magnetar.spark_connector import delivery
-from magnetar.spark_connector.delivery import Written
+from magnetar.spark_connector.delivery import TaskReport
 from magnetar.spark_connector.options import parse_sink
 from magnetar.spark_connector.sink import MagnetarStreamWriter, MagnetarWriter, stream_writer
 from tests.client.conftest import in_thread
@@ -72,7 +72,7 @@ def rows(*values: str) -> Iterator[pa.RecordBatch]:
 
 def write(writer: Any, *values: str) -> Any:
     message = writer.write(rows(*values))
-    assert isinstance(message, Written)
+    assert isinstance(message, TaskReport)
     return pickle.loads(pickle.dumps(message))
 
 

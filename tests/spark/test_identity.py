@@ -20,7 +20,7 @@ import magnetar
 from magnetar.admin import Admin
 from magnetar.proto.errors import DataLost, MagnetarError, TopicNotFound
 from magnetar.spark_connector.datasource import MagnetarDataSource
-from magnetar.spark_connector.ranges import topics
+from magnetar.spark_connector.ranges import connection_of
 from tests.client.model.keys import files
 
 pytestmark = pytest.mark.spark
@@ -128,8 +128,8 @@ def test_queries_that_differ_in_an_option_share_no_connection(url: str, name: st
 
     given = {"service.url": url, "topic": "any"}
     one, other = (parse_source(each, streaming=True) for each in (given, {**given, name: value}))
-    assert topics(one) is topics(one)
-    assert topics(one) is not topics(other)
+    assert connection_of(one) is connection_of(one)
+    assert connection_of(one) is not connection_of(other)
 
 
 # ------------------------------------------------------------------------------ batches

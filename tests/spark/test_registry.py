@@ -11,7 +11,7 @@ pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from magnetar.client.model.composite_schemas import Written
+from magnetar.client.model.composite_schemas import PreEncodedSchema
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.schema import SchemaInfo, SchemaType
 from magnetar.proto.statistics import TopicSchema
@@ -146,7 +146,7 @@ def test_a_stream_reads_by_the_registry_and_a_stranger_is_null(
     client.subscribe(topic, "keep").close()
     filled(client, topic, JsonSchema(Old), Old(name="a", count=1))
     written = SchemaInfo(type=SchemaType.JSON, data=JsonSchema(Old).info().data, name="Row")
-    filled(client, topic, Written(written), b"junk")
+    filled(client, topic, PreEncodedSchema(written), b"junk")
     rows = (
         spark.readStream.format("magnetar").option("service.url", url).option("topic", topic)
         .option("schema", "registry").option("schemaErrors", "null").option("startingOffsets", "earliest").load()

@@ -50,7 +50,7 @@ class _Topics:
 
 
 def offsets(monkeypatch: pytest.MonkeyPatch, deliveries: list[StoredEntry], end: int, **options: str) -> list[int]:
-    monkeypatch.setattr(source, "topics", lambda _options: _Topics(deliveries))
+    monkeypatch.setattr(source, "connection_of", lambda _options: _Topics(deliveries))
     parsed = parse_source({"service.url": "magnetar://localhost", "topic": "t", **options}, streaming=True)
     task = source.RangePartition(Range((TOPIC, 0), 0, end))
     batches = source._read(parsed, columns(parsed), task)
@@ -99,7 +99,7 @@ def test_indexes_of_aborted_messages_are_skipped_and_all_others_are_lost(
     """Entries 0 and 3 of a range of five; what is aborted elsewhere counts for nothing."""
     parsed = parse_source({"service.url": "magnetar://localhost", "topic": "t"}, streaming=True)
     elsewhere = tuple(index for index in aborted if index not in (0, 3))
-    monkeypatch.setattr(source, "topics", lambda _options: _Topics([delivery(0), delivery(3)], elsewhere))
+    monkeypatch.setattr(source, "connection_of", lambda _options: _Topics([delivery(0), delivery(3)], elsewhere))
     task = source.RangePartition(Range((TOPIC, 0), 0, 5))
     found = source._read(parsed, columns(parsed), task)
     if lost is None:

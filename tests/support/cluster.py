@@ -75,7 +75,7 @@ class Cluster:
     async def close(self) -> None:
         for broker in self.brokers:
             await broker.close()
-            memory = broker.owned.memory
+            memory = broker.topic_manager.memory
             assert (memory.requests.held, memory.answers.held) == (0, 0), "bytes are counted that nothing holds"
         for bookie in self.bookies:
             await bookie.close()

@@ -87,13 +87,13 @@ def _note() -> object:
 
 
 def _cursor() -> object:
-    row = {ChunkKey(ChunkKind.PENDING, 7, 0): cursor.Row(1, 0, 1, 50)}
+    row = {ChunkKey(ChunkKind.PENDING, 7, 0): cursor.ChunkPlace(1, 0, 1, 50)}
     (entry,) = cursor.encode_marker(Position(7, 3), row, 1)
     return cursor.decode_piece(_with_crc(entry, 2, 32, 32, entry[36:]))
 
 
 def _dedup() -> object:
-    (entry,) = dedup.encode(Snapshot(Position(7, 3), {}), 1)
+    (entry,) = dedup.encode_snapshot(Snapshot(Position(7, 3), {}), 1)
     return dedup.decode_piece(_with_crc(entry, 2, 20, 20, entry[24:]))
 
 
@@ -106,7 +106,7 @@ def _outcomes() -> object:
 def _coordinator() -> object:
     (entry,) = coordinator.encode_snapshot([])
     size = coordinator.HEAD_BYTES - 4
-    return coordinator.decode(_with_crc(entry, 2, size, size, entry[coordinator.HEAD_BYTES :]), 0, "the/path")
+    return coordinator.decode_entry(_with_crc(entry, 2, size, size, entry[coordinator.HEAD_BYTES :]), 0, "the/path")
 
 
 def _delays() -> object:
@@ -127,7 +127,7 @@ def _record() -> object:
 
 
 def _envelope() -> object:
-    header = bytearray(envelope.refuse(envelope.EnvelopeKind.WRONG_PROTOCOL, UUID))
+    header = bytearray(envelope.encode_refusal(envelope.EnvelopeKind.WRONG_PROTOCOL, UUID))
     header[4] += 1
     return envelope.decode(bytes(header))
 

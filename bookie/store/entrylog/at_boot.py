@@ -1,13 +1,13 @@
 """Steps 3 and 4 of a start (store/boot.py): which entry logs exist, which should, and what their indexes lack.
 
-`Logs.open` removes what an unfinished checkpoint or move left, cuts the open logs, checks each log against its index,
-rebuilds indexes, and returns all groups. `facts` are the consequences: entries that are known to be lost are
+`LogsAtBoot.open` removes what an unfinished checkpoint or move left, cuts the open logs, checks each log against its
+index, rebuilds indexes, and returns all groups. `facts` are the consequences: entries that are known to be lost are
 quarantined, and a log that is gone is drained, so that it is reported once only. All of it in a worker.
 
 A log that is gone is damage only if an entry in it lived. This is known after the replay, which may still read
-tombstones of its ledgers. Until then the log is in `gone`, and `complain` reports those that had living entries. On a
-full disk compaction removes the data of dead logs first (store/entrylog/compaction.py); their indexes remain until a
-start finds them drained.
+tombstones of its ledgers. Until then the log is in `gone`, and `log_missing_logs` reports those that had living
+entries. On a full disk compaction removes the data of dead logs first (store/entrylog/compaction.py); their indexes
+remain until a start finds them drained.
 Guarded by tests/bookie/test_boot.py.
 """
 
@@ -36,7 +36,7 @@ from ...format.mark import Mark
 from .. import disk
 from ..index import Group
 from ..memtable import Intervals
-from ..state_log import DataLossLog, readable
+from ..state_log import DataLossLog, read_checked
 from . import files as log_files
 from .files import index_name, log_name
 
@@ -114,7 +114,7 @@ class Scan:
         if not 0 < length <= RECORD_BYTES_MAX or end > self._size:
             return None  # `_window` gives nothing after the end of the file
         at = self._window(offset, end - offset)
-        stored = entry_log.decode_record(self._data, at, at + end - offset)
+        stored = entry_log.intact_record(self._data, at, at + end - offset)
         ids = None if stored is None else entry_log.entry_ids(stored)
         return None if ids is None else FoundRecord(offset, end, ids)
 
@@ -239,7 +239,7 @@ def _create(files: Files, path: str, uuid: bytes, number: int) -> File:
     try:
         file = files.open(path, create=True)
     except OSError as error:
-        disk.fail(files, f"create {path}", error)
+        disk.raise_or_die(files, f"create {path}", error)
     file.truncate(0)
     disk.write(files, file, [encode_file_header(FileHeader(index.MAGIC, uuid, number))], 0)
     return file
@@ -252,7 +252,7 @@ INVENTORY = 0
 """Drained(INVENTORY): from here on a log that neither exists nor is drained counts as a loss."""
 
 
-class Logs:
+class LogsAtBoot:
     """The entry logs at a start: compares them with the mark, repairs them, and reads the groups of all indexes."""
 
     def __init__(
@@ -276,7 +276,7 @@ class Logs:
         groups: list[Group] = []
         for number in log_files.numbers(self._files, self._directory):
             if not self._files.exists(self._log(number)):
-                self._mourn(number)
+                self._on_missing_log(number)
                 continue
             if number in self._opened:
                 self._cut(self._log(number), self._opened[number].log_end)
@@ -350,7 +350,7 @@ class Logs:
         return groups
 
     def _read(self, number: int) -> list[Group]:
-        return readable(
+        return read_checked(
             self._index(number),
             lambda: log_files.read_groups(self._files, self._directory, number, self._uuid, None),
         )
@@ -366,7 +366,7 @@ class Logs:
         if opened is not None and self._size(number) < opened.log_end:
             self._losses.add_loss(f"{self._log(number)} ends before {opened.log_end}, and its index is damaged")
         try:
-            readable(
+            read_checked(
                 self._log(number),
                 lambda: rebuild_index(
                     self._files,
@@ -393,11 +393,11 @@ class Logs:
                 self._losses.add_loss(f"{self._log(number)}: no entry can be read between {start} and {end}")
         self._losses.write()
 
-    def _mourn(self, number: int) -> None:
+    def _on_missing_log(self, number: int) -> None:
         """Handles a log that does not exist, whose index says what it held."""
         before = len(self.facts)
         try:
-            readable(self._index(number), lambda: self._quarantine(number))
+            read_checked(self._index(number), lambda: self._quarantine(number))
         except ForeignFile:
             raise
         except Damaged as error:
@@ -421,7 +421,7 @@ class Logs:
         """Raises ForeignFile or NewerFormat. A damaged header is no loss, because each record has its ids."""
         path = self._log(number)
         try:
-            header = readable(path, lambda: self._read_log(number, 0, FILE_HEADER_BYTES))
+            header = read_checked(path, lambda: self._read_log(number, 0, FILE_HEADER_BYTES))
             decode_file_header(header, entry_log.MAGIC, self._uuid, number, path)
         except ForeignFile:
             raise
@@ -443,7 +443,7 @@ class Logs:
             file.close()
 
 
-def complain(gone: Mapping[str, BitMap64], deleted: Intervals) -> None:
+def log_missing_logs(gone: Mapping[str, BitMap64], deleted: Intervals) -> None:
     """Logs an error for each missing log that had a ledger without a tombstone. Must be called after the replay."""
     for path, ledgers in gone.items():
         if any(ledger not in deleted for ledger in ledgers):

@@ -40,13 +40,13 @@ from typing import NamedTuple
 from ....runtime.clock import Clock
 from ....runtime.files import Files, join_path
 from ....runtime.metrics import SECONDS, Histogram
-from ....runtime.tasks import unbroken
+from ....runtime.tasks import run_to_end
 from ....runtime.threads import Worker
 from ...format.ledger_index import Drained
 from ...format.mark import OpenLog
 from .. import disk
 from ..checkpoint import Checkpoint
-from ..index_files import Descriptors
+from ..index_files import LedgerDescriptors
 from ..state_log import Fact
 from . import files as log_files
 from .mover import (
@@ -61,7 +61,7 @@ from .mover import (
     batches,
     decide,
     file_size,
-    worth_rolling,
+    is_worth_closing,
 )
 from .writer import LogWriter
 
@@ -80,7 +80,7 @@ OnProgress = Callable[[str, int, int, int, int], None]
 """(phase, logs done, logs, bytes done, bytes)."""
 
 
-class Done(NamedTuple):
+class CompactionResult(NamedTuple):
     """The result of a compaction: the logs that were deleted and compacted, bytes freed and moved, damaged records."""
 
     deleted: list[int]
@@ -112,7 +112,7 @@ class Compactor:
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
-        checkpoint: Checkpoint, hot: LogWriter, cold: LogWriter, descriptors: Descriptors, log_bytes_max: int,
+        checkpoint: Checkpoint, hot: LogWriter, cold: LogWriter, descriptors: LedgerDescriptors, log_bytes_max: int,
         settle: Callable[[], Awaitable[None]], with_room: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
         forget: Callable[[int], Awaitable[None]], on_bad: Callable[[], None],
     ) -> None:  # fmt: skip
@@ -172,7 +172,7 @@ class Compactor:
     async def run(
         self, policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda *numbers: None,
-    ) -> Done:  # fmt: skip
+    ) -> CompactionResult:  # fmt: skip
         """Deletes dead logs and, with a policy, compacts. `roll`: first closes open logs with few living bytes, so that
         they are compacted too.
         """
@@ -180,7 +180,7 @@ class Compactor:
             before = dict(self.counters)
             deleted, compacted = await self._run(policy or _DELETE, major, roll, on_progress)
             gained = {name: value - before[name] for name, value in self.counters.items()}
-            return Done(
+            return CompactionResult(
                 deleted, compacted, gained["bytes_freed"], gained["bytes_moved"], gained["bad_records"]
             )  # fmt: skip
 
@@ -197,7 +197,7 @@ class Compactor:
         await self._delete(dead, on_progress)
         moves = [plan.facts for plan in plans if plan.action is Action.COMPACT]
         compacted = await self._compact(moves, policy, on_progress) if moves else []
-        await self._checkpoint.exclusive(self._cold.retire if roll else self._cold.trim)
+        await self._checkpoint.run_exclusive(self._cold.retire if roll else self._cold.release_room)
         on_progress("done", len(dead) + len(compacted), len(dead) + len(moves), 0, 0)
         return [log.log for log in dead], compacted
 
@@ -208,9 +208,9 @@ class Compactor:
         share = policy.major_share if major or roll else policy.minor_share
         rolled = False
         for facts in logs:
-            if worth_rolling(facts, share) and (roll or facts.state is CompactionState.COLD):
+            if is_worth_closing(facts, share) and (roll or facts.state is CompactionState.COLD):
                 writer = self._cold if facts.state is CompactionState.COLD else self._hot
-                await self._checkpoint.exclusive(writer.close)
+                await self._checkpoint.run_exclusive(writer.close)
                 rolled = True
         return rolled
 
@@ -291,7 +291,7 @@ class Compactor:
                 pass
             if mover.live_bytes:
                 await self._with_room(
-                    lambda: self._checkpoint.exclusive(lambda: self._cold.ensure_room(mover.live_bytes))
+                    lambda: self._checkpoint.run_exclusive(lambda: self._cold.ensure_room(mover.live_bytes))
                 )
             while work := await self._worker.run(mover.step):
                 move.worked(mover.moved_bytes)
@@ -301,10 +301,10 @@ class Compactor:
             facts += mover.bad
             await self._with_room(lambda: self._checkpoint.commit(written, facts, numbers))
         except disk.NoSpace:
-            await self._checkpoint.exclusive(self._cold.trim)
+            await self._checkpoint.run_exclusive(self._cold.release_room)
             raise
         finally:
-            await unbroken(self._worker.run(mover.close))  # after the step that is under way there
+            await run_to_end(self._worker.run(mover.close))  # after the step that is under way there
         self._count(mover, numbers, self._clock.monotonic() - began)
         await self._remove(numbers)
 

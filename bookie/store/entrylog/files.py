@@ -20,7 +20,7 @@ from ...format import entry_log, index
 from ...format.index import Extent, encode_extent
 from ...format.journal import FILE_HEADER_BYTES, RECORD_BYTES_MAX, Damaged, crc32c, decode_file_header, extend_crc32c
 from .. import disk
-from ..index import ExtentPlace, Group, Page, find, places_of, run_end
+from ..index import ExtentPlace, Group, Page, places_of, record_number, run_end
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
@@ -66,7 +66,7 @@ def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | N
         offset = FILE_HEADER_BYTES
         while offset < end:
             data = file.pread(index.GROUP_HEADER_BYTES, offset)
-            header = index.decode_group_header(data)
+            header = index.intact_group_header(data)
             size = 0 if header is None else index.GROUP_HEADER_BYTES + header.heads_bytes + header.tables_bytes
             if header is None or offset + size > end:
                 raise Damaged(path, offset, "there should be a group of the index")
@@ -208,7 +208,7 @@ class EntryLogReader:
         if table is None:
             _LOG.error("index table of log %d at %d is damaged", place.log, place.table_offset)
             return EntriesRead(None, [], True)
-        first = find(place, table, entry)
+        first = record_number(place, table, entry)
         if first is None:
             return EntriesRead(table, [], False)
         end = run_end(table, first, count, bytes_max)
@@ -216,7 +216,7 @@ class EntryLogReader:
         data = self._read(log_name(place.log), offsets[-1] - offsets[0], place.extent.start + offsets[0])
         if len(data) < (end - first) * VIEWED_BYTES_MIN:
             data = bytes(data)
-        entries = entry_log.decode_records(data, offsets, place.extent.ledger, entry)
+        entries = entry_log.intact_entries(data, offsets, place.extent.ledger, entry)
         damaged = len(entries) < end - first
         if damaged:
             _LOG.error(
@@ -227,7 +227,7 @@ class EntryLogReader:
     def read_table(self, place: ExtentPlace) -> index.Table | None:
         """Returns the table of an extent; None if it is damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
-        return index.decode_table(place.extent, data)
+        return index.intact_table(place.extent, data)
 
     def _read(self, name: str, size: int, offset: int) -> bytes | memoryview:
         """Reads up to `size` bytes. The result may be a view that is valid until the next read."""
@@ -284,7 +284,7 @@ SLICE_BYTES = 256 << 10
 _CHECKED = ENTRY_HEADER.size - 4
 
 
-class Walk:
+class ExtentWalk:
     """Reads the records of one extent, a slice per `step`, in a worker. `whole` says whether all of them are good."""
 
     def __init__(self, files: Files, path: str, extent: Extent) -> None:
@@ -351,7 +351,7 @@ class Walk:
         self._file.close()
 
 
-def mend_table(files: Files, path: str, offset: int, extent: Extent, walk: Walk) -> bool:
+def rewrite_table(files: Files, path: str, offset: int, extent: Extent, walk: ExtentWalk) -> bool:
     """Rewrites the table of a whole extent from its records. Returns False, and writes nothing, if it does not match
     the head's checksum.
     """

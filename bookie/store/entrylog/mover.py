@@ -46,7 +46,7 @@ from .writer import LogWriter, Written
 # | reason | action | |
 # |---|---|---|
 # | DEAD | delete | closed, nothing in it lives |
-# | OPEN | keep | it still grows; `worth_rolling` says when it should be closed first |
+# | OPEN | keep | it still grows; `is_worth_closing` says when it should be closed first |
 # | UNREADABLE | keep | its index is damaged; the next start rebuilds it from the log |
 # | SPARSE | compact | live share below `minor_share` (minor) or `major_share` (major) |
 # | SMALL | compact | major, and below `small_bytes`: several small logs become one, if there are at least two |
@@ -68,7 +68,7 @@ class Action(enum.Enum):
     COMPACT = "compact"
 
 
-class KeepReason(enum.Enum):
+class ActionReason(enum.Enum):
     """The reason for an action; `decide` has the rules."""
 
     DEAD = "nothing in it lives"
@@ -123,7 +123,7 @@ class LogPlan(NamedTuple):
 
     facts: LogFacts
     action: Action
-    reason: KeepReason
+    reason: ActionReason
 
 
 class CompactionPolicy(NamedTuple):
@@ -151,20 +151,20 @@ def decide(logs: Sequence[LogFacts], policy: CompactionPolicy, *, major: bool) -
 
 def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -> LogPlan:
     if log.state is not CompactionState.CLOSED:
-        return LogPlan(log, Action.KEEP, KeepReason.OPEN)
+        return LogPlan(log, Action.KEEP, ActionReason.OPEN)
     if not log.readable:
-        return LogPlan(log, Action.KEEP, KeepReason.UNREADABLE)
+        return LogPlan(log, Action.KEEP, ActionReason.UNREADABLE)
     if not log.live_bytes:
-        return LogPlan(log, Action.DELETE, KeepReason.DEAD)
+        return LogPlan(log, Action.DELETE, ActionReason.DEAD)
     if log.live_share < (policy.major_share if major else policy.minor_share):
-        return LogPlan(log, Action.COMPACT, KeepReason.SPARSE)
+        return LogPlan(log, Action.COMPACT, ActionReason.SPARSE)
     if small and major:
-        return LogPlan(log, Action.COMPACT, KeepReason.SMALL)
+        return LogPlan(log, Action.COMPACT, ActionReason.SMALL)
     waits = small or log.live_share < policy.major_share
-    return LogPlan(log, Action.KEEP, KeepReason.WAITS if waits else KeepReason.LIVE)
+    return LogPlan(log, Action.KEEP, ActionReason.WAITS if waits else ActionReason.LIVE)
 
 
-def worth_rolling(log: LogFacts, share: float) -> bool:
+def is_worth_closing(log: LogFacts, share: float) -> bool:
     """Returns whether the log is open, and would be compacted if it were closed."""
     return log.state is not CompactionState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 

@@ -16,7 +16,7 @@ the journal, journal/segments.py): through the page cache a write takes twenty t
 than half of the disk's rate (128 KiB entries: 318 us against 15 us, 129 against 312 MB/s, 1 MiB slices into allocated
 room). A direct write begins at the block that has the end. It writes the committed bytes of that block again unchanged,
 so that they survive whatever part of the write a crash leaves. A flush that found a full disk is repeated from the end
-of the last committed one, or `trim` gives its room back.
+of the last committed one, or `release_room` gives its room back.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class LogWriter:
                 try:
                     file = self._files.open(path, create=True)
                 except OSError as error:
-                    disk.fail(self._files, f"create {path}", error)
+                    disk.raise_or_die(self._files, f"create {path}", error)
                 opened.append(file)
                 file.truncate(0)
                 header = encode_file_header(FileHeader(magic, self._uuid, number))
@@ -225,7 +225,7 @@ class LogWriter:
         self._open.log_tail = self._open.tail
         self._written = None
 
-    def trim(self) -> None:
+    def release_room(self) -> None:
         """Frees the room that was allocated ahead, and that of what will not be committed."""
         current = self._open
         if current is not None and (current.allocated > current.log_end or current.end > current.log_end):
@@ -238,7 +238,7 @@ class LogWriter:
         if self._open is not None and self._open.log_end > entry_log.DATA_OFFSET:
             self.close()
         else:
-            self.trim()
+            self.release_room()
 
     def close(self) -> None:
         """Closes the log for good: its files are truncated to what is committed."""
@@ -295,7 +295,7 @@ class TableFlush:
         return buffers
 
     @property
-    def taken_share(self) -> float:
+    def done_share(self) -> float:
         """Returns which share of the table was returned in slices so far, 0.0 to 1.0."""
         return self._taken / self._bytes
 

@@ -46,7 +46,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from ...format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, padded
+from ...format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, padded_size
 
 G = TypeVar("G")
 
@@ -282,7 +282,7 @@ class GroupCommit(Generic[G]):
         if len(self._flights) >= (1 if self._refused else DEPTH):
             return []
         count, length, records = self._next_block()
-        size = padded(BLOCK_HEADER_BYTES + length) if records else 0
+        size = padded_size(BLOCK_HEADER_BYTES + length) if records else 0
         end = self._offset + size
         if spare and end > self._segment.size and self._may_roll(size):
             if self._flights:

@@ -53,7 +53,7 @@ from ...format.journal import (
     RecordType,
     encode_block_header,
     encode_record,
-    padded,
+    padded_size,
 )
 from .. import disk
 from .group_commit_core import (
@@ -189,7 +189,7 @@ class Journal:
         self._next: BeginSegment | None = None  # for the task
         self._fault: BaseException | None = None  # of a block that was answered, for the task
         self._segment: Segment | None = None
-        self._arenas = Arenas(world.files, 2 * padded(block_bytes_max), DEPTH)  # a last entry may exceed the bound
+        self._arenas = Arenas(world.files, 2 * padded_size(block_bytes_max), DEPTH)  # a last entry may exceed the bound
         self._closing = False
         self.histograms = {
             "queue_seconds": Histogram(SECONDS),  # of each group: from its seal until its block goes to the worker
@@ -212,7 +212,7 @@ class Journal:
         worker = self._workers[0]
         await worker.run(segments.tidy)
         self._use(await worker.run(segments.make_segment, segments.spares.pop() if segments.spares else "", previous))
-        self._task = asyncio.create_task(disk.guarded(self._files, "journal", self._run()), name="journal")
+        self._task = asyncio.create_task(disk.run_or_die(self._files, "journal", self._run()), name="journal")
 
     def _use(self, segment: Segment) -> None:
         self._segment = segment
@@ -297,7 +297,7 @@ class Journal:
         if core.has_waiting or self._fault is not None:
             self._work.set()
 
-    def synced(self) -> asyncio.Future[bool]:
+    def seal_with_future(self) -> asyncio.Future[bool]:
         """Seals like `seal`. Returns a future with the value for `done`."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
@@ -310,7 +310,7 @@ class Journal:
             self._work.clear()
             if self._fault is not None:
                 raise self._fault
-            self._land()
+            self._report_finished()
             if self._next is not None:
                 begins, self._next = self._next, None
                 await self._start_segment(begins)
@@ -333,13 +333,13 @@ class Journal:
         stored = not written.cancelled() and written.exception() is None
         if stored and self._fault is None and not self._closing:
             try:
-                self._land()
+                self._report_finished()
             except BaseException as error:  # a fault of ours; the task raises it
                 self._fault = error
         if not stored or self.core.has_waiting or self._closing or self._fault is not None:
             self._work.set()
 
-    def _land(self) -> None:
+    def _report_finished(self) -> None:
         """Gives the core the outcomes of the oldest blocks whose writes have ended, in order."""
         flying = self._flying
         while flying and flying[0][1].done():
@@ -430,7 +430,7 @@ class Journal:
     async def try_room(self) -> None:
         """Clears `no_space` if there is room for a block of the largest size again."""
         try:
-            await self._filler.run(self._segments.probe, self._block_bytes_max)
+            await self._filler.run(self._segments.check_room, self._block_bytes_max)
         except disk.NoSpace:
             return
         self.core.receive(RoomFound())

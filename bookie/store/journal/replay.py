@@ -42,10 +42,10 @@ from ...format.journal import (
     FileHeader,
     ForeignFile,
     Records,
-    decode_block_header,
     decode_file_header,
-    decode_records,
     encode_block_prefix,
+    intact_block_header,
+    intact_records,
 )
 from .. import disk
 from .segments import JournalPosition, journal_name, journal_numbers
@@ -237,13 +237,13 @@ class _Blocks:
     def header(self, offset: int) -> BlockHeader | None:
         """Returns the header of the block at `offset`; None if no valid block of this use of the file begins there."""
         at = self._window(offset, BLOCK_HEADER_BYTES)
-        return decode_block_header(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number, offset)
+        return intact_block_header(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number, offset)
 
     def records(self, header: BlockHeader, offset: int) -> Records | None:
         if offset + header.padded_bytes > self.size:
             return None
         at = self._window(offset, header.padded_bytes)
-        return decode_records(header, self._data, at + BLOCK_HEADER_BYTES)
+        return intact_records(header, self._data, at + BLOCK_HEADER_BYTES)
 
     def find(self, offset: int, limit: int | None, bad: int) -> int | None:
         """Returns the offset of the first valid block header at or after `offset` and before `limit`. None if there is

@@ -158,7 +158,7 @@ class Segments:
                 file.pwrite([block], 0)
             except OSError as error:
                 if error.errno not in _REFUSALS:
-                    disk.fail(self._files, f"write {path}", error)
+                    disk.raise_or_die(self._files, f"write {path}", error)
                 _LOG.info("%s cannot be written direct (%s): each block is written, then synced", path, error)
                 self.direct = False
         if not self.direct:
@@ -173,7 +173,7 @@ class Segments:
     def fill_soon(self) -> None:
         """Starts to make a spare in the background, unless there is one or one is being made."""
         if not self.spares and self._filling is None:
-            filling = disk.guarded(self._files, "journal segment", self._fill())
+            filling = disk.run_or_die(self._files, "journal segment", self._fill())
             self._filling = asyncio.create_task(filling, name="journal-fill")
 
     async def _fill(self) -> None:
@@ -204,7 +204,7 @@ class Segments:
         try:
             return self._files.open(path, create=True)
         except OSError as error:
-            disk.fail(self._files, f"create {path}", error)
+            disk.raise_or_die(self._files, f"create {path}", error)
 
     def _zero(self, file: File, offset: int, size: int) -> None:
         disk.write(self._files, file, [bytes(size)], offset)
@@ -214,7 +214,7 @@ class Segments:
         if self._files.exists(path):  # there may have been no room for its name either
             self._files.remove(path)
 
-    def probe(self, size: int) -> None:
+    def check_room(self, size: int) -> None:
         """Raises NoSpace if there is no room for `size` bytes. Must run in a worker."""
         path = join_path(self._directory, f"{FILLING}probe")
         try:
@@ -233,7 +233,7 @@ class Segments:
 
         After a crash here, or if no descriptor was free, the next release or start handles the files that are left.
         """
-        for number in _numbers(disk.needless_in(self._files, self._directory)):
+        for number in _numbers(disk.list_removable(self._files, self._directory)):
             if number >= position.journal:
                 continue
             path = join_path(self._directory, journal_name(number))
@@ -249,7 +249,7 @@ class Segments:
         try:
             file = self._files.open(path, write=False)
         except OSError as error:
-            disk.raise_other(error)
+            disk.raise_unless_busy(error)
             return False
         try:
             return self._segment_bytes <= file.size() <= 4 * self._segment_bytes

@@ -32,22 +32,22 @@ from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
 from ....proto.names import Position
-from ...log.log_shape_core import LogShape, Safe
+from ...log.log_shape_core import LogShape, TrimLimit
 from .cursor_state import (
     BATCH_INDEXES_MAX,
     COUNT_BYTES,
     NO_COUNT,
     ChunkKey,
     ChunkKind,
-    Count,
     CursorState,
-    Partial,
-    bytes_of,
+    PartialBatch,
+    RedeliveryCount,
+    bit_indexes,
+    bitmap_bytes,
+    count_ranges,
     first_zero,
     key_of,
     keys_of_holes,
-    ones,
-    ranges,
     run_end,
 )
 from .pending_set import PendingAcks
@@ -101,13 +101,13 @@ class Holes:
     @property
     def ranges(self) -> int:
         """Returns the number of contiguous ranges of holes."""
-        return sum(ranges(holes) for holes in self._acked.values())
+        return sum(count_ranges(holes) for holes in self._acked.values())
 
     @property
     def memory_bytes(self) -> int:
         """Returns the bytes that the bitmaps take in memory; only changed ones are measured again."""
         for ledger_id in self._unsized:
-            self._sizes[ledger_id] = bytes_of(self._acked[ledger_id])
+            self._sizes[ledger_id] = bitmap_bytes(self._acked[ledger_id])
         self._unsized.clear()
         return sum(self._sizes.values())
 
@@ -135,8 +135,8 @@ class Cursor:
         self._holes: Holes | None = None
         self.mark = state.mark
         self.acked = state.acked
-        self.partial: SortedDict[Position, Partial] = SortedDict(state.partial) if state.partial else _NONE
-        self.counts: SortedDict[Position, Count] = SortedDict(state.counts) if state.counts else _NONE
+        self.partial: SortedDict[Position, PartialBatch] = SortedDict(state.partial) if state.partial else _NONE
+        self.counts: SortedDict[Position, RedeliveryCount] = SortedDict(state.counts) if state.counts else _NONE
         self.pending = PendingAcks(state.pending) if state.pending else None
         self.counts_first = False
         self.version = 0
@@ -167,7 +167,7 @@ class Cursor:
         if self.is_acked(position):
             return False
         pending = self.pending
-        if pending is not None and (pending.holds(position) or pending.bits_at(position)):
+        if pending is not None and (pending.is_pending(position) or pending.bits_at(position)):
             return False
         self.version += 1
         if position == self._shape.after(self.mark):
@@ -194,7 +194,7 @@ class Cursor:
             if not new:
                 return new
         if self.pending is not None:
-            new = self.pending.without(ledger_id, new)
+            new = self.pending.exclude_pending(ledger_id, new)
             if not new:
                 return new
         self.version += 1
@@ -218,13 +218,13 @@ class Cursor:
         pending = self.pending
         if pending is not None:
             bits &= ~pending.bits_at(position)
-            if pending.holds(position) or not bits:
+            if pending.is_pending(position) or not bits:
                 return False
         partial = self.partial.get(position)
         if partial is None:
             if self.partial is _NONE:
                 self.partial = SortedDict()
-            partial = self.partial[position] = Partial(0, size)
+            partial = self.partial[position] = PartialBatch(0, size)
             self._partial_bytes += partial.memory_bytes
         partial.size = partial.size or size
         bits |= partial.bits
@@ -261,7 +261,7 @@ class Cursor:
         """
         if position <= self.mark:
             return False
-        if self.pending is not None and self.pending.holds_any(position):
+        if self.pending is not None and self.pending.has_any_until(position):
             return self._ack_around(position)
         self.version += 1
         self.mark = position
@@ -305,24 +305,24 @@ class Cursor:
         self._changed = self._holes = None
         self._partial_bytes = self.partial_messages = 0
 
-    def given_back(self, position: Position, until_ms: int = 0) -> int:
+    def count_redelivery(self, position: Position, until_ms: int = 0) -> int:
         """Counts that the entry was given back once more, and stores that it is held back until `until_ms`. Returns how
         often it was given back by now."""
-        times = self.redeliveries(position) + 1
+        times = self.redelivery_count(position) + 1
         if self.counts is _NONE:
             self.counts = SortedDict()
-        self.counts[position] = Count(times, until_ms)
+        self.counts[position] = RedeliveryCount(times, until_ms)
         self.version += 1
         self.changed_chunks.add(key_of(ChunkKind.COUNTS, position))
         return times
 
-    def redeliveries(self, position: Position) -> int:
+    def redelivery_count(self, position: Position) -> int:
         """Returns how often the entry was given back."""
-        found: Count = self.counts.get(position, NO_COUNT)
+        found: RedeliveryCount = self.counts.get(position, NO_COUNT)
         return found.redeliveries
 
     # ------------------------------------------------------------------ facts
-    def fit(self) -> None:
+    def adapt_to_log(self) -> None:
         """Adapts the cursor to the log after a restart: limits the mark to the log, drops acknowledgements and counts
         of entries that the log does not have, then advances the mark over the holes that follow it."""
         shape = self._shape
@@ -337,12 +337,12 @@ class Cursor:
         for position in [position for position in self.counts if not shape.readable(position)]:
             del self.counts[position]
         if self.pending is not None:
-            self.pending = self.pending.fitted(shape, self.mark, self.is_acked)
+            self.pending = self.pending.adapt_to_log(shape, self.mark, self.is_acked)
         self._advance()
 
     def on_trimmed(self, ledger_id: int) -> None:
-        """Called when a ledger was deleted, all of which was acknowledged: drops its holes. (`fit` does the same after
-        a restart.)"""
+        """Called when a ledger was deleted, all of which was acknowledged: drops its holes. (`adapt_to_log` does the
+        same after a restart.)"""
         if ledger_id in self.acked:
             self.holes.drop(ledger_id)
 
@@ -375,7 +375,7 @@ class Cursor:
         return min(self.mark, self.persisted_mark)
 
     @property
-    def safe(self) -> Safe:
+    def trim_limit(self) -> TrimLimit:
         """Returns what the subscription no longer needs of the log: everything up to `safe_mark`, and later ledgers of
         which every entry is a hole in a stored state.
 
@@ -391,7 +391,7 @@ class Cursor:
         if full or self._holes is not None:
             self.holes.full = full
         mark = self._shape.skip_hidden(self.safe_mark)
-        return Safe(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
+        return TrimLimit(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
     @property
     def dirty(self) -> bool:
@@ -415,20 +415,20 @@ class Cursor:
         pending = self.pending
         if pending is None:
             return False
-        return pending.holds(position) or (
-            position in pending.parts and 0 < self._size(position) <= self.hidden(position).bit_count()
+        return pending.is_pending(position) or (
+            position in pending.parts and 0 < self._size(position) <= self.hidden_bits(position).bit_count()
         )
 
-    def hidden(self, position: Position) -> int:
+    def hidden_bits(self, position: Position) -> int:
         """Returns the messages of a batch that are acknowledged or pending, as bits: consumers are not shown them."""
-        partial: Partial | None = self.partial.get(position)
+        partial: PartialBatch | None = self.partial.get(position)
         bits = partial.bits if partial is not None else 0
         return bits if self.pending is None else bits | self.pending.bits_at(position)
 
     def _size(self, position: Position) -> int:
         """Returns the number of messages of a batch of which something is acknowledged or pending; 0 if it is not
         known."""
-        partial: Partial | None = self.partial.get(position)
+        partial: PartialBatch | None = self.partial.get(position)
         if (partial is None or not partial.size) and self.pending is not None:
             partial = self.pending.parts.get(position)
         return partial.size if partial is not None else 0
@@ -436,7 +436,7 @@ class Cursor:
     def size_of(self, position: Position, shown: int) -> int:
         """Returns the number of messages of a batch; 0 if it is not known. `shown`: how many of them the consumer that
         holds it was shown; 0: no consumer holds it."""
-        return self._size(position) or (0 if self.hidden(position) else shown)
+        return self._size(position) or (0 if self.hidden_bits(position) else shown)
 
     @property
     def has_parts(self) -> bool:
@@ -446,11 +446,11 @@ class Cursor:
     def acked_indexes(self, position: Position) -> list[int]:
         """Returns the batch indexes that are acknowledged, of an entry that is not acknowledged as a whole."""
         partial = self.partial.get(position)
-        return list(ones(partial.bits)) if partial is not None else []
+        return list(bit_indexes(partial.bits)) if partial is not None else []
 
     def acked_count(self, position: Position) -> int:
         """Returns how many messages are acknowledged, of an entry that is not acknowledged as a whole."""
-        partial: Partial | None = self.partial.get(position)
+        partial: PartialBatch | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
 
     def next_unacked(self, position: Position) -> Position:
@@ -473,7 +473,7 @@ class Cursor:
         if self.pending is None:
             return position
         shape = self._shape
-        while self.pending.holds(position := shape.at_or_after(position)):
+        while self.pending.is_pending(position := shape.at_or_after(position)):
             if position <= self.pending.up_to:
                 position = self.next_unacked(shape.after(self.pending.up_to))
                 continue
@@ -527,7 +527,7 @@ class Cursor:
         return CursorState(
             self.mark,
             {ledger_id: holes.copy() for ledger_id, holes in self.acked.items()},
-            {position: Partial(partial.bits, partial.size) for position, partial in self.partial.items()},
+            {position: PartialBatch(partial.bits, partial.size) for position, partial in self.partial.items()},
             dict(self.counts),
             {txn: acks.copy() for txn, acks in self.pending.of.items()} if self.pending is not None else {},
         )
@@ -566,7 +566,7 @@ class Cursor:
         self._gone(self.partial.pop(position))
         self.changed_chunks.add(key_of(ChunkKind.PARTIALS, position))
 
-    def _gone(self, partial: Partial) -> None:
+    def _gone(self, partial: PartialBatch) -> None:
         """Subtracts a partial batch that was dropped from the totals."""
         self._partial_bytes -= partial.memory_bytes
         self.partial_messages -= partial.bits.bit_count()

@@ -43,7 +43,7 @@ class ChunkKey(NamedTuple):
     ledger_id: int
     block: int
 
-    def covers(self) -> range:
+    def entry_range(self) -> range:
         """Returns the entry ids of its block."""
         bits = self.kind.block_bits
         return range(self.block << bits, (self.block + 1) << bits)
@@ -60,7 +60,7 @@ def key_of(kind: ChunkKind, position: Position) -> ChunkKey:
     return ChunkKey(kind, position[0], position[1] >> kind.block_bits)
 
 
-class Partial(msgspec.Struct):
+class PartialBatch(msgspec.Struct):
     """A batch of which some messages are acknowledged: bit i is message i. `size`: how many it has; 0: not known."""
 
     bits: int = 0
@@ -71,7 +71,7 @@ class Partial(msgspec.Struct):
         return PARTIAL_BYTES + (self.bits.bit_length() >> 3)
 
 
-class Count(NamedTuple):
+class RedeliveryCount(NamedTuple):
     """The number of times that an entry was given back; it is not delivered before `until_ms`, ms since the epoch (0:
     at once)."""
 
@@ -79,7 +79,7 @@ class Count(NamedTuple):
     until_ms: int = 0
 
 
-NO_COUNT = Count(0)
+NO_COUNT = RedeliveryCount(0)
 
 
 NOWHERE = Position(-1, -1)
@@ -90,13 +90,13 @@ class TxnAcks(msgspec.Struct):
     """The acknowledgements of one transaction (core/pending_acks.py)."""
 
     entries: dict[int, BitMap] = {}  # ledger → whole entries
-    parts: dict[Position, Partial] = {}  # some messages of batches
+    parts: dict[Position, PartialBatch] = {}  # some messages of batches
     up_to: Position = NOWHERE  # a cumulative acknowledgement: everything up to and with it
 
     def __bool__(self) -> bool:
         return bool(self.entries or self.parts or self.up_to != NOWHERE)
 
-    def holds(self, position: Position) -> bool:
+    def has_entry(self, position: Position) -> bool:
         """Returns True if the entry is acknowledged as a whole."""
         entries = self.entries.get(position[0])
         return position <= self.up_to or (entries is not None and position[1] in entries)
@@ -111,7 +111,7 @@ class TxnAcks(msgspec.Struct):
         if not bits:
             self.entries.setdefault(position[0], BitMap()).add(position[1])
         else:
-            part = self.parts.setdefault(position, Partial(0, size))
+            part = self.parts.setdefault(position, PartialBatch(0, size))
             part.bits |= bits
 
     @property
@@ -121,7 +121,9 @@ class TxnAcks(msgspec.Struct):
 
     def copy(self) -> TxnAcks:
         entries = {ledger_id: each.copy() for ledger_id, each in self.entries.items()}
-        return TxnAcks(entries, {each: Partial(part.bits, part.size) for each, part in self.parts.items()}, self.up_to)
+        return TxnAcks(
+            entries, {each: PartialBatch(part.bits, part.size) for each, part in self.parts.items()}, self.up_to
+        )
 
 
 def keys_of_pending(acks: TxnAcks) -> Iterator[ChunkKey]:
@@ -143,8 +145,8 @@ class CursorState(msgspec.Struct):
 
     mark: Position
     acked: dict[int, BitMap] = {}
-    partial: dict[Position, Partial] = {}
-    counts: dict[Position, Count] = {}
+    partial: dict[Position, PartialBatch] = {}
+    counts: dict[Position, RedeliveryCount] = {}
     pending: dict[TxnId, TxnAcks] = {}
 
 
@@ -164,7 +166,7 @@ def bits_of(indexes: Iterable[int]) -> int:
     return int.from_bytes(bits, "little")
 
 
-def ones(bits: int) -> Iterator[int]:
+def bit_indexes(bits: int) -> Iterator[int]:
     """Yields the indexes of the bits that are set, ascending."""
     text = bin(bits)[:1:-1]
     at = text.find("1")
@@ -178,7 +180,7 @@ def first_zero(bits: int) -> int:
     return (~bits & (bits + 1)).bit_length() - 1
 
 
-def bytes_of(holes: BitMap) -> int:
+def bitmap_bytes(holes: BitMap) -> int:
     """Returns the bytes of memory that the bitmap takes: its containers as CRoaring keeps them (a bitset of 8 KB, two
     bytes a value, four bytes a run), and the object."""
     figures = holes.get_statistics()
@@ -191,13 +193,13 @@ FEW = 64
 else."""
 
 
-def at_most(holes: BitMap) -> int:
-    """Returns an upper bound of `bytes_of`; it is at most 16 bytes a value too high."""
+def bitmap_bytes_max(holes: BitMap) -> int:
+    """Returns an upper bound of `bitmap_bytes`; it is at most 16 bytes a value too high."""
     count = len(holes)
-    return bytes_of(holes) if count > FEW else 200 + 18 * count
+    return bitmap_bytes(holes) if count > FEW else 200 + 18 * count
 
 
-def ranges(holes: BitMap) -> int:
+def count_ranges(holes: BitMap) -> int:
     """Returns the number of contiguous ranges."""
     shifted = holes.shift(1)
     return len(holes) - len(holes & shifted)

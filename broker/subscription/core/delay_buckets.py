@@ -65,7 +65,7 @@ class Draft(NamedTuple):
     segments: list[DelaySegment]
 
 
-class Keys(msgspec.Struct, eq=False):
+class DelayKeys(msgspec.Struct, eq=False):
     """Ascending keys, as bytes; those before `offset` were given up already."""
 
     body: bytes
@@ -210,7 +210,8 @@ class Buckets(msgspec.Struct):
     """The buckets of a subscription, and those of their keys that are in memory."""
 
     _all: dict[int, Bucket] = msgspec.field(default_factory=dict)
-    _heads: list[tuple[int, int, Keys, Bucket | None]] = msgspec.field(default_factory=list)  # a heap by key and order
+    # a heap by key and order
+    _heads: list[tuple[int, int, DelayKeys, Bucket | None]] = msgspec.field(default_factory=list)
     _order: int = 0
     _waiting: list[tuple[int, int]] = msgspec.field(default_factory=list)  # a heap: (first time, ledger), not loaded
     _merging: dict[int, Bucket] = msgspec.field(default_factory=dict)
@@ -256,16 +257,16 @@ class Buckets(msgspec.Struct):
         return bool(self._drained)
 
     # ------------------------------------------------------------------ keys in memory
-    def push(self, keys: Keys, bucket: Bucket | None) -> None:
+    def add_keys(self, keys: DelayKeys, bucket: Bucket | None) -> None:
         """Adds keys to those in memory. `bucket` None: they are of a draft."""
         self._order += 1
         heappush(self._heads, (keys.head, self._order, keys, bucket))
 
-    def pull(self, keys: Keys) -> None:
+    def remove_keys(self, keys: DelayKeys) -> None:
         """Removes these keys from memory."""
         self._leave([head for head in self._heads if head[2] is not keys])
 
-    def _leave(self, heads: list[tuple[int, int, Keys, Bucket | None]]) -> None:
+    def _leave(self, heads: list[tuple[int, int, DelayKeys, Bucket | None]]) -> None:
         if len(heads) != len(self._heads):
             heapify(heads)
             self._heads = heads
@@ -296,7 +297,7 @@ class Buckets(msgspec.Struct):
         heappush(self._waiting, (bucket.segments[bucket.next].first_ms, bucket.ledger_id))
 
     @property
-    def next_look_ms(self) -> int | None:
+    def next_due_ms(self) -> int | None:
         """Returns the time (ms since the epoch) at which a key becomes due or a segment must be loaded; None if nothing
         will."""
         if self._merges:
@@ -306,7 +307,7 @@ class Buckets(msgspec.Struct):
             looks.append(self._waiting[0][0] - LOOKAHEAD_MS)
         return min(looks, default=None)
 
-    def wanted(self, now_ms: int) -> list[Load]:
+    def take_loads(self, now_ms: int) -> list[Load]:
         """Returns the segments that must be read now; each is returned once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
@@ -330,9 +331,9 @@ class Buckets(msgspec.Struct):
         bucket = self._all.get(load.ledger_id)
         if bucket is None or bucket.next != load.first:
             return []
-        bucket.next, bucket.reading, keys = load.last + 1, False, Keys(body)
+        bucket.next, bucket.reading, keys = load.last + 1, False, DelayKeys(body)
         if load.ledger_id not in self._merging:
-            self.push(keys, bucket)
+            self.add_keys(keys, bucket)
             return []
         return self._taken(bucket) + keys.rest()
 
@@ -381,7 +382,7 @@ class Buckets(msgspec.Struct):
         return keys
 
     @property
-    def merged(self) -> frozenset[int]:
+    def merged_ledgers(self) -> frozenset[int]:
         """Returns the ledgers of the merged buckets, all of whose keys are fresh now; empty until the whole merge is
         read."""
         if not self._merging or any(bucket.reading for bucket in self._merging.values()):

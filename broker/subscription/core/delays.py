@@ -20,12 +20,12 @@ Rules
   nothing here has to be stored before anything else: what is not sealed when the broker dies is read again, and nothing
   but that; after a restart segments whose time has passed are left out; a bucket may be deleted when its last entry is
   given up, acknowledged or not. The time of an entry is in the entry: two sources never disagree.
-- **A bucket is durable and named before its entries leave memory** (`sealed`); until then the draft serves them.
+- **A bucket is durable and named before its entries leave memory** (`on_sealed`); until then the draft serves them.
 - A bucket that cannot be read is *lost*: `take_due` returns what is held in the ledgers of the topic that it covers at
   once, in log order and a few at a time; that is read from the log, and held again if it is early; never dropped.
 - `take_due` uses the time that it is given and remembers none: a clock that jumps forward delivers, one that jumps back
   waits.
-- Acknowledged without delivery (skip, expiry, seek, a cleared backlog): `discard`, `forget_up_to`.
+- Acknowledged without delivery (skip, expiry, seek, a cleared backlog): `discard`, `discard_up_to`.
 
 Memory: a fresh entry costs `FRESH_BYTES`; a sealed one its place in a bitmap (a bit, or two bytes where few are
 delayed) and a 2000th of a row; a loaded one KEY_BYTES, for LOOKAHEAD_MS. Sealing begins at `seal_entries`, or at
@@ -53,9 +53,9 @@ from .delay_buckets import (
     TIME,
     Bucket,
     Buckets,
+    DelayKeys,
     DelaySegment,
     Draft,
-    Keys,
     Load,
     drafted,
     key_of,
@@ -99,7 +99,7 @@ class DelayIndex:
         self.count = 0  # entries that are held
         self._seal_at = 0  # fresh ones at the next look; 0: by the rule
         self._used: _Memory | None = None
-        self._draft: tuple[Draft, Keys, frozenset[int]] | None = None  # with the buckets that are merged in it
+        self._draft: tuple[Draft, DelayKeys, frozenset[int]] | None = None  # with the buckets that are merged in it
 
     @property
     def _memory(self) -> _Memory:
@@ -109,7 +109,7 @@ class DelayIndex:
         return self._used
 
     # ------------------------------------------------------------------ intents
-    def hold(self, position: Position, at_ms: int) -> None:
+    def add_entry(self, position: Position, at_ms: int) -> None:
         """Holds the entry until `at_ms`. Does nothing if it is held already."""
         memory = self._memory
         held = memory.held.get(position[0])
@@ -125,7 +125,7 @@ class DelayIndex:
         if self.count and self._discard(position) and not self.count:
             self.clear()
 
-    def forget_set(self, ledger_id: int, entries: BitMap) -> None:
+    def discard_set(self, ledger_id: int, entries: BitMap) -> None:
         """Drops entries of a ledger, because they are acknowledged."""
         held = self._memory.held.get(ledger_id)
         if held is None:
@@ -138,7 +138,7 @@ class DelayIndex:
         if not self.count:
             self.clear()
 
-    def forget_up_to(self, mark: Position) -> None:
+    def discard_up_to(self, mark: Position) -> None:
         """Drops everything up to the mark: it is acknowledged, or no longer in the log."""
         if not self.count:
             return
@@ -227,12 +227,12 @@ class DelayIndex:
         return found
 
     @property
-    def next_look_ms(self) -> int | None:
+    def next_due_ms(self) -> int | None:
         """Returns the time (ms since the epoch) at which an entry becomes due or a segment must be loaded; None if
         nothing will."""
         if self._memory.lost:
             return 0
-        looks = [self._memory.fresh[0] >> TIME if self._memory.fresh else None, self._memory.buckets.next_look_ms]
+        looks = [self._memory.fresh[0] >> TIME if self._memory.fresh else None, self._memory.buckets.next_due_ms]
         return min((look for look in looks if look is not None), default=None)
 
     # ------------------------------------------------------------------ sealing
@@ -242,12 +242,12 @@ class DelayIndex:
         return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
     @property
-    def seals(self) -> bool:
+    def must_seal(self) -> bool:
         """Returns True if it is time to call `seal`."""
         fresh = len(self._memory.fresh)
         over = fresh * FRESH_BYTES > self.memory_bytes_max
         enough = over or fresh >= max(self._seal_entries, self._seal_at)
-        return self._draft is None and (enough or bool(self._memory.buckets and self._memory.buckets.merged))
+        return self._draft is None and (enough or bool(self._memory.buckets and self._memory.buckets.merged_ledgers))
 
     @property
     def _seal_entries(self) -> int:
@@ -255,10 +255,10 @@ class DelayIndex:
 
     def seal(self, now_ms: int, *, least: int | None = None) -> Draft | None:
         """Returns a draft of a bucket with the entries that are due far in the future; None if there are too few of
-        them. The caller stores it, and then calls `sealed`, or `kept` if that failed. One draft at a time. `least`:
-        fewer entries are not sealed."""
+        them. The caller stores it, and then calls `on_sealed`, or `on_seal_failed` if that failed. One draft at a time.
+        `least`: fewer entries are not sealed."""
         assert self._draft is None, "one bucket is sealed at a time"
-        fresh, merged = self._memory.fresh, self._memory.buckets.merged
+        fresh, merged = self._memory.fresh, self._memory.buckets.merged_ledgers
         fresh.sort()
         pressed = len(fresh) * FRESH_BYTES > self.memory_bytes_max
         cut = bisect_left(fresh, 0 if pressed else (now_ms + NEAR_MS) << TIME)
@@ -273,27 +273,27 @@ class DelayIndex:
         if not draft.bodies:
             self._memory.buckets.end_merged(merged)
             return None
-        keys = Keys(b"".join(draft.bodies))
+        keys = DelayKeys(b"".join(draft.bodies))
         self._draft = draft, keys, merged
-        self._memory.buckets.push(keys, None)
+        self._memory.buckets.add_keys(keys, None)
         return draft
 
-    def sealed(self, ledger_id: int) -> None:
+    def on_sealed(self, ledger_id: int) -> None:
         """Called when the draft is durable in this ledger, and the record names it: the draft becomes a bucket."""
         assert self._draft is not None, "a draft was sealed"
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
-        buckets.pull(keys)
+        buckets.remove_keys(keys)
         places = [unpack_places(segment.places) for segment in draft.segments]
         given_up = keys.offset // KEY_BYTES if self.count else len(keys.body)
         buckets.add(Bucket.create(ledger_id, draft.segments, places, next_of(draft, given_up)))
         buckets.end_merged(merged)
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
-    def kept(self) -> None:
+    def on_seal_failed(self) -> None:
         """Called when the draft was not stored: its entries are fresh again."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
-        self._memory.buckets.pull(keys)
+        self._memory.buckets.remove_keys(keys)
         self._be_fresh(keys.rest())
 
     def _be_fresh(self, keys: list[int]) -> None:
@@ -325,7 +325,7 @@ class DelayIndex:
         if ledger_id in self.cursor.acked:
             entries -= self.cursor.acked[ledger_id]
         if self.cursor.pending is not None:
-            entries = self.cursor.pending.without(ledger_id, entries)
+            entries = self.cursor.pending.exclude_pending(ledger_id, entries)
         if not entries:
             return False
         held = self._memory.held.setdefault(ledger_id, BitMap())
@@ -334,9 +334,9 @@ class DelayIndex:
         self.count += len(held) - before
         return True
 
-    def wanted(self, now_ms: int) -> list[Load]:
+    def take_loads(self, now_ms: int) -> list[Load]:
         """Returns the segments that must be read now; each is returned once."""
-        return self._memory.buckets.wanted(now_ms)
+        return self._memory.buckets.take_loads(now_ms)
 
     def add_loaded(self, load: Load, body: bytes) -> None:
         """Adds the keys of segments that were read."""

@@ -55,12 +55,12 @@ from ....proto.names import Position
 from ....proto.states import Blocked
 from ...log.log_shape_core import LogShape
 from .cursor import Cursor
-from .cursor_state import ones
+from .cursor_state import bit_indexes
 from .delays import DelayIndex
 from .filters import Fate, filters_of
 from .in_log_order import why_none
 from .policy import Entry, Member, Policy
-from .positions import inside
+from .positions import select_positions
 from .redelivery_backoff import BackoffQueue
 
 # ---------------------------------------------------------------------------------------------------- deliveries
@@ -199,7 +199,7 @@ class Dispatcher:
         return 0 < limit <= unacked and self.policy.individual
 
     # ------------------------------------------------------------------ reading and handing out
-    def want(self) -> Read | ReplayRange | Blocked:
+    def choose_read(self) -> Read | ReplayRange | Blocked:
         """Returns what to read next, or why no consumer can get anything now."""
         policy, cursor, position = self.policy, self.cursor, self.read_position
         blocked = why_none(policy.takers)
@@ -208,7 +208,7 @@ class Dispatcher:
         if policy.waiting.entries:
             ready = policy.next_ready(REPLAY_ENTRIES_MAX)
             if ready and self.failed:
-                ready = [each for each in ready if not policy.holds_back(each)]
+                ready = [each for each in ready if not policy.is_held_back(each)]
             if ready:
                 return ReplayRange(tuple(ready))
         some_delayed = self.delays is not None and self.delays.count > 0 and self.delaying
@@ -218,7 +218,7 @@ class Dispatcher:
             if self.read_position != position:
                 position = self.read_position
                 readable = self._shape.readable(position)
-        if self.failed and policy.holds_back(position):
+        if self.failed and policy.is_held_back(position):
             return Blocked.FAILED
         if not readable:
             if policy.waiting.entries:
@@ -246,7 +246,7 @@ class Dispatcher:
             position = self.delays.next_after(position)
         self.read_position = position
 
-    def blocked(self) -> Blocked | None:
+    def why_blocked(self) -> Blocked | None:
         """Returns why no entry at all could be delivered now; None if one could."""
         why = why_none(self.policy.takers)
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
@@ -277,7 +277,7 @@ class Dispatcher:
                     break
             else:
                 if delays is not None and entry.deliver_at_ms > now_ms:
-                    delays.hold(position, entry.deliver_at_ms)
+                    delays.add_entry(position, entry.deliver_at_ms)
                     if waited:
                         policy.discard(position)
                 elif self.full:
@@ -308,11 +308,11 @@ class Dispatcher:
         assert position not in outstanding, "an entry has one outstanding holder"
         acked = cursor.acked_indexes(position) if cursor.partial else []
         if cursor.pending is not None and (pending := cursor.pending.bits_at(position)):
-            acked = list(ones(cursor.hidden(position)))
-            member.note_unshown(position, pending, entry.count, cursor.mark)
+            acked = list(bit_indexes(cursor.hidden_bits(position)))
+            member.add_unshown(position, pending, entry.count, cursor.mark)
         elif member.unshown:
             member.unshown.pop(position, None)
-        count = cursor.redeliveries(position) if cursor.counts else 0
+        count = cursor.redelivery_count(position) if cursor.counts else 0
         shown = entry.count - len(acked)
         if again:
             member.reordered = True
@@ -321,7 +321,7 @@ class Dispatcher:
         if self.tracks:
             outstanding[position] = shown
             if self.ordered and entry.chunk_of:
-                self.chunks[position] = entry.chunk_of, entry.is_continued
+                self.chunks[position] = entry.chunk_of, entry.has_more_chunks
             member.unacked += shown
             self.unacked += shown
             of_consumer, of_subscription = self.limits
@@ -334,7 +334,7 @@ class Dispatcher:
         return _tuple(Delivery, (member, entry, count, acked))
 
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
-    def acked(self, member: Member | None, position: Position) -> None:
+    def on_acked(self, member: Member | None, position: Position) -> None:
         """Called when the entry is done: it is no longer outstanding, and not delivered again. `member`: the consumer
         that acknowledged it."""
         if self.failed or self.chunks:
@@ -349,18 +349,18 @@ class Dispatcher:
         if self.delays is not None:
             self.delays.discard(position)
 
-    def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
+    def on_set_acked(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
         """Called when many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding
         entries."""
         if self.failed or self.chunks:
-            self._recovered(inside(self.failed.keys() | self.chunks.keys(), ledger_id, entries))
+            self._recovered(select_positions(self.failed.keys() | self.chunks.keys(), ledger_id, entries))
         if self.delays is not None:
-            self.delays.forget_set(ledger_id, entries)
+            self.delays.discard_set(ledger_id, entries)
         holders = list(self.members.values()) if member is None else [member]
         holders += [other for other in self.members.values() if other is not member]
         released, left = self.policy.on_released, len(entries)
         for holder in holders:
-            done = inside(holder.outstanding, ledger_id, entries)
+            done = select_positions(holder.outstanding, ledger_id, entries)
             if done:
                 self._unload(holder, sum(map(holder.outstanding.pop, done)))
                 holder.reordered = holder.reordered and bool(holder.outstanding)
@@ -368,11 +368,11 @@ class Dispatcher:
             left -= len(done)
             if not left:
                 return
-        self.policy.done_set(ledger_id, entries)
-        for position in inside(self.held, ledger_id, entries):
+        self.policy.discard_set(ledger_id, entries)
+        for position in select_positions(self.held, ledger_id, entries):
             self.held.drop(position)
 
-    def acked_messages(self, member: Member, position: Position, messages: int) -> None:
+    def on_messages_acked(self, member: Member, position: Position, messages: int) -> None:
         """Called when some messages of an outstanding batch are done."""
         held = member.outstanding.get(position)
         if held is not None:
@@ -382,20 +382,20 @@ class Dispatcher:
             if messages == held:
                 self._give_back(member, (position,))  # what it was shown is done; of the rest others decide
 
-    def acked_up_to(self, mark: Position) -> None:
+    def on_mark_acked(self, mark: Position) -> None:
         """Called when everything up to the mark is done."""
         if self.failed or self.chunks:
             self._recovered([each for each in self.failed.keys() | self.chunks.keys() if each <= mark])
         for member in self.members.values():
-            done = member.held_up_to(mark)
+            done = member.outstanding_up_to(mark)
             for position in done:
                 self._drop(member, position)
             self.policy.on_released(done)
-        self.policy.done_up_to(mark)
+        self.policy.discard_up_to(mark)
         for position in [each for each in self.held if each <= mark]:
             self.held.drop(position)
         if self.delays is not None:
-            self.delays.forget_up_to(mark)
+            self.delays.discard_up_to(mark)
         self.read_position = max(self.read_position, self._shape.after(mark))
 
     def _drop(self, member: Member, position: Position) -> bool:
@@ -428,7 +428,7 @@ class Dispatcher:
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
             if counted and not self.cursor.is_done(position):
-                self.cursor.given_back(position)
+                self.cursor.count_redelivery(position)
         self._give_back(member, given)
 
     def fail(self, member: Member, positions: Iterable[Position]) -> list[Position]:
@@ -502,7 +502,7 @@ class Dispatcher:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
                 self.release((position,))
 
-    def holder(self, position: Position) -> Member | None:
+    def find_holder(self, position: Position) -> Member | None:
         """Returns the consumer at which the entry is outstanding; None if it is at none."""
         return next((each for each in self.members.values() if position in each.outstanding), None)
 
@@ -532,7 +532,7 @@ class Dispatcher:
         self.held.clear()
         self._start_over()
         if self.delays is not None:
-            self.delays.forget_up_to(self.cursor.mark)
+            self.delays.discard_up_to(self.cursor.mark)
 
     def _start_over(self) -> None:
         for member in self.members.values():

@@ -105,7 +105,7 @@ class Chunk(NamedTuple):
     of: int
 
 
-class Run(NamedTuple):
+class ChunkRun(NamedTuple):
     """A run of chunks. `chunks`: the position of each chunk, in order; `places`: those, and the entries that repeat a
     chunk; `whole`: no chunk is missing."""
 
@@ -114,29 +114,29 @@ class Run(NamedTuple):
     whole: bool
 
 
-def runs_of(found: Iterable[Chunk]) -> list[Run]:
+def runs_of(found: Iterable[Chunk]) -> list[ChunkRun]:
     """Returns the runs, in order; `found` must be all entries with one uuid, in log order."""
-    runs: list[Run] = []
+    runs: list[ChunkRun] = []
     chunks: list[Position] = []
     places: list[Position] = []
     for position, number, of in found:
         if number > len(chunks) or number < 0:
-            runs += [Run(tuple(chunks), tuple(places), False)] if places else []
-            runs.append(Run((), (position,), False))
+            runs += [ChunkRun(tuple(chunks), tuple(places), False)] if places else []
+            runs.append(ChunkRun((), (position,), False))
             chunks, places = [], []
             continue
         places.append(position)
         if number == len(chunks):
             chunks.append(position)
         if len(chunks) == of:
-            runs.append(Run(tuple(chunks), tuple(places), True))
+            runs.append(ChunkRun(tuple(chunks), tuple(places), True))
             chunks, places = [], []
     if places:
-        runs.append(Run(tuple(chunks), tuple(places), False))
+        runs.append(ChunkRun(tuple(chunks), tuple(places), False))
     return runs
 
 
-def run_at(found: Iterable[Chunk], position: Position) -> tuple[Run, bool]:
+def run_at(found: Iterable[Chunk], position: Position) -> tuple[ChunkRun, bool]:
     """Returns the run that the entry at `position` is in, and whether it is the last one."""
     runs = runs_of(found)
     at = next(number for number, run in enumerate(runs) if position in run.places)

@@ -14,7 +14,7 @@ from ....proto.routing import sticky_slot
 from ....proto.states import Blocked
 from .policy import ActiveChanged, Entry, Member, Statistics, SubscriptionOptions
 from .positions import PositionSet
-from .slot_owners import Ring
+from .slot_owners import HashRing
 
 NOTHING = PositionSet()
 """The waiting entries of a subscription in which nothing has failed; never add to it."""
@@ -31,10 +31,10 @@ class InLogOrder:
         self.waiting = PositionSet()
         self._failed = NOTHING
 
-    def differs(self, newcomer: Member) -> str | None:
+    def why_incompatible(self, newcomer: Member) -> str | None:
         return None
 
-    def events(self) -> Sequence[ActiveChanged]:
+    def take_events(self) -> Sequence[ActiveChanged]:
         return ()
 
     def statistics(self) -> Statistics:
@@ -61,18 +61,18 @@ class InLogOrder:
     def on_recovered(self, position: Position) -> None:
         self._failed.discard(position)
 
-    def holds_back(self, position: Position) -> bool:
+    def is_held_back(self, position: Position) -> bool:
         return bool(self._failed) and position > self._failed.first()
 
     def discard(self, position: Position) -> None:
         if self.waiting.entries:
             self.waiting.discard(position)
 
-    def done_set(self, ledger_id: int, entries: BitMap) -> None:
+    def discard_set(self, ledger_id: int, entries: BitMap) -> None:
         if self.waiting.entries:
             self.waiting.discard_set(ledger_id, entries)
 
-    def done_up_to(self, mark: Position) -> None:
+    def discard_up_to(self, mark: Position) -> None:
         if self.waiting.entries:
             self.waiting.discard_up_to(mark)
 
@@ -90,7 +90,7 @@ class InLogOrder:
     def _comes_later(self, position: Position) -> bool:
         """Returns True if another entry must be delivered before this one. Any waiting entry precedes a new one."""
         return (self.waiting.entries > 0 and self.waiting.first() != position) or (
-            self._failed is not NOTHING and self.holds_back(position)
+            self._failed is not NOTHING and self.is_held_back(position)
         )
 
     def _goes_out(self, position: Position, waited: bool) -> None:
@@ -177,7 +177,7 @@ class Failover(InLogOrder):
         self._members: list[Member] = []  # in order of subscribing
         self.active: Member | None = None
         self.takers: Sequence[Member] = ()  # the active one
-        self._changed = False  # since the last `events`
+        self._changed = False  # since the last `take_events`
         self._notified: dict[int, bool] = {}  # consumer → what it was notified of last
 
     def why_refused(self, newcomer: Member) -> str | None:
@@ -207,7 +207,7 @@ class Failover(InLogOrder):
             able.sort(key=lambda member: (member.name, member.id))
             return able[self._partition % len(able)]
         if any(member.many_topics for member in able):
-            ring = Ring()
+            ring = HashRing()
             for member in able:
                 ring.join(member)
             return ring.owner(sticky_slot(self._topic))
@@ -222,7 +222,7 @@ class Failover(InLogOrder):
         self._goes_out(entry.position, waited)
         return active
 
-    def events(self) -> Sequence[ActiveChanged]:
+    def take_events(self) -> Sequence[ActiveChanged]:
         if not self._changed:
             return ()
         self._changed = False

@@ -38,7 +38,7 @@ from ....proto.states import Blocked
 from .in_log_order import InLogOrder, why_none
 from .key_slots import NOTHING, Slot, Slots
 from .policy import ActiveChanged, Draining, Entry, Keys, Member, Statistics, SubscriptionOptions
-from .slot_owners import Halves, Ring, SlotOwners, Sticky, key_shared_options
+from .slot_owners import HashRing, SlotOwners, SplitRanges, StickyRanges, key_shared_options
 
 
 class KeyShared:
@@ -51,7 +51,9 @@ class KeyShared:
     def __init__(self, options: SubscriptionOptions) -> None:
         asked, config = key_shared_options(options.asked), options.config
         self.sticky, self.out_of_order = asked.sticky, asked.out_of_order
-        self.owners: SlotOwners = Sticky() if self.sticky else Halves() if config.key_shared_hash_ranges else Ring()
+        self.owners: SlotOwners = (
+            StickyRanges() if self.sticky else SplitRanges() if config.key_shared_hash_ranges else HashRing()
+        )
         self._waiting_bytes_max = config.key_shared_waiting_bytes
         self._members: dict[int, Member] = {}
         self.takers: Collection[Member] = self._members.values()
@@ -59,13 +61,17 @@ class KeyShared:
         self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
         self.on_released, self.on_returned = self.slots.vacate, self.slots.on_returned
         self.on_entry_failed, self.on_recovered = self.slots.on_entry_failed, self.slots.on_recovered
-        self.discard, self.done_set, self.done_up_to = self.slots.discard, self.slots.done_set, self.slots.done_up_to
+        self.discard, self.discard_set, self.discard_up_to = (
+            self.slots.discard,
+            self.slots.discard_set,
+            self.slots.discard_up_to,
+        )
         self._owned: dict[int, Member | None] = {}  # slot → owner, of those that were asked for
         self._stale: list[int] = []  # slots to be checked, because owners have changed
         self._turn = 0  # the consumer that got the last entry without a key
 
     # ------------------------------------------------------------------ consumers
-    def differs(self, newcomer: Member) -> str | None:
+    def why_incompatible(self, newcomer: Member) -> str | None:
         asked = key_shared_options(newcomer.options)
         if (asked.sticky, asked.out_of_order) == (self.sticky, self.out_of_order):
             return None
@@ -131,7 +137,7 @@ class KeyShared:
         if not slots:
             return member
         if waited:
-            self.slots.stop_waiting(position, slots)
+            self.slots.remove_waiting(position, slots)
         self.slots.occupy(position, slots, member)
         if len(slots) > 1:
             for number in slots:
@@ -149,7 +155,7 @@ class KeyShared:
             why = why_none(self.takers)
             if why is not None:
                 return why
-        self.slots.wait(position, slots)
+        self.slots.add_waiting(position, slots)
         return None
 
     def _owner(self, number: int) -> Member | None:
@@ -164,7 +170,7 @@ class KeyShared:
         slot = self._in_use.get(number)
         if slot is None or self.out_of_order:
             member = self._owned.get(number) or self._owner(number)
-        elif (slot.failures is not None and slot.fails_before(position)) or (
+        elif (slot.failures is not None and slot.has_failure_before(position)) or (
             slot.waiting is not NOTHING and slot.waiting and not (waited and slot.waiting.first() == position)
         ):
             return None
@@ -182,7 +188,7 @@ class KeyShared:
     def _taker_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
         """Returns the consumer that gets an entry of these slots now; None: the entry waits."""
         member = self._target_of_several(slots, position)
-        return member if member is not None and member.able else None
+        return member if member is not None and member.may_receive else None
 
     def _target_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
         """Returns the consumer that gets the entry, as long as nothing in its slots changes; None: none may yet."""
@@ -192,7 +198,7 @@ class KeyShared:
                 slot = self._in_use.get(number)
                 if slot is None:
                     continue
-                if (slot.waiting and slot.waiting.first() < position) or slot.fails_before(position):
+                if (slot.waiting and slot.waiting.first() < position) or slot.has_failure_before(position):
                     return None
                 if slot.outstanding:
                     if holder is not None and slot.holder is not holder:
@@ -202,7 +208,7 @@ class KeyShared:
 
     def _next_able(self) -> Member | None:
         """Returns any consumer that can take an entry, each in its turn."""
-        able = [member for member in self._members.values() if member.able]
+        able = [member for member in self._members.values() if member.may_receive]
         if not able:
             return None
         chosen = next((member for member in able if member.id > self._turn), able[0])
@@ -228,13 +234,13 @@ class KeyShared:
             slots = self.slots.mixed.get(first)
             if slots is not None:
                 return self._target_of_several(slots, first) if slots[0] == number else None
-        if slot.fails_before(slot.waiting.first()):
+        if slot.has_failure_before(slot.waiting.first()):
             return None
         if not slot.outstanding or self.out_of_order:
             return self._owner(number)
         return None if slot.draining else slot.holder
 
-    def holds_back(self, position: Position) -> bool:
+    def is_held_back(self, position: Position) -> bool:
         return False  # other keys go on
 
     # ------------------------------------------------------------------ what becomes of an entry
@@ -251,7 +257,7 @@ class KeyShared:
     def unread_entries(self) -> int:
         return len(self._loose)
 
-    def events(self) -> Sequence[ActiveChanged]:
+    def take_events(self) -> Sequence[ActiveChanged]:
         return ()
 
     def statistics(self) -> Statistics:
@@ -313,7 +319,7 @@ class Shared(InLogOrder):
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
         holder = self._chunked.get(entry.chunk_of) if entry.chunk_of else None
-        if holder is not None and holder.able:
+        if holder is not None and holder.may_receive:
             self._goes_out(entry.position, waited)
             return holder
         current = self._current
@@ -338,7 +344,7 @@ class Shared(InLogOrder):
     def _next_member(self) -> Member | None:
         """Returns the next consumer, after the current one, among those of the first priority that has one which can
         take an entry."""
-        able = [member for member in self.takers if member.able]
+        able = [member for member in self.takers if member.may_receive]
         if not able:
             return None
         level = [member for member in able if member.priority == able[0].priority]

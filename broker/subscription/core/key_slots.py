@@ -3,7 +3,7 @@ the first.
 
     slots.occupy(position, numbers, member)     an entry goes out
     slots.vacate(positions)                     it is outstanding no more
-    slots.wait(position, numbers)               it waits; until `stop_waiting`, or one of `done…`
+    slots.wait(position, numbers)               it waits; until `remove_waiting`, or one of `done…`
     slots.changed[number] = None                the consumer for the first waiting entry is to be found again
     slots.next_ready(count, members)            waiting entries that could go out now
 
@@ -54,7 +54,7 @@ class Slot:
         self.failures: dict[Position, None] | None = None  # nothing after one of them goes out
 
 
-    def fails_before(self, position: Position) -> bool:
+    def has_failure_before(self, position: Position) -> bool:
         """Returns True if an earlier entry of the slot has failed, and is not done."""
         return self.failures is not None and min(self.failures) < position
 
@@ -118,7 +118,7 @@ class Slots:
         """Called when an entry is outstanding no more: it waits in its slots."""
         numbers = self._held.get(position, ())
         self.vacate((position,))
-        self.wait(position, numbers)
+        self.add_waiting(position, numbers)
 
     # ------------------------------------------------------------------ entries that failed
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
@@ -145,7 +145,7 @@ class Slots:
             self._drop_unused((number,))
 
     # ------------------------------------------------------------------ waiting entries
-    def wait(self, position: Position, slots: tuple[int, ...]) -> None:
+    def add_waiting(self, position: Position, slots: tuple[int, ...]) -> None:
         """Lets an entry wait in these slots; it has none if they are not known, or it has no key."""
         self.entries += 1
         if not slots:
@@ -172,7 +172,7 @@ class Slots:
             waiting.add(position)
             self._waiting_bytes += waiting.size_bytes
 
-    def stop_waiting(self, position: Position, slots: tuple[int, ...]) -> None:
+    def remove_waiting(self, position: Position, slots: tuple[int, ...]) -> None:
         """Removes a waiting entry from its slots."""
         self.entries -= 1
         if len(slots) > 1 and self.mixed.pop(position, None) is not None:
@@ -203,10 +203,10 @@ class Slots:
             ((number,) for number, slot in self.of.items() if position in slot.waiting), None
         )
         if slots is not None:
-            self.stop_waiting(position, slots)
+            self.remove_waiting(position, slots)
             self._drop_unused(slots)
 
-    def done_set(self, ledger_id: int, entries: BitMap) -> None:
+    def discard_set(self, ledger_id: int, entries: BitMap) -> None:
         """Removes waiting entries of a ledger that are done."""
         if not self.entries:
             return
@@ -226,7 +226,7 @@ class Slots:
                     self._waiting_bytes -= MIXED_BYTES
         self.entries -= len(gone)
 
-    def done_up_to(self, mark: Position) -> None:
+    def discard_up_to(self, mark: Position) -> None:
         """Removes waiting entries up to the mark, which are done."""
         if not self.entries:
             return
@@ -261,7 +261,7 @@ class Slots:
         if not self.entries:
             return ()
         while True:
-            self._settle()
+            self._place_changed()
             found = self._found(count, members)
             if found or not self.changed:
                 return found
@@ -271,7 +271,7 @@ class Slots:
         found: list[Position] = []
         if self.loose and why_none(members.values()) is None:
             found += self.loose.earliest(count)
-        able = [id_ for id_, numbers in self._ready.items() if numbers and members[id_].able]
+        able = [id_ for id_, numbers in self._ready.items() if numbers and members[id_].may_receive]
         for id_ in able:
             self._take_ready(self._ready[id_], min(max(1, count // len(able)), members[id_].permits), found)
         found.sort()
@@ -303,7 +303,7 @@ class Slots:
             if position in self.mixed:
                 return
 
-    def _settle(self) -> None:
+    def _place_changed(self) -> None:
         """Finds, for some changed slots, the consumer that may get the first waiting entry."""
         if not self.changed:
             return

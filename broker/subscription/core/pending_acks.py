@@ -1,8 +1,8 @@
 """Acknowledgements of open transactions: part of a cursor, stored with it, and acknowledged by nothing else.
 
 A transaction acknowledges whole entries, messages of batches, or everything up to a position (one transaction at a time
-in a subscription). From the moment that `pend` returns until `settle`, that is *pending*: not acknowledged, in the
-backlog, and delivered to no consumer, whatever its consumer does meanwhile.
+in a subscription). From the moment that `add_pending` returns until `settle`, that is *pending*: not acknowledged, in
+the backlog, and delivered to no consumer, whatever its consumer does meanwhile.
 
 | what is named is | plain acknowledgement | in transaction X | delivered |
 |---|---|---|---|
@@ -12,10 +12,11 @@ backlog, and delivered to no consumer, whatever its consumer does meanwhile.
 | another message of such a batch | that message counts | likewise | the messages that are not pending |
 
 Rules
-- `judge` comes before anything is changed: a refused request leaves no trace (invariant 81). `pend` takes its result.
+- `judge` comes before anything is changed: a refused request leaves no trace (invariant 81). `add_pending` takes its
+  result.
 - A message is pending in one transaction (invariant 77). A client that never repeats a request is told when it is there
-  already (`twice`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused if it covers
-  anything that is pending in another one; what is acknowledged already in what it covers stays so.
+  already (`find_repeated`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused if it
+  covers anything that is pending in another one; what is acknowledged already in what it covers stays so.
 - `settle` is one change of the cursor (invariant 79): a commit acknowledges exactly what is pending in it, an
   abort frees it.
 - Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_bits`, `ack_cumulative`) leaves out what is pending, so that
@@ -38,7 +39,7 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ....proto.states import TxnId
 from .cursor import Cursor
-from .cursor_state import NOWHERE, Partial, TxnAcks
+from .cursor_state import NOWHERE, PartialBatch, TxnAcks
 from .pending_set import PendingAcks
 
 ENTRIES_MAX = 200_000
@@ -141,7 +142,7 @@ def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap
         for position in pending.parts_in(ledger_id, fresh):
             if pending.bits_at(position) & ~own.bits_at(position):
                 return Clash(Conflict.PENDING, position)
-        free = pending.without(ledger_id, fresh) | BitMap(each[1] for each in own.parts if each[0] == ledger_id)
+        free = pending.exclude_pending(ledger_id, fresh) | BitMap(each[1] for each in own.parts if each[0] == ledger_id)
         if fresh - free:
             return Clash(Conflict.PENDING, Position(ledger_id, (fresh - free).min()))
     new.entries[ledger_id] = fresh
@@ -149,7 +150,7 @@ def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap
 
 
 def _judge_part(
-    cursor: Cursor, own: TxnAcks, position: Position, part: Partial, new: TxnAcks, *, cumulative: bool
+    cursor: Cursor, own: TxnAcks, position: Position, part: PartialBatch, new: TxnAcks, *, cumulative: bool
 ) -> Clash | None:
     if cursor.is_acked(position):
         return Clash(Conflict.ACKNOWLEDGED, position)
@@ -160,31 +161,31 @@ def _judge_part(
         if not cumulative or not (bits & ~acked or part.bits & mine):
             return Clash(Conflict.ACKNOWLEDGED, position)
         bits &= ~acked
-    if own.holds(position):
+    if own.has_entry(position):
         return None
-    if pending is not None and (pending.holds(position) or pending.bits_at(position) & bits):
+    if pending is not None and (pending.is_pending(position) or pending.bits_at(position) & bits):
         return Clash(Conflict.PENDING, position)
     if bits:
-        new.parts[position] = Partial(bits, part.size)
+        new.parts[position] = PartialBatch(bits, part.size)
     return None
 
 
-def twice(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
+def find_repeated(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
     """Returns the clash if the transaction has acknowledged some of `wanted` already; None if not."""
     own = cursor.pending.of.get(txn, _NOTHING) if cursor.pending is not None else _NOTHING
     for ledger_id, entries in wanted.entries.items():
         if ledger_id in own.entries and (both := entries & own.entries[ledger_id]):
             return Clash(Conflict.TWICE, Position(ledger_id, both.min()))
     for position in own.parts:
-        if wanted.holds(position) and cursor.is_done(position):
+        if wanted.has_entry(position) and cursor.is_done(position):
             return Clash(Conflict.TWICE, position)
     for position, part in wanted.parts.items():
-        if own.holds(position) or part.bits & own.bits_at(position):
+        if own.has_entry(position) or part.bits & own.bits_at(position):
             return Clash(Conflict.TWICE, position)
     return None
 
 
-def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
+def add_pending(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
     """Makes pending what `judge` returned."""
     if not new:
         return
@@ -193,7 +194,7 @@ def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
     pending, own = cursor.pending, cursor.pending.of.get(txn)
     if own is not None:
         cursor.changed_chunks.update(pending.keys_of[txn])  # a cumulative position moves to another chunk, perhaps
-        if parts := [each for each in own.parts if new.holds(each)]:
+        if parts := [each for each in own.parts if new.has_entry(each)]:
             mine = pending.take_acks(txn)  # a batch that was pending in part is pending as a whole from here on
             assert mine is not None, "it is the transaction's own"
             for position in parts:

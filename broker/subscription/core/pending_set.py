@@ -16,7 +16,7 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ....proto.states import TxnId
 from ...log.log_shape_core import LogShape
-from .cursor_state import NOWHERE, ChunkKey, Partial, TxnAcks, at_most, keys_of_pending
+from .cursor_state import NOWHERE, ChunkKey, PartialBatch, TxnAcks, bitmap_bytes_max, keys_of_pending
 
 TXN_BYTES = 700
 """Bytes of a transaction beside its bitmaps and batches."""
@@ -30,7 +30,7 @@ class PendingAcks:
     def __init__(self, of: dict[TxnId, TxnAcks]) -> None:
         self.of: dict[TxnId, TxnAcks] = {}
         self.whole: dict[int, BitMap] = {}  # ledger → entries
-        self.parts: dict[Position, Partial] = {}  # batches of which some messages are pending
+        self.parts: dict[Position, PartialBatch] = {}  # batches of which some messages are pending
         self.up_to = NOWHERE  # everything up to it that is not acknowledged is pending
         self.keys_of: dict[TxnId, tuple[ChunkKey, ...]] = {}
         self.rows: dict[TxnId, bytes] = {}  # of those that are in one chunk, since they changed last
@@ -56,7 +56,7 @@ class PendingAcks:
             for parts in (own.parts, self.parts):
                 part = parts.get(position)
                 if part is None:
-                    part = parts[position] = Partial()
+                    part = parts[position] = PartialBatch()
                 else:
                     self._part_bytes -= part.memory_bytes
                 part.bits |= new.bits
@@ -66,7 +66,7 @@ class PendingAcks:
         self.up_to = max(self.up_to, acks.up_to)
         self.keys_of[txn] = tuple(dict.fromkeys(keys_of_pending(own)))
         self.rows.pop(txn, None)
-        measured = TXN_BYTES + 2 * sum(map(at_most, own.entries.values()))  # it is in the union as well
+        measured = TXN_BYTES + 2 * sum(map(bitmap_bytes_max, own.entries.values()))  # it is in the union as well
         self._bytes += measured - self._measured.get(txn, 0)
         self._measured[txn] = measured
 
@@ -95,7 +95,7 @@ class PendingAcks:
         return own
 
     # ------------------------------------------------------------------ questions
-    def holds(self, position: Position) -> bool:
+    def is_pending(self, position: Position) -> bool:
         """Returns True if the entry is pending as a whole."""
         if position <= self.up_to:
             return True
@@ -107,13 +107,13 @@ class PendingAcks:
         part = self.parts.get(position)
         return part.bits if part is not None else 0
 
-    def holds_any(self, mark: Position) -> bool:
+    def has_any_until(self, mark: Position) -> bool:
         """Returns True if anything up to and with `mark` is pending."""
         if self.up_to != NOWHERE or any(position <= mark for position in self.parts):
             return True
         return any(Position(ledger_id, entries.min()) <= mark for ledger_id, entries in self.whole.items())
 
-    def without(self, ledger_id: int, entries: BitMap) -> BitMap:
+    def exclude_pending(self, ledger_id: int, entries: BitMap) -> BitMap:
         """Returns those of a ledger's entries of which nothing is pending."""
         free = entries.copy()
         if ledger_id <= self.up_to[0]:
@@ -136,11 +136,11 @@ class PendingAcks:
         """Returns the batches among those entries of which some messages are pending."""
         return [each for each in self.parts if each[0] == ledger_id and each[1] in entries] if self.parts else []
 
-    def holders(self, position: Position) -> list[TxnId]:
+    def find_transactions(self, position: Position) -> list[TxnId]:
         """Returns the transactions that have acknowledged something of the entry, or anything cumulatively."""
         return [
             txn for txn, acks in self.of.items()
-            if acks.up_to != NOWHERE or acks.holds(position) or acks.bits_at(position)
+            if acks.up_to != NOWHERE or acks.has_entry(position) or acks.bits_at(position)
         ]  # fmt: skip
 
     @property
@@ -156,7 +156,7 @@ class PendingAcks:
         """Returns the keys of the chunks that contain something pending, sorted."""
         return sorted(set().union(*self.keys_of.values()))
 
-    def fitted(self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]) -> PendingAcks | None:
+    def adapt_to_log(self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]) -> PendingAcks | None:
         """Returns what is left of it after a restart: what the log has and is not acknowledged; None if nothing is
         left."""
         kept = {}
@@ -174,7 +174,7 @@ class PendingAcks:
         return PendingAcks(kept) if kept else None
 
     def check_beside(
-        self, shape: LogShape, partial: Mapping[Position, Partial], is_acked: Callable[[Position], bool]
+        self, shape: LogShape, partial: Mapping[Position, PartialBatch], is_acked: Callable[[Position], bool]
     ) -> None:
         """Checks that nothing is both acknowledged and pending."""
         self.check()
@@ -203,7 +203,7 @@ class PendingAcks:
                 parts[position] = parts.get(position, 0) | part.bits
         assert whole == self.whole, "the union has other entries than the transactions"
         assert parts == {each: part.bits for each, part in self.parts.items()}, "the union has other messages"
-        assert not [each for each in parts if self.holds(each)], "a batch is pending as a whole and in part"
+        assert not [each for each in parts if self.is_pending(each)], "a batch is pending as a whole and in part"
         for txn, acks in self.of.items():
             assert self.keys_of[txn] == tuple(dict.fromkeys(keys_of_pending(acks))), "what changed has other chunks"
         assert self.keys_of.keys() == self._measured.keys() == self.of.keys(), "a transaction is not measured"

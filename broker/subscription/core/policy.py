@@ -53,7 +53,7 @@ class Entry(Protocol):
         ...
 
     @property
-    def is_continued(self) -> bool:
+    def has_more_chunks(self) -> bool:
         """Returns True if it is a chunk of a message, and not the last one."""
         ...
 
@@ -127,18 +127,18 @@ class Member(msgspec.Struct, eq=False):
     redelivered_messages: int = 0
 
     @property
-    def able(self) -> bool:
+    def may_receive(self) -> bool:
         """Returns True if it can take an entry now. (The policies check this for each entry, so they spell it out.)"""
         return self.permits > 0 and not self.paused and not self.blocked
 
-    def note_unshown(self, position: Position, bits: int, size: int, mark: Position) -> None:
+    def add_unshown(self, position: Position, bits: int, size: int, mark: Position) -> None:
         """Records the messages of a batch that the consumer is not shown: when it acknowledges the whole entry, it does
         not mean them."""
         if len(self.unshown) >= UNSHOWN_MAX:
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
         self.unshown[position] = Unshown(bits, size)
 
-    def held_up_to(self, mark: Position) -> list[Position]:
+    def outstanding_up_to(self, mark: Position) -> list[Position]:
         """Returns its outstanding entries up to and with `mark`."""
         held: list[Position] = []
         for position in self.outstanding:
@@ -198,7 +198,7 @@ class Policy(Protocol):
     """Whether `pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""
 
     def __init__(self, options: SubscriptionOptions) -> None: ...
-    def differs(self, newcomer: Member) -> str | None:
+    def why_incompatible(self, newcomer: Member) -> str | None:
         """Returns how the options of the consumer contradict those of the others; None if they agree."""
         ...
 
@@ -237,7 +237,7 @@ class Policy(Protocol):
         """Called when an entry that failed is done."""
         ...
 
-    def holds_back(self, position: Position) -> bool:
+    def is_held_back(self, position: Position) -> bool:
         """Returns True if every entry from `position` on follows one that failed."""
         ...
 
@@ -250,8 +250,8 @@ class Policy(Protocol):
         """Called when an entry is acknowledged, or no longer in the log: it waits no more."""
         ...
 
-    def done_set(self, ledger_id: int, entries: BitMap) -> None: ...
-    def done_up_to(self, mark: Position) -> None: ...
+    def discard_set(self, ledger_id: int, entries: BitMap) -> None: ...
+    def discard_up_to(self, mark: Position) -> None: ...
     def rebalance(self, count: int) -> bool:
         """Does some of the work that a join or a leave causes. Returns False if there is more; all of it is done before
         the next entry goes out."""
@@ -278,7 +278,7 @@ class Policy(Protocol):
         """Returns how many of the waiting entries have to be read before it is known which consumer they wait for."""
         ...
 
-    def events(self) -> Sequence[ActiveChanged]:
+    def take_events(self) -> Sequence[ActiveChanged]:
         """Returns the events, since the last call, of which consumers are to be notified."""
         ...
 

@@ -18,7 +18,7 @@ from pyroaring import BitMap
 
 from ....proto.names import Position
 from .. import cursor_format as stored
-from ..cursor_format import Row
+from ..cursor_format import ChunkPlace
 from .cursor import Cursor
 from .cursor_state import ChunkKey, ChunkKind, key_of, keys_of_holes
 
@@ -186,7 +186,7 @@ class PositionSet:
         assert self.size_bytes == size, "the size is counted wrong"
 
 
-def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
+def select_positions(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
     """Returns those of the positions that are in this ledger and in `entries`."""
     if len(positions) <= len(entries):
         return [each for each in positions if each[0] == ledger_id and each[1] in entries]
@@ -202,7 +202,7 @@ def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> 
 #     write = log.plan(cursor, sequence)      # takes what has changed, as bytes: later acks are in a later write
 #     … its entries are appended, in order, to the ledger that `log` belongs to …
 #     log.on_write_confirmed(write)   |   log.on_write_failed(write, cursor)
-# A ledger ends (`ends`) by entries, by bytes, or when too little of it is still valid; the next one begins with all
+# A ledger ends (`why_roll`) by entries, by bytes, or when too little of it is still valid; the next one begins with all
 # chunks (`plan` of a new CursorLog). Nothing is dropped, however large it is. Guards:
 # tests/broker/subscription/core/test_cursor_log.py, tests/broker/subscription/test_cursor_model.py.
 
@@ -211,7 +211,7 @@ LIVE_BYTES_MIN = 4 << 20
 """Bytes below which a cursor ledger is never too empty: a roll costs a ledger and a metadata write."""
 
 
-class Ends(enum.Enum):
+class RollReason(enum.Enum):
     """The reason why a cursor ledger ends: the next write goes to another one."""
 
     ENTRIES = "it holds as many entries as it may"
@@ -232,7 +232,7 @@ class CursorWrite(NamedTuple):
     """A write of a cursor: its entries, and the chunks that they contain."""
 
     entries: list[bytes]
-    rows: dict[ChunkKey, Row]  # of all valid chunks, when it is confirmed
+    rows: dict[ChunkKey, ChunkPlace]  # of all valid chunks, when it is confirmed
     chunks: frozenset[ChunkKey]  # that it writes
     version: int
     mark: Position
@@ -244,7 +244,7 @@ class CursorLog:
     __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
 
     def __init__(self) -> None:
-        self._rows: dict[ChunkKey, Row] = {}
+        self._rows: dict[ChunkKey, ChunkPlace] = {}
         self._entries = 0
         self._bytes = 0
         self._live_bytes = 0
@@ -260,7 +260,7 @@ class CursorLog:
         for key in wanted:
             pieces = stored.encode_chunk(key, sequence, stored.body_of(key, cursor))
             size = sum(map(len, pieces))
-            rows[key] = Row(sequence, self._entries + len(entries), len(pieces), size)
+            rows[key] = ChunkPlace(sequence, self._entries + len(entries), len(pieces), size)
             entries += pieces
         entries += stored.encode_marker(cursor.mark, rows, sequence)
         return CursorWrite(entries, rows, frozenset(wanted), cursor.version, cursor.mark)
@@ -277,14 +277,14 @@ class CursorLog:
         """Called when the write will never count: its chunks have to be written again."""
         cursor.changed_chunks.update(write.chunks)
 
-    def ends(self, bounds: Bounds) -> Ends | None:
+    def why_roll(self, bounds: Bounds) -> RollReason | None:
         """Returns why the cursor ledger ends; None: the next write may be appended to it."""
         if self._entries >= bounds.entries:
-            return Ends.ENTRIES
+            return RollReason.ENTRIES
         if self._bytes >= max(bounds.size_bytes, 2 * self._live_bytes):
-            return Ends.BYTES
+            return RollReason.BYTES
         if self._bytes >= LIVE_BYTES_MIN and self._live_bytes < bounds.live_share * self._bytes:
-            return Ends.EMPTY
+            return RollReason.EMPTY
         return None
 
 

@@ -31,7 +31,7 @@ from ....proto.entry_pb2 import MessageMetadata
 from ....proto.errors import CorruptEntry
 from ....proto.names import Position, TopicName, whole
 from ...common.refusals import SubscribeRefusal
-from .cursor_state import Count
+from .cursor_state import RedeliveryCount
 
 MAX_COUNT, TOPIC, LADDER = "dead-letter.max-redeliver-count", "dead-letter.topic", "dead-letter.backoff-s"
 """Properties of a subscription that set its own policy, over that of its topic and namespace."""
@@ -66,7 +66,7 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
 
-    def at(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
+    def for_subscription(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
         """Returns the policy in force for the subscription. A dead-letter topic makes no dead letters of its own, or
         each would circulate for ever."""
         if not self:
@@ -117,7 +117,9 @@ class BackoffQueue:
     def __iter__(self) -> Iterator[Position]:
         return iter(self.until)
 
-    def restore(self, counts: Mapping[Position, Count], policy: DeadLetterPolicy, now_ms: int) -> list[Position]:
+    def restore(
+        self, counts: Mapping[Position, RedeliveryCount], policy: DeadLetterPolicy, now_ms: int
+    ) -> list[Position]:
         """Continues after a restart; returns the entries that are dead letters.
 
         `until_ms` of a count is by the clock of another broker, which may be hours ahead: no entry waits longer than
@@ -125,13 +127,13 @@ class BackoffQueue:
         dead = []
         for position, count in counts.items():
             if policy and policy.is_dead(count.redeliveries):
-                self.hold(position, None)
+                self.add(position, None)
                 dead.append(position)
             elif count.until_ms > now_ms:
-                self.hold(position, min(count.until_ms, now_ms + policy.wait_ms(count.redeliveries)))
+                self.add(position, min(count.until_ms, now_ms + policy.wait_ms(count.redeliveries)))
         return dead
 
-    def hold(self, position: Position, until_ms: int | None) -> None:
+    def add(self, position: Position, until_ms: int | None) -> None:
         """Holds the entry back until `until_ms`; None: until it is a dead letter."""
         self.drop(position)
         self.until[position] = until_ms
@@ -219,7 +221,7 @@ _OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "t
 """Fields that say nothing in another topic. `schema_version` is made one of that topic by who publishes there."""
 
 
-class Source(NamedTuple):
+class LetterOrigin(NamedTuple):
     """The origin of a dead letter: topic, subscription, entry, and how often it was given back."""
 
     topic: TopicName
@@ -240,7 +242,7 @@ class Source(NamedTuple):
         return f"given back {self.redeliveries} times, at most {self.max_redeliver_count} redeliveries are allowed"
 
 
-def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
+def letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
     """Returns the dead letters of an entry, as client-parts, in order: one for each message whose batch index is not in
     `done` (acknowledged). What cannot be taken apart is one letter."""
     reason = source.reason
@@ -265,7 +267,7 @@ def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int)
     return letters
 
 
-def chunk_letter(source: Source, entry: Buffer, now_ms: int) -> bytes:
+def chunk_letter(source: LetterOrigin, entry: Buffer, now_ms: int) -> bytes:
     """Returns the client-part of the dead letter for one chunk. `source.position` must be that of the message's last
     chunk. Raises CorruptEntry."""
     body = split_broker_part(entry)[2]
@@ -273,7 +275,7 @@ def chunk_letter(source: Source, entry: Buffer, now_ms: int) -> bytes:
     return _as_it_is(source, header, bytes(body[header.payload_offset :]), now_ms, uuid=f"{source.producer_name}-0")
 
 
-def _as_it_is(source: Source, header: EntryHeader, payload: bytes, now_ms: int, *, uuid: str = "") -> bytes:
+def _as_it_is(source: LetterOrigin, header: EntryHeader, payload: bytes, now_ms: int, *, uuid: str = "") -> bytes:
     """Returns a dead letter whose payload is not taken apart: ciphertext, or a chunk."""
     metadata = MessageMetadata()
     metadata.CopyFrom(header.metadata)
@@ -286,7 +288,7 @@ def _as_it_is(source: Source, header: EntryHeader, payload: bytes, now_ms: int, 
 
 def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
     """Returns the metadata that the message keeps. The version of its schema is a number of its topic: whoever
-    publishes the letter replaces it (broker/node/internal_producer.py `InternalProducer.copy`)."""
+    publishes the letter replaces it (broker/node/internal_producer.py `InternalProducer.publish_copies`)."""
     metadata = MessageMetadata()
     if isinstance(fields, MessageMetadata):
         metadata.CopyFrom(header.metadata)
@@ -304,7 +306,9 @@ def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
     return metadata
 
 
-def _addressed(source: Source, index: int, metadata: MessageMetadata, now_ms: int, reason: str) -> MessageMetadata:
+def _addressed(
+    source: LetterOrigin, index: int, metadata: MessageMetadata, now_ms: int, reason: str
+) -> MessageMetadata:
     """Returns the metadata with the producer name and sequence id of the letter, and with properties that name its
     origin."""
     ledger_id, entry_id = source.position

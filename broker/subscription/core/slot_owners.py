@@ -62,7 +62,7 @@ class SlotOwners(Protocol):
         ...
 
 
-class Ring:
+class HashRing:
     """Owners of slots for AUTO_SPLIT, by consistent hashing."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ def _points(name: str, number: int) -> list[int]:
     return list(dict.fromkeys(sticky_slot(f"{name}\0{number}\0{i}") for i in range(POINTS)))
 
 
-class Halves:
+class SplitRanges:
     """Owners of slots for AUTO_SPLIT, by halving the largest range."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Halves:
         return found
 
 
-class Sticky:
+class StickyRanges:
     """Owners of slots by the ranges that the consumers request."""
 
     def __init__(self) -> None:

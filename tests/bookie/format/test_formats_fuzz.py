@@ -80,8 +80,8 @@ def seal_block(data: bytes) -> bytes:
 
 
 def read_block(data: bytes) -> object:
-    header = journal.decode_block_header(data, SALT, 5, 4096)
-    records = None if header is None else journal.decode_records(header, data, journal.BLOCK_HEADER_BYTES)
+    header = journal.intact_block_header(data, SALT, 5, 4096)
+    records = None if header is None else journal.intact_records(header, data, journal.BLOCK_HEADER_BYTES)
     return None if records is None else list(records.rows())
 
 
@@ -95,17 +95,17 @@ def seal_group(data: bytes) -> bytes:
 
 
 def read_group(data: bytes) -> object:
-    header = index.decode_group_header(data)
-    return None if header is None else index.decode_heads(header, data)
+    header = index.intact_group_header(data)
+    return None if header is None else index.intact_extents(header, data)
 
 
 def read_record(data: bytes) -> object:
     offsets = (0, entry_log.record_size(data, 0), len(data))
     return (
-        entry_log.decode_record(data, 0, len(data)),
+        entry_log.intact_record(data, 0, len(data)),
         entry_log.record_at(data, 0),
         entry_log.entry_ids(data),
-        entry_log.decode_records(data, sorted(offsets), 3, 4),
+        entry_log.intact_entries(data, sorted(offsets), 3, 4),
     )
 
 
@@ -147,7 +147,7 @@ FORMATS = {
     "journal block": Format(journal_block(), read_block, (), seal_block),
     "entry log record": Format(RECORD, read_record, ()),
     "index group": Format(GROUP, read_group, (), seal_group),
-    "index table": Format(TABLE, lambda data: index.decode_table(EXTENT, data), ()),
+    "index table": Format(TABLE, lambda data: index.intact_table(EXTENT, data), ()),
     "mark": Format(
         mark.encode_mark(Mark(1, 4096, 0, 0, 0, 1, 64), UUID, 9),
         lambda data: mark.decode_mark(data, UUID, "mark"), FILE, lambda data: data[:64] + sealed_at(-4)(data[64:]),

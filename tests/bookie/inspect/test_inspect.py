@@ -56,7 +56,7 @@ def everything(found: Snapshot) -> Iterator[object]:
     """All that all readers yield."""
     yield from found.damages
     yield from ledgers.overview(found).damages
-    yield from journals.missing(found)
+    yield from journals.missing_journals(found)
     for number in journals.journals(found):
         yield from journals.walk(found, number)
     for log in indexes.logs(found):
@@ -125,14 +125,14 @@ def test_each_acknowledged_entry_is_found_where_it_lies_and_whole() -> None:
         found = look(simulation)
         for ledger in sorted({ledger for ledger, _ in model.acked}):
             places = [each for each in entries.extents(found, ledger) if isinstance(each, ExtentPlace)]
-            copies = [*entries.in_logs(found, places), *entries.in_journals(found, ledger)]
-            assert all(isinstance(copy, entries.Copy) and copy.damage is None for copy in copies)
-            present = {copy.entry for copy in copies if isinstance(copy, entries.Copy)}
+            copies = [*entries.copies_in_logs(found, places), *entries.copies_in_journals(found, ledger)]
+            assert all(isinstance(copy, entries.EntryCopy) and copy.damage is None for copy in copies)
+            present = {copy.entry for copy in copies if isinstance(copy, entries.EntryCopy)}
             acked = {entry for at, entry in model.acked if at == ledger}
             assert acked <= present or ledger == 3
             for entry in sorted(acked)[:2]:
                 assert [copy for copy in copies if copy.entry == entry] == [  # type: ignore[union-attr]
-                    *entries.in_logs(found, places, entry), *entries.in_journals(found, ledger, entry)
+                    *entries.copies_in_logs(found, places, entry), *entries.copies_in_journals(found, ledger, entry)
                 ]  # fmt: skip
         assert damages(found) == []
 
@@ -206,7 +206,9 @@ def test_the_journal_is_read_record_by_record() -> None:
             )
             for offset, record in block.places():
                 assert file.pread(len(record.payload), offset + 25) == record.payload
-        assert any(copy.entry == 0 for copy in entries.in_journals(found, 20) if isinstance(copy, entries.Copy))
+        assert any(
+            copy.entry == 0 for copy in entries.copies_in_journals(found, 20) if isinstance(copy, entries.EntryCopy)
+        )
         await store.close()
 
     simulate(main)

@@ -11,7 +11,7 @@ from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES, crc32c
 from magnetar.bookie.format.ledger_index import RECORD_BYTES
 from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, snapshot, summary
-from magnetar.bookie.inspect.snapshot import Damage, Gone
+from magnetar.bookie.inspect.snapshot import Damage, RemovedFile
 from magnetar.bookie.store import disk
 from magnetar.bookie.store import state_log as losses
 from magnetar.bookie.store.index import ExtentPlace
@@ -51,8 +51,8 @@ def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_place() -
                 and each.log == log
                 and each.extent.first <= hit.entry <= each.extent.last
             ]  # fmt: skip
-            (copy,) = entries.in_logs(look(simulation), places, hit.entry)
-            assert isinstance(copy, entries.Copy)
+            (copy,) = entries.copies_in_logs(look(simulation), places, hit.entry)
+            assert isinstance(copy, entries.EntryCopy)
             assert (copy.offset, copy.damage is None) == (hit.offset, False)
             flip(simulation, logs.log_path(found, log), hit.offset + at)
         assert counted(look(simulation)) == before
@@ -88,7 +88,7 @@ def test_a_damaged_table_hides_the_places_of_one_extent_only() -> None:
         log = first_log(found)
         place = next(each for each in indexes.extents(found, log) if isinstance(each, ExtentPlace))
         flip(simulation, indexes.index_path(found, log), place.table_offset + 1)
-        (damage,) = entries.in_logs(look(simulation), [place])
+        (damage,) = entries.copies_in_logs(look(simulation), [place])
         assert isinstance(damage, Damage)
         assert damage[:2] == (indexes.index_path(found, log), place.table_offset)
 
@@ -130,7 +130,7 @@ def test_damage_in_a_journal_is_passed_over_and_a_torn_tail_is_none() -> None:
         flip(simulation, path, blocks[-1].offset + 50)
         now = look(simulation)
         assert damages(now) == []
-        assert journals.Torn(path, blocks[-1].offset) in list(journals.walk(now, number))
+        assert journals.TornTail(path, blocks[-1].offset) in list(journals.walk(now, number))
 
     simulate(main)
 
@@ -186,10 +186,10 @@ def test_files_that_vanish_under_the_look_are_gone_and_not_damaged() -> None:
         for name in ("log", "idx"):
             simulation.world(NODE).files.remove(join_path(DATA, "entries", f"{log:016d}.{name}"))
         assert not [each for each in walked if isinstance(each, Damage)]
-        assert list(logs.walk(found, log)) == [Gone(logs.log_path(found, log))]
-        assert list(indexes.extents(found, log)) == [Gone(indexes.index_path(found, log))]
-        assert isinstance(summary.log_summary(found, log, ledgers.overview(found).facts), Gone)
-        assert list(journals.walk(older, 999)) == [Gone(join_path(DATA, "journal", f"{999:016d}.jnl"))]
+        assert list(logs.walk(found, log)) == [RemovedFile(logs.log_path(found, log))]
+        assert list(indexes.extents(found, log)) == [RemovedFile(indexes.index_path(found, log))]
+        assert isinstance(summary.log_summary(found, log, ledgers.overview(found).facts), RemovedFile)
+        assert list(journals.walk(older, 999)) == [RemovedFile(join_path(DATA, "journal", f"{999:016d}.jnl"))]
 
     simulate(main)
 
@@ -202,10 +202,10 @@ def test_a_log_in_which_nothing_lived_is_gone_before_it_is_drained() -> None:
         before = look(simulation)
         log = first_log(before)
         simulation.world(NODE).files.remove(logs.log_path(before, log))
-        assert isinstance(logs.absent(before, log), Damage)
+        assert isinstance(logs.classify_missing(before, log), Damage)
         assert await store.delete(sorted(store.descriptors.ids()))
         await store.checkpoint()
-        assert logs.absent(before, log) == Gone(logs.log_path(before, log))
+        assert logs.classify_missing(before, log) == RemovedFile(logs.log_path(before, log))
 
     simulate(main)
 
@@ -219,11 +219,11 @@ def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing() -> No
         files = simulation.world(NODE).files
         before = look(simulation)
         files.remove(logs.log_path(before, log))
-        assert isinstance(logs.absent(before, log), Damage)
+        assert isinstance(logs.classify_missing(before, log), Damage)
         store.descriptors.drain(log)
         await store.checkpoint()
-        assert logs.absent(before, log) == Gone(logs.log_path(before, log))
-        assert isinstance(summary.log_summary(before, log, ledgers.overview(before).facts), Gone)
+        assert logs.classify_missing(before, log) == RemovedFile(logs.log_path(before, log))
+        assert isinstance(summary.log_summary(before, log, ledgers.overview(before).facts), RemovedFile)
         newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
         files.open(join_path(DATA, "entries", newer), create=True).close()
         assert damages(look(simulation)) == [], "one that is being created"

@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.maintenance.copies_core import (
     Fill,
-    Look,
+    LedgerView,
     Recover,
-    Stuck,
+    StuckReason,
     Unmark,
     Wait,
+    copies_to_ask,
     decide,
     final_fragments,
     gaps,
-    gone_now,
+    gone_bookies,
     in_last_fragment,
-    lacking,
+    missing_runs,
     runs,
-    to_ask,
     why_unreadable,
 )
 from magnetar.bookie.store.memtable import Intervals
@@ -60,23 +60,23 @@ def ledgers(draw: st.DrawFn) -> LedgerRecord:
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> tuple[Look, dict[tuple[int, str], set[int]]]:
+def looks(draw: st.DrawFn) -> tuple[LedgerView, dict[tuple[int, str], set[int]]]:
     record = draw(ledgers())
     gone = frozenset(draw(st.sets(st.sampled_from(BOOKIES), max_size=3)))
     holdings = {
         (final.first, bookie): draw(st.none() | st.sets(st.integers(final.first, max(final.first, final.last))))
-        for final, bookie in to_ask(record, gone)
+        for final, bookie in copies_to_ask(record, gone)
     }
     held = {key: None if entries is None else intervals(entries) for key, entries in holdings.items()}
     known = {key: entries for key, entries in holdings.items() if entries is not None}
     marked = gone | frozenset(draw(st.sets(st.sampled_from(BOOKIES))))
-    return Look(record, marked, gone, gone, held, draw(st.sampled_from((0.0, 29.0, 30.0, 99.0)))), known
+    return LedgerView(record, marked, gone, gone, held, draw(st.sampled_from((0.0, 29.0, 30.0, 99.0)))), known
 
 
 @given(looks())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
-    drawn: tuple[Look, dict[tuple[int, str], set[int]]]
+    drawn: tuple[LedgerView, dict[tuple[int, str], set[int]]]
 ) -> None:
     look, known = drawn
     record = look.record
@@ -101,7 +101,7 @@ def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
 @given(looks(), st.booleans())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_the_last_fragment_of_a_ledger_that_is_not_closed_is_never_filled(
-    drawn: tuple[Look, dict[tuple[int, str], set[int]]], tried: bool
+    drawn: tuple[LedgerView, dict[tuple[int, str], set[int]]], tried: bool
 ) -> None:
     look, _ = drawn
     record = look.record
@@ -132,7 +132,7 @@ def test_runs_are_the_entries_of_a_slot(size: int, data: st.DataObject) -> None:
 
 @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
 def test_lacking_is_a_difference(wanted: set[int], held: set[int]) -> None:
-    found = lacking(iter(list(intervals(wanted))), intervals(held))
+    found = missing_runs(iter(list(intervals(wanted))), intervals(held))
     assert {entry for low, high in found for entry in range(low, high + 1)} == wanted - held
 
 
@@ -144,18 +144,20 @@ def a_ledger(state: str = CLOSED) -> LedgerRecord:
 
 
 def everything(record: LedgerRecord, gone: frozenset[str] = frozenset()) -> dict[tuple[int, str], Intervals | None]:
-    return {(f.first, b): intervals(set(range(f.first, f.last + 1))) for f, b in to_ask(record, gone)}
+    return {(f.first, b): intervals(set(range(f.first, f.last + 1))) for f, b in copies_to_ask(record, gone)}
 
 
 def test_an_open_ledger_waits_for_its_writer_and_is_recovered_only_after_the_grace() -> None:
     record, gone = a_ledger(OPEN), frozenset("d")
     held = everything(record, gone)
-    within = decide(Look(record, gone, gone, gone, held, 29.0), False, 30.0)
+    within = decide(LedgerView(record, gone, gone, gone, held, 29.0), False, 30.0)
     assert isinstance(within, Wait)
-    assert within.why is Stuck.OPEN
-    assert decide(Look(record, gone, gone, gone, held, 30.0), False, 30.0) == Recover()
+    assert within.why is StuckReason.OPEN
+    assert decide(LedgerView(record, gone, gone, gone, held, 30.0), False, 30.0) == Recover()
     earlier = frozenset("b")
-    assert isinstance(decide(Look(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0), Fill)
+    assert isinstance(
+        decide(LedgerView(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0), Fill
+    )
 
 
 def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_it_after_the_grace() -> None:
@@ -167,11 +169,11 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
     def after(entry: int, seconds: float) -> object:
         report = DamagedEntriesRecord(ledger_id=1, bookie=bookie, ranges=((entry, entry),))
         damaged = in_last_fragment(record, {bookie: report})
-        return decide(Look(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0)
+        return decide(LedgerView(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0)
 
     within = after(last.first_entry, 29.0)
     assert isinstance(within, Wait)
-    assert within.why is Stuck.OPEN
+    assert within.why is StuckReason.OPEN
     assert after(last.first_entry, 30.0) == Recover()
     assert isinstance(after(last.first_entry - 1, 99.0), Unmark), "it is settled: filled as any other"
 
@@ -179,23 +181,26 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
 def test_a_ledger_is_whole_only_when_everybody_said_so() -> None:
     record = a_ledger()
     held, none, marked = everything(record), frozenset[str](), frozenset("d")
-    assert isinstance(decide(Look(record, marked, none, none, held, 0.0), False, 30.0), Unmark)
-    step = decide(Look(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0)
+    assert isinstance(decide(LedgerView(record, marked, none, none, held, 0.0), False, 30.0), Unmark)
+    step = decide(LedgerView(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0)
     assert isinstance(step, Wait)
-    assert step.why is Stuck.UNREACHABLE
-    assert isinstance(decide(Look(None, marked, none, none, {}, 0.0), False, 30.0), Unmark)
+    assert step.why is StuckReason.UNREACHABLE
+    assert isinstance(decide(LedgerView(None, marked, none, none, {}, 0.0), False, 30.0), Unmark)
 
 
 def test_an_entry_is_lost_only_when_nobody_who_should_have_it_may_still_have_it() -> None:
     record, gone = a_ledger(), frozenset("b")
     nobody = {key: intervals(set()) for key in everything(record, gone)}
-    assert why_unreadable(Look(record, gone, gone, gone, nobody, 0.0), 3) is Stuck.LOST
-    assert why_unreadable(Look(record, gone, gone, frozenset(), nobody, 0.0), 3) is Stuck.UNREACHABLE
-    assert why_unreadable(Look(record, gone, gone, gone, {**nobody, (0, "c"): None}, 0.0), 3) is Stuck.UNREACHABLE
+    assert why_unreadable(LedgerView(record, gone, gone, gone, nobody, 0.0), 3) is StuckReason.LOST
+    assert why_unreadable(LedgerView(record, gone, gone, frozenset(), nobody, 0.0), 3) is StuckReason.UNREACHABLE
+    assert (
+        why_unreadable(LedgerView(record, gone, gone, gone, {**nobody, (0, "c"): None}, 0.0), 3)
+        is StuckReason.UNREACHABLE
+    )
     somebody = {**nobody, (0, "c"): intervals({3})}
-    assert why_unreadable(Look(record, gone, gone, gone, somebody, 0.0), 3) is Stuck.UNREACHABLE
+    assert why_unreadable(LedgerView(record, gone, gone, gone, somebody, 0.0), 3) is StuckReason.UNREACHABLE
 
 
 def test_a_bookie_is_gone_when_the_auditor_said_so_and_it_is_not_back() -> None:
     mark = UnderReplicatedRecord(ledger_id=1, bookies={"a": "lost", "b": "lost", "c": "incomplete", "d": "departing"})
-    assert gone_now(mark, {"b", "c"}, {"e"}) == {"a", "d", "e"}
+    assert gone_bookies(mark, {"b", "c"}, {"e"}) == {"a", "d", "e"}

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.bookie.disk_monitor import DiskState
-from magnetar.bookie.maintenance.garbage import Collected, GarbageProgress, GarbageRefusal
+from magnetar.bookie.maintenance.garbage import GarbageProgress, GarbageRefusal, GarbageResult
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.disk import NoSpace
-from magnetar.bookie.store.entrylog.compaction import Done
+from magnetar.bookie.store.entrylog.compaction import CompactionResult
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy, LogFacts
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Op, Status
@@ -55,7 +55,7 @@ def test_dead_log_goes_after_two_passes_and_live_ones_stay() -> None:
         await collect(cluster, bookie)
         await collect(cluster, bookie)
         assert logs(cluster) == before, "nothing is dead"
-        await deletions.delete(cluster.metadata, [2])
+        await deletions.delete_ledgers(cluster.metadata, [2])
         await collect(cluster, bookie)
         assert logs(cluster) == before, "one pass is not enough"
         assert (await caller.read(2, 0))[0].status is Status.OK
@@ -73,7 +73,7 @@ def test_dead_log_goes_after_two_passes_and_live_ones_stay() -> None:
 def test_deleted_ledger_never_takes_an_add_again_also_after_a_restart() -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_logs(cluster, 2)
-        await deletions.delete(cluster.metadata, [1])
+        await deletions.delete_ledgers(cluster.metadata, [1])
         await collect(cluster, bookie)
         await collect(cluster, bookie)
         for _ in range(3):
@@ -98,7 +98,7 @@ def test_tombstone_is_durable_before_data_goes() -> None:
 
     async def main(cluster: Cluster) -> None:
         bookie, _ = await with_logs(cluster, 3)
-        await deletions.delete(cluster.metadata, [1])
+        await deletions.delete_ledgers(cluster.metadata, [1])
         await collect(cluster, bookie)
         cluster.simulation.node(NODE).disk.record = record
         await collect(cluster, bookie)
@@ -121,7 +121,7 @@ def test_a_pass_that_finds_the_disk_full_is_not_the_last_one() -> None:
             return await survey()
 
         bookie.store.compactor.survey = failing  # type: ignore[method-assign]
-        await deletions.delete(cluster.metadata, [2])
+        await deletions.delete_ledgers(cluster.metadata, [2])
         await asyncio.sleep(60)
         assert not failures
         assert len(logs(cluster)) == 3
@@ -140,7 +140,7 @@ def test_log_with_one_living_ledger_stays() -> None:
         bookie.store._log._log_bytes_max = 0
         await caller.add(2, 1, b"y")
         await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
-        await deletions.delete(cluster.metadata, [1])
+        await deletions.delete_ledgers(cluster.metadata, [1])
         for _ in range(3):
             await collect(cluster, bookie)
         assert len(logs(cluster)) == 2
@@ -154,7 +154,7 @@ def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_another() 
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_logs(cluster)
         metadata = cluster.metadata
-        await deletions.delete(metadata, [1])
+        await deletions.delete_ledgers(metadata, [1])
         await collect(cluster, bookie)
         original = metadata.children, metadata.get
 
@@ -192,11 +192,11 @@ def test_ledger_that_reappears_between_the_passes_lives() -> None:
         bookie, caller = await with_logs(cluster, 2)
         found = await cluster.metadata.get(paths.ledger(1))
         assert found is not None
-        await deletions.delete(cluster.metadata, [1])
+        await deletions.delete_ledgers(cluster.metadata, [1])
         await collect(cluster, bookie)
         await cluster.metadata.put(paths.ledger(1), found.value)
         await collect(cluster, bookie)
-        await deletions.delete(cluster.metadata, [1])
+        await deletions.delete_ledgers(cluster.metadata, [1])
         await collect(cluster, bookie)
         assert (await caller.read(1, 0))[0].status is Status.OK, "the count of passes began anew"
 
@@ -214,14 +214,14 @@ async def with_ledgers(cluster: Cluster, ledgers: int, **settings: object) -> tu
     return bookie, caller
 
 
-async def run(cluster: Cluster, bookie: Bookie, **options: bool) -> Collected:
+async def run(cluster: Cluster, bookie: Bookie, **options: bool) -> GarbageResult:
     found = await cluster.simulation.spawn(NODE, bookie.collector.run(**options))
     await asyncio.sleep(1)
     return found
 
 
 async def delete(cluster: Cluster, ledgers: range) -> None:
-    await deletions.delete(cluster.metadata, ledgers)
+    await deletions.delete_ledgers(cluster.metadata, ledgers)
 
 
 def test_nothing_is_deleted_in_limbo() -> None:
@@ -316,7 +316,7 @@ def test_minor_and_major_compaction_come_by_their_intervals() -> None:
         compact = bookie.store.compactor.run
 
         async def note(policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
-            **rest: object) -> Done:
+            **rest: object) -> CompactionResult:
             ran.append("major" if major else "pass" if policy is None else "minor")
             return await compact(policy, major=major, roll=roll)
 

@@ -26,7 +26,7 @@ def test_more_than_half_of_the_ledgers_go_later_and_with_a_warning_when_they_wer
 
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_ledgers(cluster, 30, **INTERVALS)
-        await deletions.delete(cluster.metadata, range(1, gone + 1))
+        await deletions.delete_ledgers(cluster.metadata, range(1, gone + 1))
         await asyncio.sleep(1100)
         doubtful = gone > 15
         statistics = bookie.statistics()

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from magnetar.bookie.maintenance.copies_core import (
     Absences,
     RepairReason,
-    Stuck,
-    hurried,
+    StuckReason,
+    bookies_of,
+    due_at_once,
     judge,
-    placed,
     record_failure,
-    waits_s,
+    wait_left_s,
 )
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord, UnderReplicatedRecord
 
@@ -52,7 +52,7 @@ def test_the_same_facts_give_the_same_mark_however_often_somebody_looks(
 ) -> None:
     once = judge(record, gone, found, mark, 100)
     assert judge(record, gone, found, once, 200) == once
-    names = placed(record)
+    names = bookies_of(record)
     if once is None:
         assert record.state != IN_RECOVERY
         assert not names.keys() & gone.keys()
@@ -93,25 +93,25 @@ def test_a_failed_try_is_followed_by_a_longer_wait_up_to_a_bound() -> None:
     assert mark is not None
     waits = []
     for _ in range(6):
-        mark = record_failure(mark, Stuck.NO_TARGET, "why", 1000, 5.0, 60.0)
+        mark = record_failure(mark, StuckReason.NO_TARGET, "why", 1000, 5.0, 60.0)
         waits.append((mark.retry_ms - 1000) / 1000)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
-    assert (mark.attempts, mark.stuck, mark.last_error) == (6, Stuck.NO_TARGET.value, "why")
-    assert hurried(mark).retry_ms == 0
-    assert hurried(mark).attempts == 6
+    assert (mark.attempts, mark.stuck, mark.last_error) == (6, StuckReason.NO_TARGET.value, "why")
+    assert due_at_once(mark).retry_ms == 0
+    assert due_at_once(mark).attempts == 6
 
 
 def test_a_time_of_another_clock_counts_for_no_more_than_the_back_off() -> None:
-    mark = record_failure(UnderReplicatedRecord(ledger_id=1, bookies={}), Stuck.FAILED, "why", 1000, 5.0, 60.0)
-    assert waits_s(mark, 1000, 0.0, 5.0, 60.0) == 5.0
-    assert waits_s(mark, 4000, 0.0, 5.0, 60.0) == 2.0
+    mark = record_failure(UnderReplicatedRecord(ledger_id=1, bookies={}), StuckReason.FAILED, "why", 1000, 5.0, 60.0)
+    assert wait_left_s(mark, 1000, 0.0, 5.0, 60.0) == 5.0
+    assert wait_left_s(mark, 4000, 0.0, 5.0, 60.0) == 2.0
     a_day_ahead = msgspec.structs.replace(mark, retry_ms=86_400_000)
-    assert waits_s(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
-    assert waits_s(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
-    assert waits_s(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
-    assert waits_s(hurried(mark), 1000, 0.0, 5.0, 60.0) == 0.0
+    assert wait_left_s(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
+    assert wait_left_s(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
+    assert wait_left_s(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
+    assert wait_left_s(due_at_once(mark), 1000, 0.0, 5.0, 60.0) == 0.0
     never = msgspec.structs.replace(a_day_ahead, attempts=0)
-    assert waits_s(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
+    assert wait_left_s(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.sets(st.sampled_from("abc"))), max_size=30))

@@ -17,7 +17,7 @@ from magnetar.bookie.maintenance import copies_core as copies
 from magnetar.bookie.maintenance import marks
 from magnetar.bookie.maintenance import repair_worker as copier
 from magnetar.bookie.maintenance import repair_worker as worker
-from magnetar.bookie.maintenance.copies_core import Stuck
+from magnetar.bookie.maintenance.copies_core import StuckReason
 from magnetar.ledger import LedgerClient
 from magnetar.ledger import client as deletions
 from magnetar.ledger import metadata_core as transitions
@@ -44,7 +44,7 @@ from magnetar.metadata.records import (
 )
 from magnetar.metadata.store import ABSENT, UNREADABLE, MetadataStore, get_record, put_record
 from magnetar.proto.errors import DataLost, Unavailable
-from magnetar.runtime.tasks import together
+from magnetar.runtime.tasks import run_together
 from tests.bookie.maintenance.copies import REPAIR, Deployment, payload, with_deployment
 
 
@@ -97,12 +97,12 @@ def test_a_copy_goes_to_the_rack_that_the_ensemble_lacks_and_never_to_who_may_ta
 def test_two_dead_bookies_of_one_fragment_get_two_others_in_one_turn() -> None:
     async def main(deployment: Deployment) -> None:
         writers = [await deployment.a_ledger(4) for _ in range(8)]
-        await marks.enable(deployment.metadata, False)
+        await marks.set_repair_enabled(deployment.metadata, False)
         for name in ("b4", "b5"):
             await deployment.start(name)
         dead = [await deployment.kill(name) for name in ("b1", "b2")]
         await asyncio.sleep(30.0)
-        await marks.enable(deployment.metadata, True)
+        await marks.set_repair_enabled(deployment.metadata, True)
         for writer in writers:
             for gone in dead:
                 await deployment.until_whole(writer.ledger_id, gone)
@@ -124,7 +124,7 @@ def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPa
         spare = next(each for each in deployment.bookies.values() if each.id not in bookies)
         spare.store.keys.introduce(writer.ledger_id, writer.record.key)
         assert spare.store.fence(writer.ledger_id, writer.record.key).name == "OK", "fenced there, for whatever reason"
-        await spare.store.sealed()
+        await spare.store.seal_and_wait()
         await deployment.until_whole(writer.ledger_id, bookies[0])
         await deployment.check_whole(writer.ledger_id)
 
@@ -216,7 +216,7 @@ def test_three_of_three_the_bookie_that_comes_back_empty_under_a_new_name_is_fil
         await asyncio.sleep(60.0)
         mark = await deployment.mark(ledger)
         assert mark is not None
-        assert mark.stuck == Stuck.NO_TARGET.value
+        assert mark.stuck == StuckReason.NO_TARGET.value
         assert mark.attempts <= 12, "nobody tries it hot"
         assert gone in (await deployment.record(ledger)).fragments[0].bookies
         name = deployment.node_of(gone)
@@ -248,7 +248,7 @@ def test_a_deleted_ledger_is_unmarked() -> None:
     async def main(deployment: Deployment) -> None:
         ledger, _ = await one_is_killed(deployment)
         await deployment.until_marked(ledger)
-        await deletions.delete(deployment.metadata, [ledger])
+        await deletions.delete_ledgers(deployment.metadata, [ledger])
 
         async def unmarked() -> bool:
             return await deployment.mark(ledger) is None
@@ -265,7 +265,7 @@ def test_the_only_copy_is_reported_as_lost_tried_seldom_and_never_replaced() -> 
         await asyncio.sleep(100.0)
         mark = await deployment.mark(ledger)
         assert mark is not None
-        assert mark.stuck == Stuck.LOST.value
+        assert mark.stuck == StuckReason.LOST.value
         assert 2 <= mark.attempts <= 20
         assert (await deployment.record(ledger)).fragments[0].bookies == (gone,)
         with pytest.raises((DataLost, Unavailable)):
@@ -290,7 +290,7 @@ def test_an_entry_that_nobody_gives_leaves_the_record_as_it_is_and_the_rest_is_c
         await asyncio.sleep(60.0)
         mark = await deployment.mark(ledger)
         assert mark is not None
-        assert mark.stuck == Stuck.LOST.value
+        assert mark.stuck == StuckReason.LOST.value
         assert "entry 0" in mark.last_error
         assert first in (await deployment.record(ledger)).fragments[0].bookies
 
@@ -310,7 +310,7 @@ def test_a_bookie_that_came_back_and_is_silent_is_waited_for() -> None:
         await asyncio.sleep(60.0)
         mark = await deployment.mark(ledger)
         assert mark is not None
-        assert (mark.bookies, mark.stuck) == ({gone: "returned"}, Stuck.UNREACHABLE.value)
+        assert (mark.bookies, mark.stuck) == ({gone: "returned"}, StuckReason.UNREACHABLE.value)
         deployment.simulation.wires.heal()
         await deployment.until_whole(ledger)
 
@@ -324,7 +324,7 @@ def test_a_worker_whose_clock_was_a_day_ahead_stops_no_repair() -> None:
         in_a_day = deployment.simulation.world("client").clock.wall_ms() + 86_400_000
         late = UnderReplicatedRecord(
             ledger_id=writer.ledger_id, bookies={writer.record.fragments[0].bookies[0]: "incomplete"}, attempts=9,
-            stuck=Stuck.FAILED.value, retry_ms=in_a_day,
+            stuck=StuckReason.FAILED.value, retry_ms=in_a_day,
         )  # fmt: skip
         await marks.change_mark(deployment.metadata, writer.ledger_id, lambda mark: late)
         await deployment.until_whole(writer.ledger_id)
@@ -385,22 +385,22 @@ def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: 
     patient = replace(REPAIR, open_ledger_grace_s=1000.0)
     with_deployment(main, repair=patient)
 
-    def all_of_them(record: LedgerRecord) -> list[copies.Final]:
-        return [copies.Final(each.first_entry, 9, each.bookies) for each in record.fragments]
+    def all_of_them(record: LedgerRecord) -> list[copies.FinalFragment]:
+        return [copies.FinalFragment(each.first_entry, 9, each.bookies) for each in record.fragments]
 
     def unguarded(
         current: LedgerRecord | None, first_entry: int, old: str, new: str
-    ) -> transitions.RecordWrite | transitions.Settled:
+    ) -> transitions.RecordWrite | transitions.AlreadyStored:
         assert current is not None
         assert first_entry == 0
         bookies = tuple(new if each == old else each for each in current.fragments[0].bookies)
         changed = msgspec.structs.replace(current, fragments=(Fragment(0, bookies),))
-        return transitions.Settled(current) if changed == current else transitions.RecordWrite(changed)
+        return transitions.AlreadyStored(current) if changed == current else transitions.RecordWrite(changed)
 
-    original = LedgerClient.reader
+    original = LedgerClient.make_reader
     monkeypatch.setattr(copies, "final_fragments", all_of_them)
     with_deployment(main, repair=patient)  # a reader does not go beyond what is settled, and the transition refuses
-    monkeypatch.setattr(LedgerClient, "reader", lambda self, record: original(self, replace_state(record, 9)))
+    monkeypatch.setattr(LedgerClient, "make_reader", lambda self, record: original(self, replace_state(record, 9)))
     with_deployment(main, repair=patient)  # the transition refuses
     monkeypatch.setattr(worker, "replace_in_fragment", unguarded)
     with pytest.raises(AssertionError):
@@ -471,7 +471,7 @@ def test_a_ledger_whose_last_confirmed_entry_nobody_has_is_closed_with_it_and_sh
 
         async def shown() -> bool:
             mark = await deployment.mark(ledger)
-            return mark is not None and mark.stuck == Stuck.LOST.value
+            return mark is not None and mark.stuck == StuckReason.LOST.value
 
         await deployment.until(shown)
         record = await deployment.record(ledger)
@@ -490,7 +490,7 @@ def test_a_ledger_whose_end_nobody_can_tell_stays_in_recovery_and_is_shown_as_un
 
         async def shown() -> bool:
             mark = await deployment.mark(ledger)
-            return mark is not None and mark.stuck == Stuck.UNDECIDED.value and "entry 9" in mark.last_error
+            return mark is not None and mark.stuck == StuckReason.UNDECIDED.value and "entry 9" in mark.last_error
 
         await deployment.until(shown)
         assert (await deployment.record(ledger)).state == IN_RECOVERY
@@ -558,7 +558,7 @@ def test_the_report_of_a_lost_bookie_goes_when_nothing_is_to_be_there_any_more(d
         )
         await deployment.kill(deployment.node_of(owner))
         if deleted:
-            await deletions.delete(deployment.metadata, [ledger])
+            await deletions.delete_ledgers(deployment.metadata, [ledger])
             await deployment.metadata.delete(paths.cookie(owner))  # forgotten, too
 
         async def dropped() -> bool:
@@ -597,17 +597,17 @@ def test_a_worker_that_dies_between_copy_and_record_is_followed_by_another(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[str] = []
-    original = getattr(worker.Worker, step)
+    original = getattr(worker.RepairWorker, step)
 
     async def main(deployment: Deployment) -> None:
-        async def die(self: worker.Worker, *arguments: object) -> object:
+        async def die(self: worker.RepairWorker, *arguments: object) -> object:
             if not died and self.progress:
                 died.append(self._name)
                 deployment.simulation.crash(deployment.node_of(self._name), power_loss=True)
                 await asyncio.sleep(1e6)
             return await original(self, *arguments)
 
-        monkeypatch.setattr(worker.Worker, step, die)
+        monkeypatch.setattr(worker.RepairWorker, step, die)
         ledger, gone = await one_is_killed(deployment)
         await deployment.until_marked(ledger)
         await deployment.until(lambda: asyncio.sleep(0.1, bool(died)))
@@ -629,7 +629,7 @@ def test_a_lock_that_somebody_else_holds_is_respected_and_waited_for() -> None:
         await deployment.until_marked(ledger)
         await asyncio.sleep(30.0)
         assert gone in (await deployment.record(ledger)).fragments[0].bookies
-        await marks.drop(deployment.metadata, paths.repair_lock(1), other)
+        await marks.delete_own_node(deployment.metadata, paths.repair_lock(1), other)
         await deployment.until_whole(ledger, gone)
 
     with_deployment(main)
@@ -639,25 +639,25 @@ def test_what_a_failed_repair_could_not_give_up_is_its_successors_in_the_same_se
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The metadata is out of reach while it fails: its lock stays, and the session that keeps the lock goes on."""
-    holder: list[worker.Worker] = []
+    holder: list[worker.RepairWorker] = []
     kept: list[str] = []
     met = asyncio.Event()
-    run, repair, drop = worker.Worker.run, worker.Worker._repair, marks.drop
+    run, repair, drop = worker.RepairWorker.run, worker.RepairWorker._repair, marks.delete_own_node
 
-    async def held(self: worker.Worker, *arguments: Any) -> None:
+    async def held(self: worker.RepairWorker, *arguments: Any) -> None:
         if not holder:
             holder.append(self)
             met.set()
             await asyncio.sleep(1e6)
         await repair(self, *arguments)
 
-    async def fails(self: worker.Worker) -> None:
+    async def fails(self: worker.RepairWorker) -> None:
         async def meets() -> None:
             await met.wait()
             if holder == [self]:
                 raise RuntimeError("an exception of ours")
 
-        await together([run(self), meets()], "worker")
+        await run_together([run(self), meets()], "worker")
 
     async def lost(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
         if holder and record.token == holder[0]._lock.token and path not in kept:
@@ -665,9 +665,9 @@ def test_what_a_failed_repair_could_not_give_up_is_its_successors_in_the_same_se
         else:
             await drop(store, path, record)
 
-    monkeypatch.setattr(worker.Worker, "_repair", held)
-    monkeypatch.setattr(worker.Worker, "run", fails)
-    monkeypatch.setattr(marks, "drop", lost)
+    monkeypatch.setattr(worker.RepairWorker, "_repair", held)
+    monkeypatch.setattr(worker.RepairWorker, "run", fails)
+    monkeypatch.setattr(marks, "delete_own_node", lost)
 
     async def main(deployment: Deployment) -> None:
         ledger, gone = await one_is_killed(deployment)
@@ -680,18 +680,18 @@ def test_what_a_failed_repair_could_not_give_up_is_its_successors_in_the_same_se
 
 def test_gc_takes_nothing_of_a_copy_that_no_record_names_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """#4668: the target is in no fragment until the copy is done; only what the metadata has forgotten is deleted."""
-    original = worker.Worker._replace
+    original = worker.RepairWorker._replace
     collected: list[int] = []
 
     async def main(deployment: Deployment) -> None:
-        async def collect_first(self: worker.Worker, record: LedgerRecord, gap: copies.Gap, target: str) -> None:
+        async def collect_first(self: worker.RepairWorker, record: LedgerRecord, gap: copies.Gap, target: str) -> None:
             collector = deployment.bookies[deployment.node_of(target)].collector
             for _ in range(2):
                 collected.extend((await collector.run(force=True, major=True, roll=True)).ledgers_deleted)
                 await asyncio.sleep(1.0)
             await original(self, record, gap, target)
 
-        monkeypatch.setattr(worker.Worker, "_replace", collect_first)
+        monkeypatch.setattr(worker.RepairWorker, "_replace", collect_first)
         ledger, gone = await one_is_killed(deployment)
         await deployment.until_whole(ledger, gone)
         assert collected == []
@@ -727,13 +727,13 @@ def test_a_departing_bookie_is_emptied_while_it_serves_takes_nothing_new_and_is_
 
 def test_switched_off_nothing_is_marked_or_copied_until_it_is_switched_on() -> None:
     async def main(deployment: Deployment) -> None:
-        await marks.enable(deployment.metadata, False)
+        await marks.set_repair_enabled(deployment.metadata, False)
         await asyncio.sleep(5.0)
         ledger, gone = await one_is_killed(deployment)
         await asyncio.sleep(60.0)
         assert await deployment.mark(ledger) is None
         assert gone in (await deployment.record(ledger)).fragments[0].bookies
-        await marks.enable(deployment.metadata, True)
+        await marks.set_repair_enabled(deployment.metadata, True)
         await deployment.until_whole(ledger, gone)
 
     with_deployment(main)
@@ -786,7 +786,7 @@ NEWER = {
 @pytest.mark.parametrize("path", NEWER)
 def test_a_record_of_a_newer_version_stops_the_repair_of_no_other_ledger(path: str) -> None:
     async def main(deployment: Deployment) -> None:
-        UNREADABLE.forgive(path)
+        UNREADABLE.remove(path)
         before = UNREADABLE.skipped
         await deployment.metadata.put(path, newer(NEWER[path], path))
         ledger, gone = await one_is_killed(deployment)

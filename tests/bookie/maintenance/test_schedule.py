@@ -38,7 +38,7 @@ class Life:
         return await self.simulation.spawn(NODE, run())
 
     async def ran(self, schedule: Schedule, *, minor: bool = True, major: bool = True) -> None:
-        await self.simulation.spawn(NODE, schedule.ran(minor=minor, major=major))
+        await self.simulation.spawn(NODE, schedule.record_run(minor=minor, major=major))
 
     def jump(self, seconds: float) -> None:
         self.simulation.node(NODE).skew_ms += int(seconds * 1000)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from magnetar.bookie.maintenance.scrub import SCRUB, Reports
+from magnetar.bookie.maintenance.scrub import SCRUB, QuarantineReports
 from magnetar.bookie.server import Bookie
 from magnetar.ledger.damage import RANGES_MAX
 from magnetar.ledger.peer_format import Status
@@ -194,14 +194,14 @@ def test_a_report_of_forty_thousand_ranges_costs_each_a_step() -> None:
             store.descriptors.quarantine(7, 2 * entry, 2 * entry)
         wide = DamagedEntriesRecord(ledger_id=1, bookie=bookie.id, ranges=((-5, 3), (8, 1 << 62)))
         await cluster.metadata.put(paths.damaged(1, bookie.id), encode(wide, paths.damaged(1, bookie.id)))
-        reports = Reports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
+        reports = QuarantineReports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
         began = time.monotonic()
         await cluster.simulation.spawn(NODE, reports.store(cluster.metadata))
         told = tuple((2 * entry, 2 * entry) for entry in range(RANGES_MAX))
         assert await reported(cluster, bookie, 7) == told, "what has room in a record; the others when these are mended"
         assert await reported(cluster, bookie, 1) == ((3, 3), (9, 9)), "what is damaged here"
         for entry in range(many):
-            store.descriptors.mend(7, 2 * entry, 2 * entry)
+            store.descriptors.end_quarantine(7, 2 * entry, 2 * entry)
         await cluster.simulation.spawn(NODE, reports.store(cluster.metadata))
         assert await reported(cluster, bookie, 7) is None
         assert time.monotonic() - began < 5

@@ -13,14 +13,14 @@ import pytest
 
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.bookie.maintenance.repair_worker import RepairConfig
-from magnetar.bookie.maintenance.seen import Memory, PresentFacts, Seen, TrustVerdict, judge, remember
+from magnetar.bookie.maintenance.seen import MetadataMemory, PresentFacts, Seen, TrustVerdict, judge, next_seen
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.identity import accept_metadata
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore, Versioned, get_record, put_of, take_ids
+from magnetar.metadata.store import MetadataStore, Versioned, allocate_ids, get_record, put_of
 from magnetar.metadata.tree import ENDING
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.process import real_world
@@ -70,7 +70,7 @@ def test_a_restore_is_believed_once() -> None:
     """An older copy of the file that was restored before is older, and no restore."""
     restored = PresentFacts(spans(0, 10, 20, restored=3), 25, 5)
     assert judge(KNOWN, restored) is TrustVerdict.RESTORED
-    seen = remember(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
+    seen = next_seen(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
     assert (seen.ledger, seen.revision, seen.restore) == (9, 25, "t3")
     assert judge(seen, PresentFacts(restored.incarnations, 30, 12)) is TrustVerdict.CURRENT
     assert judge(seen, PresentFacts(restored.incarnations, 24, 12)) is TrustVerdict.OLDER
@@ -105,7 +105,7 @@ class Deployment:
         return await Bookie.start(self.world, config, self.tree.session())
 
     async def ledgers(self, bookie: Bookie, count: int) -> range:
-        ids = await take_ids(self.metadata, count)
+        ids = await allocate_ids(self.metadata, count)
         caller = self.caller(bookie)
         for ledger in ids:
             await self.metadata.put(paths.ledger(ledger), a_record(ledger, bookie.id))
@@ -186,7 +186,7 @@ def test_a_bookie_whose_metadata_goes_back_under_it_registers_no_more_and_delete
 
         world = cluster.simulation.world(NODE)
         bookie = await cluster.simulation.spawn(NODE, Bookie.start(world, CONFIG, first, again))
-        await take_ids(cluster.metadata, 5)
+        await allocate_ids(cluster.metadata, 5)
         await cluster.metadata.put(paths.ledger(1), a_record(1, bookie.id))
         caller = cluster.caller(bookie)
         assert (await caller.add(1, 0, b"x")).status is Status.OK
@@ -211,9 +211,9 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
     deployment = Deployment(tmp_path)
     await deployment.open()
     (tmp_path / "bookie").mkdir()
-    memory = Memory(deployment.world, str(tmp_path / "bookie"))
+    memory = MetadataMemory(deployment.world, str(tmp_path / "bookie"))
     await memory.check_trust(deployment.metadata)
-    await take_ids(deployment.metadata, 5)  # news: it is kept at once
+    await allocate_ids(deployment.metadata, 5)  # news: it is kept at once
 
     class Reconnecting:
         """A session that outlives the service's process, as a remote one does."""

@@ -15,10 +15,10 @@ from pyroaring import BitMap64
 from magnetar.bookie.format.ledger_index import Quarantined
 from magnetar.bookie.store.entrylog.mover import (
     Action,
+    ActionReason,
     CompactionPolicy,
     CompactionState,
     Holder,
-    KeepReason,
     LogFacts,
     batches,
     decide,
@@ -54,26 +54,26 @@ def test_each_log_gets_one_action_and_its_reason() -> None:
     ]
     minor = [(plan.action, plan.reason) for plan in decide(logs, POLICY, major=False)]
     assert minor == [
-        (Action.DELETE, KeepReason.DEAD),
-        (Action.COMPACT, KeepReason.SPARSE),
-        (Action.KEEP, KeepReason.WAITS),
-        (Action.KEEP, KeepReason.LIVE),
-        (Action.KEEP, KeepReason.OPEN),
-        (Action.KEEP, KeepReason.OPEN),
-        (Action.KEEP, KeepReason.UNREADABLE),
-        (Action.DELETE, KeepReason.DEAD),
+        (Action.DELETE, ActionReason.DEAD),
+        (Action.COMPACT, ActionReason.SPARSE),
+        (Action.KEEP, ActionReason.WAITS),
+        (Action.KEEP, ActionReason.LIVE),
+        (Action.KEEP, ActionReason.OPEN),
+        (Action.KEEP, ActionReason.OPEN),
+        (Action.KEEP, ActionReason.UNREADABLE),
+        (Action.DELETE, ActionReason.DEAD),
     ]
     major = [(plan.action, plan.reason) for plan in decide(logs, POLICY, major=True)]
-    assert major[2] == (Action.COMPACT, KeepReason.SPARSE)
+    assert major[2] == (Action.COMPACT, ActionReason.SPARSE)
     assert major[:2] + major[3:] == minor[:2] + minor[3:]
 
 
 def test_small_logs_are_merged_by_major_compaction_and_one_alone_is_not() -> None:
     policy = CompactionPolicy(0.2, 0.5, 10_000)
     small = [facts(1, 1000, 1000), facts(2, 1000, 1000)]
-    assert [plan.reason for plan in decide(small, policy, major=True)] == [KeepReason.SMALL, KeepReason.SMALL]
-    assert [plan.reason for plan in decide(small, policy, major=False)] == [KeepReason.WAITS, KeepReason.WAITS]
-    assert [plan.reason for plan in decide(small[:1], policy, major=True)] == [KeepReason.LIVE]
+    assert [plan.reason for plan in decide(small, policy, major=True)] == [ActionReason.SMALL, ActionReason.SMALL]
+    assert [plan.reason for plan in decide(small, policy, major=False)] == [ActionReason.WAITS, ActionReason.WAITS]
+    assert [plan.reason for plan in decide(small[:1], policy, major=True)] == [ActionReason.LIVE]
 
 
 def test_batches_fit_into_one_log_and_the_sparse_ones_come_first() -> None:
@@ -98,7 +98,7 @@ async def flush(store: Store, ledgers: dict[int, range], size: int = 300) -> Non
 
 async def flush_to_own_log(store: Store, ledgers: dict[int, range], size: int = 300) -> None:
     await flush(store, ledgers, size)
-    await store._checkpoint.exclusive(store._log.close)
+    await store._checkpoint.run_exclusive(store._log.close)
 
 
 async def expect(store: Store, ledger: int, entries: range, size: int = 300) -> None:
@@ -197,7 +197,7 @@ def test_an_entry_that_stands_in_several_logs_is_copied_once() -> None:
             for entry in range(5, 15):
                 assert await add(store, 1, entry, payload(1, entry), recovery=True) is Status.OK
             await store.checkpoint()
-            await store._checkpoint.exclusive(store._log.close)
+            await store._checkpoint.run_exclusive(store._log.close)
         assert sum(facts.data_bytes for facts in await store.compactor.survey()) == 40 * 344
         await store.compactor.run(EVERYTHING)
         assert [facts.data_bytes for facts in await store.compactor.survey()] == [20 * 344]
@@ -246,7 +246,7 @@ def test_a_good_copy_of_a_bad_record_is_moved_instead() -> None:
         (path,) = files(simulation)
         assert await add(store, 1, 7, payload(1, 7), recovery=True) is Status.OK
         await store.checkpoint()
-        await store._checkpoint.exclusive(store._log.close)
+        await store._checkpoint.run_exclusive(store._log.close)
         simulation.node(NODE).disk.flip_bit(path, 4096 + 7 * 344 + 100)
         assert (await store.compactor.run(EVERYTHING)).bad_records == 0
         await expect(store, 1, range(20))
@@ -307,7 +307,7 @@ def test_what_a_move_without_room_left_in_an_index_is_cut_for_good() -> None:
         simulation.node(NODE).disk.faults.append(FileFault("pwrite", "mark.tmp", errno.ENOSPC))
         assert (await simulation.spawn(NODE, store.compactor.run(EVERYTHING))).compacted == []
         assert store.compactor.counters["moves_without_room"] == 1
-        await simulation.spawn(NODE, store._checkpoint.exclusive(store._cold.close))
+        await simulation.spawn(NODE, store._checkpoint.run_exclusive(store._cold.close))
         await simulation.spawn(NODE, store.checkpoint())
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
@@ -423,7 +423,7 @@ def test_a_log_that_a_mark_names_before_anything_is_in_it_is_no_damage_after_a_p
             store = await open_store(simulation)
             assert await simulation.spawn(NODE, add(store, 1, 0, payload(1, 0))) is Status.OK
             writer = store._cold if which == "cold" else store._log
-            await simulation.spawn(NODE, store._checkpoint.exclusive(partial(writer.ensure_room, 5000)))
+            await simulation.spawn(NODE, store._checkpoint.run_exclusive(partial(writer.ensure_room, 5000)))
             if which == "cold":
                 await simulation.spawn(NODE, store.checkpoint())
             else:

@@ -19,7 +19,7 @@ from magnetar.bookie.format.journal import crc32c
 from magnetar.bookie.maintenance.scrub import SCRUB
 from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.identity import COOKIE
-from magnetar.bookie.store.state_log import Known
+from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
@@ -44,7 +44,7 @@ CUTS = 20
 class Undamaged:
     state: State
     model: Model
-    known: Known
+    known: DirectoryFacts
 
 
 async def live(store: Store, model: Model) -> None:
@@ -73,7 +73,7 @@ def undamaged() -> Undamaged:
     disk, loop, model = Disk(), TinyLoop(), Model()
     world = tiny_world(loop, SimFiles(disk), 1)
 
-    async def run() -> Known:
+    async def run() -> DirectoryFacts:
         world.files.make_directories(DATA)
         store = await Store.open(world, DATA, UUID, TINY)
         await live(store, model)
@@ -81,7 +81,7 @@ def undamaged() -> Undamaged:
         async def upto() -> int:
             return 1000
 
-        return Known(journal=store.journal_position, upto=upto)
+        return DirectoryFacts(journal=store.journal_position, upto=upto)
 
     with small_limits():
         known = loop.drive(run())
@@ -96,7 +96,7 @@ def _state(disk: Disk) -> State:
     return State(names, frozenset(folders), {n: disk.inode(path).now for path, n in names.items()}, 1)
 
 
-def start(disk: Disk, known: Known) -> tuple[TinyLoop, Store]:
+def start(disk: Disk, known: DirectoryFacts) -> tuple[TinyLoop, Store]:
     loop = TinyLoop()
     world = tiny_world(loop, SimFiles(disk), 2)
 

@@ -76,7 +76,7 @@ def test_what_is_held_was_synced_before_it_is_said() -> None:
         delays.stall_rate, delays.stall_s = 1.0, 1000.0
         stored = stored_entry(1, 1, payload(1, 1))
         assert store.add(1, 1, KEY, (stored,), len(stored), -1, True) is Status.OK
-        adding = asyncio.ensure_future(store.sealed())
+        adding = asyncio.ensure_future(store.seal_and_wait())
         asking = asyncio.ensure_future(_held(store, 1, 0, 9))
         done, _ = await asyncio.wait([adding, asking], return_when=asyncio.FIRST_COMPLETED)
         assert adding in done, "the answer overtakes the sync"
@@ -102,10 +102,10 @@ def test_what_the_journal_refused_is_not_held_until_it_is_synced_or_a_checkpoint
 
         await refused(1)
         await refused(2)
-        assert await store.sealed(), "nothing was enqueued since"
+        assert await store.seal_and_wait(), "nothing was enqueued since"
         assert await _held(store, 1, 0, 9) == {0}
-        assert not await store.wait_settled(1)
-        assert await store.wait_settled(2), "another ledger"
+        assert not await store.wait_durable(1)
+        assert await store.wait_durable(2), "another ledger"
         assert await add(store, 1, 1, payload(1, 1), recovery=True) is Status.OK
         assert await _held(store, 1, 0, 9) == {0, 1}
         disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
@@ -115,7 +115,7 @@ def test_what_the_journal_refused_is_not_held_until_it_is_synced_or_a_checkpoint
         disk.faults.clear()
         await store.checkpoint()
         assert await _held(store, 1, 0, 9) == {0, 1, 2}
-        assert await store.wait_settled(1)
+        assert await store.wait_durable(1)
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
         assert await _held(store, 1, 0, 9) == {0, 1, 2}

@@ -17,7 +17,7 @@ from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES, PAGE_HE
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES, Damaged, FileHeader, encode_file_header
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.files import EntryLogReader, index_name, log_name
-from magnetar.bookie.store.index import ExtentPlace, Group, Index, Lru, Page, Run, find, run_end
+from magnetar.bookie.store.index import ExtentPlace, Group, Index, Lru, Page, Run, record_number, run_end
 from magnetar.bookie.store.search import Search
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record, stored_entry
@@ -56,10 +56,10 @@ def test_a_run_ends_at_a_gap_the_count_or_the_bytes(
 ) -> None:
     offsets = [sum(sizes[:i]) for i in range(len(entries) + 1)]
     extent, packed = index_format.encode_extent(7, entries, offsets, 4096)
-    table = index_format.decode_table(extent, packed)
+    table = index_format.intact_table(extent, packed)
     assert isinstance(table, Table)
     first = data.draw(st.integers(0, len(entries) - 1))
-    assert find(ExtentPlace(1, extent, 0), table, entries[first]) == first
+    assert record_number(ExtentPlace(1, extent, 0), table, entries[first]) == first
     expected = first + 1
     while (
         expected < min(first + count, len(entries))
@@ -173,11 +173,11 @@ class Bench:
         """(log, entry's bytes) of all copies."""
         search = Search(self.index, self.reader, self.worker, ledger, entry)
         found = []
-        while (place := await search.next()) is not None:
+        while (place := await search.next_extent()) is not None:
             read = self.reader.read_entries(place, self.index.table(place), entry, 1, 1)
             assert not read.damaged
             assert read.table is not None
-            self.index.keep_table(place, read.table)
+            self.index.add_table(place, read.table)
             found += [(place.log, stored) for stored in read.entries]
         assert not search.damaged
         return found
@@ -228,10 +228,10 @@ def test_a_damaged_page_is_noticed_and_not_kept() -> None:
         for at in range(HEAD_BYTES):
             disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
             miss = Search(bench.index, bench.reader, bench.worker, 5, 1)
-            assert await miss.next() is None
+            assert await miss.next_extent() is None
             assert miss.damaged
             hit = Search(bench.index, bench.reader, bench.worker, 5, 4)
-            assert (await hit.next()) is not None, "the other log is whole"
+            assert (await hit.next_extent()) is not None, "the other log is whole"
             disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
         assert len(await bench.look(5, 1)) == 1
         disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 100)
@@ -256,7 +256,7 @@ def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it() -> None:
         bench.reader.read_pages = counted  # type: ignore[method-assign]
 
         def ask(ledger: int, entry: int) -> asyncio.Task[ExtentPlace | None]:
-            return asyncio.ensure_future(Search(bench.index, bench.reader, bench.worker, ledger, entry).next())
+            return asyncio.ensure_future(Search(bench.index, bench.reader, bench.worker, ledger, entry).next_extent())
 
         first, second, other = ask(5, 0), ask(5, 1), ask(6, 0)
         found, missing, of_other = await asyncio.gather(first, second, other)
@@ -274,7 +274,7 @@ def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it() -> None:
         bench.restart()
         simulation.node(NODE).disk.flip_bit(f"{FOLDER}/{index_name(1)}", FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 9)
         searches = [Search(bench.index, bench.reader, bench.worker, 5, 0) for _ in range(3)]
-        assert await asyncio.gather(*(each.next() for each in searches)) == [None] * 3
+        assert await asyncio.gather(*(each.next_extent() for each in searches)) == [None] * 3
         assert all(each.damaged for each in searches), "each of them knows that the page is damaged"
 
     simulate(main)
@@ -319,7 +319,7 @@ def test_a_hit_asks_few_of_many_logs() -> None:
         for entry in [rng.randrange(10, 650) for _ in range(20)]:
             bench.restart()
             search = Search(bench.index, bench.reader, bench.worker, 5, entry)
-            place = await search.next()
+            place = await search.next_extent()
             assert place is not None
             assert place.log == entry // 10
             loaded = [log for log in range(1, 65) if isinstance(bench.index.lookup(log, 5), Run)]

@@ -15,9 +15,9 @@ from magnetar.bookie.format.ledger_index import RECORD_BYTES, LedgerState, Tombs
 from magnetar.bookie.store import index_files as ledger_index
 from magnetar.bookie.store import memtable
 from magnetar.bookie.store import table as ledger_table
-from magnetar.bookie.store.index_files import Descriptors, LedgerIndexFile
+from magnetar.bookie.store.index_files import LedgerDescriptors, LedgerIndexFile
 from magnetar.bookie.store.memtable import Intervals
-from magnetar.bookie.store.table import LEAF_RECORDS, LedgerTable, Loading, in_order
+from magnetar.bookie.store.table import LEAF_RECORDS, LedgerTable, TableLoader, sorted_in_slices
 from magnetar.runtime.sim.files import FileFault
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY, OTHER_KEY
@@ -79,11 +79,11 @@ def test_a_file_loads_as_what_was_written_last(
     for first, length in spans:  # wherever a tombstone stands, its ledgers are dead
         records.insert(rng.randint(0, len(records)), encode(Tombstone(first, first + length)))
         model = {ledger: last for ledger, last in model.items() if not first <= ledger <= first + length}
-    loading, data, size = Loading(), b"".join(records), slice_records * RECORD_BYTES
+    loading, data, size = TableLoader(), b"".join(records), slice_records * RECORD_BYTES
     for at in range(0, len(data), size):
         assert loading.feed(data[at : at + size]) == []
-    descriptors = Descriptors()
-    descriptors.load(loading.loaded())
+    descriptors = LedgerDescriptors()
+    descriptors.load(loading.finish())
     descriptors.check()
     assert list(descriptors.ids()) == sorted(model)
     for ledger in range(115):
@@ -99,19 +99,19 @@ def test_each_damaged_record_is_told_and_the_others_are_loaded() -> None:
     records = [record(ledger, 7) for ledger in (3, 5, 9, 4, 8)]
     whole = b"".join(records)
     for at in range(len(whole)):
-        loading = Loading()
+        loading = TableLoader()
         assert loading.feed(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]) == [at // 50 * 50]
-        assert len(loading.loaded().ledgers) == 4
+        assert len(loading.finish().ledgers) == 4
     for size in range(len(whole)):
-        loading = Loading()
+        loading = TableLoader()
         assert loading.feed(whole[:size]) == ([size // 50 * 50] if size % 50 else [])
-        assert len(loading.loaded().ledgers) == size // 50
+        assert len(loading.finish().ledgers) == size // 50
 
 
 def test_values_come_in_order_in_slices() -> None:
     values = random.Random(3).sample(range(1 << 40), 20_000)
-    assert list(in_order(values)) == sorted(values)
-    assert list(in_order(dict.fromkeys(values))) == sorted(values)
+    assert list(sorted_in_slices(values)) == sorted(values)
+    assert list(sorted_in_slices(dict.fromkeys(values))) == sorted(values)
 
 
 def test_memory_is_given_back_in_slices() -> None:
@@ -144,7 +144,7 @@ class Bench:
         self.files = simulation.world(NODE).files
         self.files.make_directories(FOLDER)
         self.file = ledger_index.create(self.files, FOLDER, UUID)
-        self.descriptors = Descriptors()
+        self.descriptors = LedgerDescriptors()
         self.model: dict[int, tuple[bool, int]] = {}
         self.captured: dict[int, tuple[bool, int]] | None = None  # what the running checkpoint must write
         self.durable: dict[int, tuple[bool, int]] = {}
@@ -157,7 +157,7 @@ class Bench:
         found = self.descriptors.get(ledger) or self.descriptors.create(ledger, KEY)
         assert found is self.descriptors.get(ledger)
         found.last += 1
-        self.descriptors.touch(found)
+        self.descriptors.mark_changed(found)
         self.model[ledger] = found.fenced, found.last
 
     def fence(self, ledger: int) -> None:
@@ -214,7 +214,7 @@ class Bench:
     def restart(self) -> None:
         tombstones = list(self.descriptors.tombstones)
         self.file = LedgerIndexFile(self.files, FOLDER, UUID, self.file.generation, self.file.end)
-        self.descriptors = Descriptors()
+        self.descriptors = LedgerDescriptors()
         self.descriptors.load(self.file.load(pytest.fail))
         self.captured = self.settled = None
         for first, last in tombstones:  # replayed from the journal
@@ -249,7 +249,7 @@ def test_no_descriptor_is_ever_lost_or_doubled(commands: list[tuple[str | int, .
 
 
 def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
-    descriptors = Descriptors()
+    descriptors = LedgerDescriptors()
     fencing = descriptors.create(5, KEY)
     fencing.fenced = True
     for _ in range(2):
@@ -266,11 +266,11 @@ def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
     assert again is not None
     assert again is not fencing
     assert (again.fenced, again.fence_synced) == (True, True)
-    assert not again.opens_with(OTHER_KEY)
+    assert not again.has_key(OTHER_KEY)
 
 
 def test_a_ledger_deleted_while_a_checkpoint_writes_does_not_come_back() -> None:
-    descriptors = Descriptors()
+    descriptors = LedgerDescriptors()
     descriptors.create(5, KEY).fenced = True
     descriptors.begin_write()
     settled = descriptors.unwritten().encode_changes(everything=False)
@@ -284,7 +284,7 @@ def test_a_ledger_deleted_while_a_checkpoint_writes_does_not_come_back() -> None
 
 
 def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None:
-    descriptors = Descriptors()
+    descriptors = LedgerDescriptors()
     found = descriptors.create(5, KEY)
     found.key_synced = True
     descriptors.begin_write()
@@ -292,7 +292,7 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     changed = descriptors.get(5)
     assert changed is found
     changed.last = 7
-    descriptors.touch(changed)
+    descriptors.mark_changed(changed)
     descriptors.delete(9, 9)
     descriptors.on_written(settled)
     assert descriptors.dirty
@@ -304,16 +304,16 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
 
 
 # ---------------------------------------------------------------------------------------- the file
-def _filled(simulation: Simulation, ledgers: int) -> tuple[LedgerIndexFile, Descriptors]:
+def _filled(simulation: Simulation, ledgers: int) -> tuple[LedgerIndexFile, LedgerDescriptors]:
     files = simulation.world(NODE).files
     files.make_directories(FOLDER)
-    file, descriptors = ledger_index.create(files, FOLDER, UUID), Descriptors()
+    file, descriptors = ledger_index.create(files, FOLDER, UUID), LedgerDescriptors()
     for ledger in range(ledgers):
         descriptors.create(ledger, KEY).key_synced = True
     return file, descriptors
 
 
-def _checkpoint(file: LedgerIndexFile, descriptors: Descriptors) -> None:
+def _checkpoint(file: LedgerIndexFile, descriptors: LedgerDescriptors) -> None:
     descriptors.begin_write()
     settled, generation, end = file.write(descriptors.unwritten())
     descriptors.on_written(settled)
@@ -325,11 +325,11 @@ def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_when_the
         file, descriptors = _filled(simulation, 4000)
         _checkpoint(file, descriptors)
         disk = simulation.node(NODE).disk
-        while not file.outdated(4000):
+        while not file.is_outdated(4000):
             for ledger in range(4000):
                 touched = descriptors.get(ledger)
                 assert touched is not None
-                descriptors.touch(touched)
+                descriptors.mark_changed(touched)
             _checkpoint(file, descriptors)
         descriptors.delete(0, 1999)
         disk.faults.append(FileFault("pwrite", ".lidx.tmp", errno.ENOSPC, times=1))
@@ -364,9 +364,9 @@ def test_a_store_finds_its_ledgers_again_after_many_checkpoints() -> None:
         for ledger in range(50):
             store.fence(ledger * 7 % 50, KEY)
             if ledger % 9 == 0:
-                assert await simulation.spawn(NODE, store.sealed())
+                assert await simulation.spawn(NODE, store.seal_and_wait())
                 await simulation.spawn(NODE, store.checkpoint())
-        assert await simulation.spawn(NODE, store.sealed())
+        assert await simulation.spawn(NODE, store.seal_and_wait())
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
         store.check()

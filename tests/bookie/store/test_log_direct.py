@@ -7,7 +7,7 @@ import random
 import pytest
 
 from magnetar.bookie.format import entry_log
-from magnetar.bookie.format.index import GROUP_HEADER_BYTES, decode_group_header, decode_heads, decode_table
+from magnetar.bookie.format.index import GROUP_HEADER_BYTES, intact_extents, intact_group_header, intact_table
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogNumbers, LogWriter, TableFlush
@@ -86,23 +86,23 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
     while several := flush.next_slices(rng.randint(1, 3)):
         slices += [sum(map(len, buffers)) for buffers in several]
         writer.append_all(several)
-    assert flush.taken_share == pytest.approx(1.0, abs=0.01)
+    assert flush.done_share == pytest.approx(1.0, abs=0.01)
     assert len(slices) > 2
     assert all(SLICE_BYTES <= size <= SLICE_BYTES + PIECE_BYTES + 44 for size in slices[:-1])
     written = flush.write_index()
     data = content(simulation, writer.end_offset)
     index = disk.read_file(simulation.world(NODE).files, f"{LOGS}/{1:016d}.idx")[FILE_HEADER_BYTES:]
-    header = decode_group_header(index)
+    header = intact_group_header(index)
     assert header is not None
     found: list[tuple[int, int]] = []
     at, tables_at = entry_log.DATA_OFFSET, GROUP_HEADER_BYTES + header.heads_bytes
-    for extent in decode_heads(header, index) or []:
-        places = decode_table(extent, index[tables_at : tables_at + extent.table_bytes])
+    for extent in intact_extents(header, index) or []:
+        places = intact_table(extent, index[tables_at : tables_at + extent.table_bytes])
         assert places is not None
         assert extent.start == at
         for delta, offset, end in zip(places.deltas, places.offsets, places.offsets[1:], strict=False):
             stored = b"".join(table.ledgers[extent.ledger][extent.first + delta])
-            assert entry_log.decode_record(data, at + offset, at + end) == stored
+            assert entry_log.intact_record(data, at + offset, at + end) == stored
             found.append((extent.ledger, extent.first + delta))
         at, tables_at = at + extent.length, tables_at + extent.table_bytes
     assert found == sorted((ledger, number) for ledger, ids in numbers.items() for number in ids)
@@ -122,7 +122,7 @@ def test_what_was_not_committed_is_written_over(how: str) -> None:
         writer.ensure_room(9000)
         writer.append([b"never committed" * 300, b"!" * 500])
         if how == "trim":
-            writer.trim()
+            writer.release_room()
         writer.ensure_room(10)
     writer.append([b"the end"])
     assert content(simulation, writer.end_offset)[entry_log.DATA_OFFSET :] == expected + b"the end"

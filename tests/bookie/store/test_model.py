@@ -177,7 +177,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         assert status is Status.OK
         self.ledgers[ledger] = known
         known.lac_maybe = max(known.lac_maybe, lac)
-        if self.live(self.at_bookie(self.store.sealed())):
+        if self.live(self.at_bookie(self.store.seal_and_wait())):
             known.lac = max(known.lac, lac)
             known.certain = True
             known.doubtful = False
@@ -221,7 +221,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
     @precondition(lambda self: self.full)
     def free_the_disk(self) -> None:
         self.disk.capacity_bytes = UNLIMITED_BYTES
-        self.live(self.at_bookie(self.store.room.ensure(0.0)))
+        self.live(self.at_bookie(self.store.room.ensure_room(0.0)))
 
     # ------------------------------------------------------------------------------------ the end of a process
     @rule(adds=ADDS, checkpoint=st.booleans(), operations=st.integers(1, 30), power_loss=st.booleans())

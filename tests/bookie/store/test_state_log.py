@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.bookie.format.ledger_index import Tombstone, encode
-from magnetar.bookie.store.index_files import Descriptors
+from magnetar.bookie.store.index_files import LedgerDescriptors
 from magnetar.bookie.store.memtable import Intervals
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
-from magnetar.bookie.store.table import Loading
+from magnetar.bookie.store.table import TableLoader
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.stores import NODE, add, open_store, payload, simulate
@@ -38,11 +38,11 @@ def answers(facts: StateLog) -> object:
     return asked, facts.limbo_upto, facts.fenced_upto, sorted(facts.drained)
 
 
-def told(records: list[bytes]) -> Descriptors:
+def told(records: list[bytes]) -> LedgerDescriptors:
     """A start that finds these records."""
-    loading, loaded = Loading(), Descriptors()
+    loading, loaded = TableLoader(), LedgerDescriptors()
     assert loading.feed(b"".join(records)) == []
-    loaded.load(loading.loaded())
+    loaded.load(loading.finish())
     return loaded
 
 
@@ -52,7 +52,7 @@ def stated(facts: StateLog) -> list[bytes]:
 
 NUMBER = st.integers(0, 6)
 CALLS = st.one_of(
-    st.tuples(st.sampled_from(["quarantine", "mend"]), NUMBER, NUMBER, NUMBER),
+    st.tuples(st.sampled_from(["quarantine", "end_quarantine"]), NUMBER, NUMBER, NUMBER),
     st.tuples(st.just("delete"), NUMBER, NUMBER),
     st.tuples(st.sampled_from(["enter_limbo", "drain"]), NUMBER),
     st.tuples(st.just("leave_limbo")),
@@ -61,7 +61,7 @@ CALLS = st.one_of(
 
 @given(st.lists(CALLS, max_size=20))
 def test_changes_and_statements_say_the_same_to_a_later_start(calls: list[tuple[str | int, ...]]) -> None:
-    facts, records = Descriptors(), list[bytes]()
+    facts, records = LedgerDescriptors(), list[bytes]()
     for name, *numbers in calls:
         assert isinstance(name, str)
         getattr(facts, name)(*numbers[:-2], *sorted(map(int, numbers[-2:])))
@@ -77,7 +77,7 @@ def test_changes_and_statements_say_the_same_to_a_later_start(calls: list[tuple[
 
 
 def test_limbo_fences_and_logs_are_drained_for_ever() -> None:
-    facts = Descriptors()
+    facts = LedgerDescriptors()
     facts.enter_limbo(7)
     facts.enter_limbo(3)
     assert (facts.limbo_upto, facts.fenced_upto) == (7, 7)
@@ -90,7 +90,7 @@ def test_limbo_fences_and_logs_are_drained_for_ever() -> None:
 
 
 def test_a_deleted_ledger_leaves_quarantine_and_does_not_come_back() -> None:
-    facts = Descriptors()
+    facts = LedgerDescriptors()
     facts.quarantine(5, 0, 3)
     facts.delete(5, 5)
     facts.quarantine(5, 0, 3)

@@ -17,8 +17,8 @@ from magnetar.broker.access import authorizer
 from magnetar.broker.access import authorizer as module
 from magnetar.broker.access.authorizer import Grants
 from magnetar.broker.access.table_core import Rights
-from magnetar.broker.common.token_bucket import Turns
-from magnetar.broker.session.backlogs import Range, RangeReader
+from magnetar.broker.common.token_bucket import TimeSlices
+from magnetar.broker.session.backlogs import IndexRange, RangeReader
 from magnetar.broker.topic.registry import ProducerRegistry
 from magnetar.metadata import paths
 from magnetar.metadata.records import GrantsRecord, TenantRecord, encode
@@ -134,7 +134,7 @@ async def test_a_grant_that_comes_between_the_question_and_the_opening_is_seen(
     acme: Roles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Revoked after the first question, and before the producer is known to its topic."""
-    manager = acme.broker.owned
+    manager = acme.broker.topic_manager
     topic = await manager.topic(TopicName.parse(TOPIC))
     inner = ProducerRegistry.join
 
@@ -155,9 +155,9 @@ async def test_a_read_of_a_range_that_is_under_way_ends_when_its_role_loses_the_
     for _ in range(4):
         await producer.send(bytes(700_000))
     caller: Any = SimpleNamespace(principal=Principal("web", PrincipalKind.CLIENT, "test"))
-    manager = acme.broker.owned
-    reader = RangeReader(manager, Range(TOPIC, 0, 4), caller)
-    async with aclosing(reader.entries(Turns(manager.world.clock))) as entries:
+    manager = acme.broker.topic_manager
+    reader = RangeReader(manager, IndexRange(TOPIC, 0, 4), caller)
+    async with aclosing(reader.read_entries(TimeSlices(manager.world.clock))) as entries:
         assert (await anext(entries)).index == 0
         await acme.revoke("web", namespace=NAMESPACE)
         with pytest.raises(Unauthorized):

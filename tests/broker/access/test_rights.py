@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.access import authorizer as permissions
-from magnetar.broker.access.table_core import ACTIONS, Right, Rights, decide
+from magnetar.broker.access.table_core import ACTIONS, Right, Rights, why_denied
 from magnetar.metadata.records import GrantsRecord
 from magnetar.proto.errors import InvalidName, InvalidRequest
 
@@ -40,23 +40,25 @@ def expected(role: str, right: Right, rights: Rights, topic: str, subscription: 
 
 @given(ROLES, st.sampled_from(Right), RIGHTS, st.sampled_from(["", TOPIC, OTHER]), SUBSCRIPTIONS)
 def test_it_decides_as_the_rules_say(role: str, right: Right, rights: Rights, topic: str, subscription: str) -> None:
-    assert (not decide(role, right, rights, topic, subscription)) == expected(role, right, rights, topic, subscription)
+    assert (not why_denied(role, right, rights, topic, subscription)) == expected(
+        role, right, rights, topic, subscription
+    )
 
 
 @given(RIGHTS, ROLES, ROLES, st.sampled_from(Right), st.sampled_from(["produce", "consume"]), st.booleans())
 def test_one_more_grant_takes_nothing_from_any_role(
     rights: Rights, role: str, granted: str, right: Right, action: str, wildcards: bool
 ) -> None:
-    before = not decide(role, right, rights, TOPIC, wildcards=wildcards)
+    before = not why_denied(role, right, rights, TOPIC, wildcards=wildcards)
     more = Rights(rights.admins, {**rights.roles, granted: (*rights.roles.get(granted, ()), action)}, rights.topics)
-    assert not before or not decide(role, right, more, TOPIC, wildcards=wildcards)
+    assert not before or not why_denied(role, right, more, TOPIC, wildcards=wildcards)
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_what_a_role_was_granted_is_of_that_role_alone(granted: str, role: str) -> None:
     """Also with line ends, NUL, stars and what only looks alike: names are compared as they are."""
     rights = Rights(roles={granted: ("produce",)})
-    assert (not decide(role, Right.PRODUCE, rights, TOPIC)) == (bool(role) and role == granted)
+    assert (not why_denied(role, Right.PRODUCE, rights, TOPIC)) == (bool(role) and role == granted)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +70,15 @@ def test_what_a_role_was_granted_is_of_that_role_alone(granted: str, role: str) 
 )  # fmt: skip
 def test_patterns_begin_or_end_with_a_star_where_they_are_on(pattern: str, role: str, may: bool) -> None:
     rights = Rights(roles={pattern: ("produce",)})
-    assert (not decide(role, Right.PRODUCE, rights, TOPIC, wildcards=True)) == may
-    assert (not decide(role, Right.PRODUCE, rights, TOPIC)) == (pattern == role)
+    assert (not why_denied(role, Right.PRODUCE, rights, TOPIC, wildcards=True)) == may
+    assert (not why_denied(role, Right.PRODUCE, rights, TOPIC)) == (pattern == role)
 
 
 def test_a_role_is_no_prefix_of_another_roles_subscriptions() -> None:
     rights = Rights(roles={"a": ("consume",), "ab": ("consume",)}, prefix_mode=True)
-    assert not decide("a", Right.CONSUME, rights, TOPIC, "a-x")
-    assert not decide("a", Right.CONSUME, rights, TOPIC, "a")
-    assert "named by their role" in decide("a", Right.CONSUME, rights, TOPIC, "ab-x")
+    assert not why_denied("a", Right.CONSUME, rights, TOPIC, "a-x")
+    assert not why_denied("a", Right.CONSUME, rights, TOPIC, "a")
+    assert "named by their role" in why_denied("a", Right.CONSUME, rights, TOPIC, "ab-x")
 
 
 # ------------------------------------------------------------------------------------ changes

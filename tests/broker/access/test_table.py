@@ -15,7 +15,7 @@ from magnetar.broker.access.table_core import RULES
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized
-from magnetar.proto.operations import On, Permission, Rule
+from magnetar.proto.operations import Permission, PermissionPlace, Rule
 from magnetar.runtime.logs import ACTS_MAX
 from magnetar.runtime.network import rpc
 from tests.broker.access.roles import ROOT, Roles, roles
@@ -46,7 +46,7 @@ async def acme(tmp_path: Path) -> AsyncIterator[Roles]:
 def expected(role: str, path: str, rule: Rule, subscription: str) -> bool:
     """Whether the role may: written without the code that decides."""
     permission, has = rule.permission.name, WHO[role]
-    if rule.on is On.PLACE and not subscription:
+    if rule.on is PermissionPlace.PLACE and not subscription:
         permission = "MANAGE"
     if path in EVERY and not subscription:
         permission = "MANAGE"
@@ -63,13 +63,13 @@ def expected(role: str, path: str, rule: Rule, subscription: str) -> bool:
 def request_of(path: str, rule: Rule, subscription: str) -> Any:
     kind = rpc(*path.split(".")).request
     given: dict[str, Any] = {}
-    if rule.on is On.TOPIC:
+    if rule.on is PermissionPlace.TOPIC:
         given[rule.field] = f"{TOPIC}-not-there" if path in ("Admin.CreateTopic", "Admin.DeleteTopic") else TOPIC
-    elif rule.on is On.NAMESPACE:
+    elif rule.on is PermissionPlace.NAMESPACE:
         given[rule.field] = NAMESPACE
-    elif rule.on is On.TENANT:
+    elif rule.on is PermissionPlace.TENANT:
         given[rule.field] = "acme"
-    elif rule.on is On.PLACE:
+    elif rule.on is PermissionPlace.PLACE:
         given["namespace"] = NAMESPACE
     elif "name" in kind.DESCRIPTOR.fields_by_name:
         given["name"] = "ghost"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.cluster.orphans import delete, find
+from magnetar.broker.cluster.orphans import delete_orphans, find_orphans
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata import paths
 from magnetar.metadata.records import Compacted, CursorRecord, DedupPlace, DelayBucket, TopicRecord
@@ -43,16 +43,16 @@ async def test_complaint_29_what_a_crash_left_behind_is_found_and_deleted_and_no
         of_cursor = await ledgers.create(properties={"topic": TOPIC, "cursor": "s"})
         unknown = await ledgers.create(properties={"topic": TOPIC, "index of": "something new"})
         now_ms = running.world.clock.wall_ms()
-        assert not (await find(metadata, now_ms, 3600)).orphans, "somebody may be about to list it"
-        found = await find(metadata, now_ms + HOUR_MS + 1000, 3600)
+        assert not (await find_orphans(metadata, now_ms, 3600)).orphans, "somebody may be about to list it"
+        found = await find_orphans(metadata, now_ms + HOUR_MS + 1000, 3600)
         assert {each.ledger_id for each in found.orphans} == {left.ledger_id, of_cursor.ledger_id}
         assert not found.missing
-        assert await delete(metadata, ledgers, found.orphans) == found.orphans
+        assert await delete_orphans(metadata, ledgers, found.orphans) == found.orphans
         for gone in (left, of_cursor):
             with pytest.raises(LedgerNotFound):
                 await ledgers.open(gone.ledger_id)
-        assert (await ledgers.record(unknown.ledger_id)).ledger_id == unknown.ledger_id
-        assert await find(metadata, now_ms + HOUR_MS + 1000, 3600) == ([], [])
+        assert (await ledgers.read_record(unknown.ledger_id)).ledger_id == unknown.ledger_id
+        assert await find_orphans(metadata, now_ms + HOUR_MS + 1000, 3600) == ([], [])
         producer = await TestProducer(running.world, running.brokers[0], TOPIC, "after").opened()
         await producer.send(b"2")
         await ledgers.close()
@@ -66,7 +66,7 @@ async def test_a_ledger_of_a_topics_own_state_is_an_orphan_only_while_no_record_
             (await ledgers.create(properties={"topic": TOPIC, **kind})).ledger_id for kind in (*kinds, kinds[-1])
         ]
         late_ms = running.world.clock.wall_ms() + HOUR_MS + 1000
-        found = await find(metadata, late_ms, 3600)
+        found = await find_orphans(metadata, late_ms, 3600)
         assert [(each.ledger_id, each.subscription) for each in found.orphans] == [
             (cursor, "s"), (delays, "s"), (dedup, ""), (compacted, ""), (replaced, ""),
         ]  # fmt: skip
@@ -79,8 +79,8 @@ async def test_a_ledger_of_a_topics_own_state_is_an_orphan_only_while_no_record_
         await put_record(
             metadata, paths.cursor("public", "default", "t", "s"), CursorRecord(ledger_id=cursor, delays=(bucket,))
         )
-        assert await find(metadata, late_ms, 3600) == ([], [])
-        assert await delete(metadata, ledgers, found.orphans, unexplained=True) == []
+        assert await find_orphans(metadata, late_ms, 3600) == ([], [])
+        assert await delete_orphans(metadata, ledgers, found.orphans, unexplained=True) == []
         await ledgers.close()
 
 
@@ -90,8 +90,8 @@ async def test_whoever_still_writes_an_orphan_can_confirm_nothing_after_it_went(
         await put_record(metadata, paths.topic("public", "default", "t"), TopicRecord())
         writer = await ledgers.create(properties={"topic": TOPIC})
         await writer.append(b"before")
-        found = await find(metadata, running.world.clock.wall_ms() + HOUR_MS + 1000, 3600)
-        await delete(metadata, ledgers, found.orphans)
+        found = await find_orphans(metadata, running.world.clock.wall_ms() + HOUR_MS + 1000, 3600)
+        await delete_orphans(metadata, ledgers, found.orphans)
         with pytest.raises(MagnetarError) as raised:
             await writer.append(b"after")
         assert isinstance(raised.value, LedgerFenced) or not raised.value.definite
@@ -103,13 +103,13 @@ async def test_what_a_topic_refers_to_by_the_time_of_its_deletion_stays(tmp_path
         await used(running)
         metadata, ledgers = running.store.session(), client(running)
         writer = await ledgers.create(properties={"topic": TOPIC, "cursor": "s"})
-        found = await find(metadata, running.world.clock.wall_ms() + HOUR_MS + 1000, 3600)
+        found = await find_orphans(metadata, running.world.clock.wall_ms() + HOUR_MS + 1000, 3600)
         assert [each.ledger_id for each in found.orphans] == [writer.ledger_id]
         path = paths.cursor("public", "default", "t", "s")
         record = await get_record(metadata, path, CursorRecord)
         assert record is not None
         await put_record(metadata, path, CursorRecord(ledger_id=writer.ledger_id, claim=record[0].claim))
-        assert await delete(metadata, ledgers, found.orphans) == []
+        assert await delete_orphans(metadata, ledgers, found.orphans) == []
         await ledgers.close()
 
 
@@ -121,7 +121,7 @@ async def test_complaint_29_a_listed_ledger_that_is_gone_is_said_and_the_list_is
         record = await get_record(metadata, path, TopicRecord)
         assert record is not None
         await ledgers.delete(record[0].ledgers[-1].ledger_id)
-        found = await find(metadata, running.world.clock.wall_ms(), 3600)
+        found = await find_orphans(metadata, running.world.clock.wall_ms(), 3600)
         assert [(each.ledger_id, each.topic) for each in found.missing] == [(record[0].ledgers[-1].ledger_id, TOPIC)]
         assert await get_record(metadata, path, TopicRecord) == record
         await ledgers.close()
@@ -151,12 +151,12 @@ async def test_ledgers_of_a_topic_whose_record_is_lost_stay_until_an_operator_sa
             await put_record(metadata, path, TopicRecord(created_ms=late_ms))
             await put_record(metadata, cursor, CursorRecord(created_ms=late_ms))
         late_ms = running.world.clock.wall_ms() + HOUR_MS + 1000
-        orphans = (await find(metadata, late_ms, 3600)).orphans
+        orphans = (await find_orphans(metadata, late_ms, 3600)).orphans
         assert listed <= {each.ledger_id for each in orphans}
         assert all(each.unexplained for each in orphans)
-        assert await delete(metadata, ledgers, orphans) == []
-        assert (await find(metadata, late_ms, 3600)).orphans == orphans
-        assert await delete(metadata, ledgers, orphans, unexplained=True) == orphans
+        assert await delete_orphans(metadata, ledgers, orphans) == []
+        assert (await find_orphans(metadata, late_ms, 3600)).orphans == orphans
+        assert await delete_orphans(metadata, ledgers, orphans, unexplained=True) == orphans
         await ledgers.close()
 
 
@@ -174,13 +174,13 @@ async def test_what_a_crash_in_the_deletion_of_a_topic_or_subscription_leaves_is
         LedgerClient.delete = crash  # type: ignore[method-assign]
         try:
             with pytest.raises(Unavailable):
-                await broker.owned.delete(TopicName.parse(TOPIC), force=True)
+                await broker.topic_manager.delete(TopicName.parse(TOPIC), force=True)
         finally:
             LedgerClient.delete = original  # type: ignore[method-assign]
         late_ms = running.world.clock.wall_ms() + HOUR_MS + 1000
-        orphans = (await find(metadata, late_ms, 3600)).orphans
+        orphans = (await find_orphans(metadata, late_ms, 3600)).orphans
         assert {each.ledger_id for each in orphans} == before
         assert not any(each.unexplained for each in orphans)
         ledgers = client(running)
-        assert await delete(metadata, ledgers, orphans) == orphans
+        assert await delete_orphans(metadata, ledgers, orphans) == orphans
         await ledgers.close()

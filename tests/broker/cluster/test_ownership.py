@@ -19,7 +19,7 @@ POLICIES = NamespaceRecord(bundles=1)
 
 
 def owns(broker: Ownership, topic: TopicName) -> bool:
-    return broker.owns_path(broker.path_of(topic, POLICIES))
+    return broker.is_owned(broker.path_of(topic, POLICIES))
 
 
 class LateAnswers:

@@ -57,11 +57,11 @@ async def test_a_topic_and_its_namesake_that_is_not_persistent_have_schemas_of_t
         await registry.get(volatile)
     assert await put(registry, schema("x", default=False), topic=volatile) == 0, "nor is it compared with the other's"
     assert await put(registry, schema("y", default=False), ANY, topic=volatile.with_partition(1)) == 1
-    assert [each.info for each in await registry.all(TOPIC)] == [schema("secret")]
+    assert [each.info for each in await registry.list_versions(TOPIC)] == [schema("secret")]
     await registry.delete(volatile, force=True)
     assert (await registry.get(TOPIC)).info == schema("secret")
     await put(registry, schema("x"), topic=volatile)
-    await registry.forget_namespace(TOPIC.namespace_name)
+    await registry.delete_namespace_schemas(TOPIC.namespace_name)
     assert not [each for each in await store.session().children(paths.schemas_of("acme", "shop")) if "orders" in each]
 
 
@@ -72,7 +72,7 @@ async def test_an_equal_schema_has_its_number_and_a_new_one_the_next(registry: S
     newest, first = await registry.get(TOPIC), await registry.get(TOPIC, 0)
     assert (newest.version, newest.info, newest.user) == (1, schema("a", "b"), "me")
     assert (first.version, first.info) == (0, schema("a"))
-    assert [each.version for each in await registry.all(TOPIC)] == [0, 1]
+    assert [each.version for each in await registry.list_versions(TOPIC)] == [0, 1]
     assert await registry.find(TOPIC, schema("a", "b")) == 1
     for missing in (registry.get(TOPIC, 2), registry.find(TOPIC, schema("x")), registry.get(TopicName.parse("a/b/c"))):
         with pytest.raises(SchemaNotFound):
@@ -88,42 +88,44 @@ async def test_what_does_not_go_with_the_newest_is_refused_and_not_stored(regist
     with pytest.raises(IncompatibleSchema, match="'magnetar schemas upload'"):
         await put(registry, schema("a", "c"), CLOSED)
     assert await registry.register(TOPIC, schema("a", "c"), CLOSED, user="op", by_hand=True) == 1
-    assert await registry.find_refusal(TOPIC, schema("b", default=False), Compatibility.FULL) is not None
-    assert await registry.find_refusal(TOPIC, schema("a"), Compatibility.ALWAYS_INCOMPATIBLE) is not None
-    assert await registry.find_refusal(TOPIC, schema("a", "c"), Compatibility.ALWAYS_INCOMPATIBLE) is None, (
+    assert await registry.why_refused(TOPIC, schema("b", default=False), Compatibility.FULL) is not None
+    assert await registry.why_refused(TOPIC, schema("a"), Compatibility.ALWAYS_INCOMPATIBLE) is not None
+    assert await registry.why_refused(TOPIC, schema("a", "c"), Compatibility.ALWAYS_INCOMPATIBLE) is None, (
         "it is there"
     )
 
 
 async def test_producers_without_a_schema_are_refused_only_where_that_is_enforced(registry: SchemaRegistry) -> None:
     enforced = SchemaRules(enforced=True)
-    assert await registry.of_producer(TOPIC, None, enforced, "me") is None, "the topic has none"
-    assert await registry.of_producer(TOPIC, schema("a"), enforced, "me") == 0
+    assert await registry.register_producer_schema(TOPIC, None, enforced, "me") is None, "the topic has none"
+    assert await registry.register_producer_schema(TOPIC, schema("a"), enforced, "me") == 0
     for none in (None, BYTES):
-        assert await registry.of_producer(TOPIC, none, FULL, "me") is None
+        assert await registry.register_producer_schema(TOPIC, none, FULL, "me") is None
         with pytest.raises(IncompatibleSchema, match="takes no producer without one"):
-            await registry.of_producer(TOPIC, none, enforced, "me")
+            await registry.register_producer_schema(TOPIC, none, enforced, "me")
 
 
 async def test_a_consumers_schema_is_the_first_of_an_idle_topic_and_has_to_read_else(registry: SchemaRegistry) -> None:
     with pytest.raises(IncompatibleSchema, match="in use without a schema"):
-        await registry.of_consumer(TOPIC, schema("a"), FULL, "me", idle=False)
-    await registry.of_consumer(TOPIC, schema("a"), ANY, "me", idle=False)
+        await registry.check_consumer_schema(TOPIC, schema("a"), FULL, "me", idle=False)
+    await registry.check_consumer_schema(TOPIC, schema("a"), ANY, "me", idle=False)
     for idle in (True, False):
         for none in (None, AUTO):
-            await registry.of_consumer(TOPIC, none, FULL, "me", idle=idle)
+            await registry.check_consumer_schema(TOPIC, none, FULL, "me", idle=idle)
     with pytest.raises(SchemaNotFound):
         await registry.get(TOPIC)
-    await registry.of_consumer(TOPIC, schema("a", default=False), FULL, "me", idle=True)
+    await registry.check_consumer_schema(TOPIC, schema("a", default=False), FULL, "me", idle=True)
     assert (await registry.get(TOPIC)).version == 0
-    await registry.of_consumer(TOPIC, schema("a", "b"), SchemaRules(Compatibility.FULL_TRANSITIVE), "me", idle=False)
-    assert len(await registry.all(TOPIC)) == 1, "a reader's schema is not stored"
+    await registry.check_consumer_schema(
+        TOPIC, schema("a", "b"), SchemaRules(Compatibility.FULL_TRANSITIVE), "me", idle=False
+    )
+    assert len(await registry.list_versions(TOPIC)) == 1, "a reader's schema is not stored"
     never = SchemaRules(Compatibility.ALWAYS_INCOMPATIBLE)
-    await registry.of_consumer(TOPIC, schema("a", default=False), never, "me", idle=False)
+    await registry.check_consumer_schema(TOPIC, schema("a", default=False), never, "me", idle=False)
     with pytest.raises(IncompatibleSchema, match=r"cannot read version 0: .*field `b`"):
-        await registry.of_consumer(TOPIC, schema("a", "b", default=False), FULL, "me", idle=False)
+        await registry.check_consumer_schema(TOPIC, schema("a", "b", default=False), FULL, "me", idle=False)
     with pytest.raises(IncompatibleSchema, match="the type is INT32, and not AVRO"):
-        await registry.of_consumer(TOPIC, SchemaInfo(type=SchemaType.INT32), FULL, "me", idle=False)
+        await registry.check_consumer_schema(TOPIC, SchemaInfo(type=SchemaType.INT32), FULL, "me", idle=False)
 
 
 async def test_deleted_ones_count_for_nothing_and_still_decode_until_they_are_forced(registry: SchemaRegistry) -> None:
@@ -153,10 +155,10 @@ def ending(session: MetadataStore) -> Callable[[Sequence[Operation]], Awaitable[
 
 async def test_schemas_end_with_their_topic_and_leave_nothing(registry: SchemaRegistry, store: SqliteStore) -> None:
     await put(registry, schema("a"))
-    await registry.end_with(TopicName.parse("non-persistent://acme/shop/orders"), ending(store.session()))
+    await registry.delete_with_topic(TopicName.parse("non-persistent://acme/shop/orders"), ending(store.session()))
     assert (await registry.get(TOPIC)).version == 0, "the persistent topic has it too"
-    await registry.end_with(TOPIC, ending(store.session()))
-    await registry.end_with(TOPIC, ending(store.session()))
+    await registry.delete_with_topic(TOPIC, ending(store.session()))
+    await registry.delete_with_topic(TOPIC, ending(store.session()))
     session = store.session()
     assert await session.children(paths.schemas("acme", "shop", "orders")) == []
     assert await session.get(paths.schemas("acme", "shop", "orders")) is None
@@ -166,7 +168,7 @@ async def test_a_topic_that_is_made_again_has_none_of_its_former_definitions_at_
     here, there = (SchemaRegistry(real_world(number), store.session()) for number in range(2))
     await put(here, schema("a"))
     assert (await there.get(TOPIC, 0)).info == schema("a")
-    await here.end_with(TOPIC, ending(store.session()))
+    await here.delete_with_topic(TOPIC, ending(store.session()))
     assert await put(here, schema("b")) == 0
     assert (await there.get(TOPIC, 0)).info == schema("b")
 
@@ -176,14 +178,14 @@ async def test_a_version_that_is_registered_while_its_topic_ends_leaves_nothing(
     registry = SchemaRegistry(real_world(1), session)  # type: ignore[arg-type]
     await put(registry, schema("a"))
     session.first = put(SchemaRegistry(real_world(2), store.session()), schema("a", "b"))
-    await registry.end_with(TOPIC, ending(session))
+    await registry.delete_with_topic(TOPIC, ending(session))
     assert await store.session().children(paths.schemas("acme", "shop", "orders")) == []
 
 
 async def test_a_namespace_takes_its_schemas_along(registry: SchemaRegistry, store: SqliteStore) -> None:
     await put(registry, schema("a"), topic=TopicName.parse("non-persistent://acme/shop/a-b"))
     await put(registry, schema("a"), topic=TopicName.parse("acme/other/orders"))
-    await registry.forget_namespace(TOPIC.namespace_name)
+    await registry.delete_namespace_schemas(TOPIC.namespace_name)
     assert await store.session().children(paths.schemas_of("acme", "shop")) == []
     assert await store.session().children(paths.schemas_of("acme", "other")) == ["orders"]
 
@@ -239,7 +241,7 @@ class Losing:
 async def test_a_lost_answer_makes_no_second_version(store: SqliteStore, happens: list[bool]) -> None:
     registry = SchemaRegistry(real_world(1), Losing(store.session(), [*happens]))  # type: ignore[arg-type]
     assert await put(registry, schema("a")) == 0
-    assert len(await registry.all(TOPIC)) == 1
+    assert len(await registry.list_versions(TOPIC)) == 1
 
 
 async def test_a_topic_has_a_bounded_number_of_versions(
@@ -265,7 +267,7 @@ async def test_too_much_to_compare_or_to_list_is_refused(
     with pytest.raises(NotAllowed, match="not transitive"):
         await put(registry, schema(*"abcd"), every)
     with pytest.raises(NotAllowed, match="by its number"):
-        await registry.all(TOPIC)
+        await registry.list_versions(TOPIC)
     assert await put(registry, schema(*"abcd"), FULL) == 3
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.cluster.bundles_core import among, bundle_number
+from magnetar.broker.cluster.bundles_core import bundle_number, choose_broker
 from magnetar.broker.cluster.ownership import Ownership
 from magnetar.metadata.records import BrokerRecord, NamespaceRecord
 from magnetar.metadata.sqlite import SqliteStore
@@ -20,7 +20,7 @@ TOPICS = [TopicName.parse(f"persistent://public/default/t{number}") for number i
 
 
 def owns(broker: Ownership, topic: TopicName) -> bool:
-    return broker.owns_path(broker.path_of(topic, POLICIES))
+    return broker.is_owned(broker.path_of(topic, POLICIES))
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ async def test_what_a_broker_owns_stays_when_the_group_grows_and_goes_to_the_res
 
 def test_bundles_that_follow_each_other_go_to_different_brokers() -> None:
     brokers = ["b", "c", "a"]
-    found = [among(brokers, "/owners/public/default", number) for number in range(12)]
+    found = [choose_broker(brokers, "/owners/public/default", number) for number in range(12)]
     assert Counter(found) == {"a": 4, "b": 4, "c": 4}
-    assert found == [among(brokers[::-1], "/owners/public/default", number) for number in range(12)]
-    firsts = {among(brokers, f"/owners/public/n{number}", 0) for number in range(20)}
+    assert found == [choose_broker(brokers[::-1], "/owners/public/default", number) for number in range(12)]
+    firsts = {choose_broker(brokers, f"/owners/public/n{number}", 0) for number in range(20)}
     assert firsts == set(brokers)

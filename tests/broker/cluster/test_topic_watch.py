@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.cluster.catalog import Catalog
-from magnetar.broker.cluster.policy_cache import Added, Removed, Told, Topics, TopicWatcher
+from magnetar.broker.cluster.policy_cache import Told, TopicAdded, TopicList, TopicRemoved, TopicWatcher
 from magnetar.broker.log.managed_ledger import path_of
 from magnetar.metadata.records import TopicRecord
 from magnetar.metadata.sqlite import SqliteStore
@@ -24,9 +24,9 @@ SPACE = NamespaceName("public", "default")
 async def forget(store: SqliteStore, catalog: Catalog, name: TopicName) -> None:
     found = await get_record(store.session(), path_of(name), TopicRecord)
     assert found is not None
-    still = await catalog.still(name, found[0])
+    still = await catalog.check_unchanged(name, found[0])
     assert still is not None
-    await catalog.forget_topic(name, [], still)
+    await catalog.delete_topic_record(name, [], still)
 
 
 def topic(name: str) -> TopicName:
@@ -54,18 +54,18 @@ class Follower:
         self.news = asyncio.Event()
 
     def take(self, told: Told) -> None:
-        if isinstance(told, Topics):
+        if isinstance(told, TopicList):
             self.known = set(told.names)
-        elif isinstance(told, Added):
+        elif isinstance(told, TopicAdded):
             self.known.add(told.name)
-        elif isinstance(told, Removed):
+        elif isinstance(told, TopicRemoved):
             self.known.discard(told.name)
         self.revision = max(self.revision, told.revision)
         self.news.set()
 
     def follow(self) -> None:
         async def run() -> None:
-            async for told in self.feed.changes(SPACE, self.revision):
+            async for told in self.feed.watch_namespace(SPACE, self.revision):
                 self.take(told)
 
         self.task = asyncio.create_task(run())
@@ -96,11 +96,11 @@ async def test_whoever_follows_drops_off_and_follows_again_knows_all_topics(made
     await catalog.create_topic(topic("d"), 0)
     for number in range(3):
         await forget(store, catalog, topic("b").with_partition(number))
-    ended = await catalog.partitioned(topic("b"))
+    ended = await catalog.get_partitioned(topic("b"))
     assert ended is not None
-    still = await catalog.still_partitioned(topic("b"), ended)
+    still = await catalog.check_partitioned_unchanged(topic("b"), ended)
     assert still is not None
-    await catalog.forget_partitions(topic("b"), still)
+    await catalog.delete_partitioned_record(topic("b"), still)
     follower.follow()
     await follower.knows("c", "d")
     await forget(store, catalog, topic("c"))
@@ -113,5 +113,5 @@ async def test_whoever_follows_drops_off_and_follows_again_knows_all_topics(made
 async def test_a_namespace_that_does_not_exist_is_told(made: tuple[SqliteStore, Catalog]) -> None:
     store, catalog = made
     with pytest.raises(NamespaceNotFound):
-        async for _ in TopicWatcher(store.session(), catalog).changes(NamespaceName("public", "none")):
+        async for _ in TopicWatcher(store.session(), catalog).watch_namespace(NamespaceName("public", "none")):
             pass

@@ -19,7 +19,7 @@ def test_a_reason_is_said_when_it_is_new_and_once_in_a_while() -> None:
         throttle = LogThrottle(clock)
         for number in range(150):
             error = Unavailable("no answer") if number == 20 else NotEnoughBookies(f"{number}")
-            if throttle.news(error):
+            if throttle.should_log(error):
                 said.append((number / 5, type(error).__name__))
             await asyncio.sleep(0.2)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.broker.common.token_bucket import RESOLUTION_S, Rate, TokenBucket, portion, wait_s
+from magnetar.broker.common.token_bucket import RESOLUTION_S, Rate, TokenBucket, count_allowed, wait_s
 
 
 class Entry(NamedTuple):
@@ -60,7 +60,7 @@ def test_without_a_rate_there_is_no_limit() -> None:
     rate = Rate()
     rate.spend(10**9, 10**12, 0.0)
     assert (rate.limited, rate.wait_s(0.0)) == (False, 0.0)
-    assert portion([rate], [Entry(5, 5)] * 7, 0.0) == 7
+    assert count_allowed([rate], [Entry(5, 5)] * 7, 0.0) == 7
 
 
 def test_a_rate_that_is_changed_keeps_the_debt() -> None:
@@ -82,7 +82,7 @@ def test_of_several_rates_the_slowest_counts_and_says_so() -> None:
 
 def test_so_many_entries_go_as_tokens_cover_and_one_that_leaves_a_debt() -> None:
     rate = Rate(messages=10, now=0.0)
-    assert portion([rate], [Entry(4, 1)] * 9, 0.0) == 3
-    assert portion([rate], [Entry(500, 1), Entry(1, 1)], 0.0) == 1, "an entry above the rate is not stuck"
+    assert count_allowed([rate], [Entry(4, 1)] * 9, 0.0) == 3
+    assert count_allowed([rate], [Entry(500, 1), Entry(1, 1)], 0.0) == 1, "an entry above the rate is not stuck"
     rate.spend(10, 0, 0.0)
-    assert portion([rate], [Entry(1, 1)], 0.0) == 0
+    assert count_allowed([rate], [Entry(1, 1)], 0.0) == 0

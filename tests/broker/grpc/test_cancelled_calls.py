@@ -96,7 +96,7 @@ async def terminate(broker: TopicManager) -> None:
 
 async def set_properties(broker: TopicManager) -> None:
     topic = await broker.topic(NAME)
-    await topic.registry.set_properties(topic.subscription("s"), {"a": "b"})
+    await topic.registry.set_properties(topic.find_subscription("s"), {"a": "b"})
 
 
 VERBS: tuple[Verb, ...] = (unload, unload_namespace, delete, unsubscribe, subscribe, trim, terminate, set_properties)
@@ -116,16 +116,16 @@ async def serves(deployment: Deployment) -> None:
     try:
         producer = await retried(lambda: deployment.producer(name=""))
     except TopicTerminated:
-        await retried(lambda: deployment.broker.owned.delete(NAME, force=True))
+        await retried(lambda: deployment.broker.topic_manager.delete(NAME, force=True))
         return
     consumer = await retried(lambda: deployment.consumer())
     await producer.send(b"after")
     delivery = await consumer.receive()
     await consumer.ack(delivery, cumulative=True)
-    topic = await deployment.broker.owned.topic(NAME)
+    topic = await deployment.broker.topic_manager.topic(NAME)
     stored = set(await deployment.running.sessions[0].children(CURSORS))
     assert {paths.name(each) for each in stored} == {name for name, each in topic.subscriptions.items() if each.durable}
-    assert topic.subscription("s").store is not None
+    assert topic.find_subscription("s").store is not None
     await consumer.close()
     await producer.close()
 
@@ -149,7 +149,7 @@ async def test_a_call_that_is_cancelled_at_any_of_its_awaits_leaves_nothing_half
         await producer.send(b"before")
         await consumer.receive()
         try:
-            over = not await cancelled(verb(deployment.broker.owned), awaits)
+            over = not await cancelled(verb(deployment.broker.topic_manager), awaits)
         except NotFound:
             over = True
         if verb in (unload, unload_namespace, delete):

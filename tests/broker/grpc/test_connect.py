@@ -244,7 +244,7 @@ async def test_a_producer_that_its_quota_holds_waits_alone_and_loses_nothing(raw
     for number in range(5):
         raw.publish(2, number)
     assert [(await raw.kind(2, "receipt")).index for _ in range(5)] == list(range(5))
-    assert topic.log.queued_index == 0, "what comes while the gate is closed is not published"
+    assert topic.log.next_index == 0, "what comes while the gate is closed is not published"
     assert not raw.came.get(1)
     topic.maintenance.quota = None
     topic.gate.resume_waiting()
@@ -258,14 +258,14 @@ async def test_who_opens_while_the_quota_holds_gets_its_credit_afterwards(raw: R
     assert (await raw.producer(2)).credit == 0
     topic.maintenance.quota = None
     topic.gate.resume_waiting()
-    assert await raw.kind(2, "credit") == raw.running.brokers[0].owned.config.pending_bytes
+    assert await raw.kind(2, "credit") == raw.running.brokers[0].topic_manager.config.pending_bytes
 
 
 async def test_a_held_producer_keeps_nothing_here_while_memory_is_tight(raw: Raw) -> None:
     """It is closed, opens again without credit, and publishes again when the quota lets it: nothing is lost."""
     await raw.producer(1)
     broker = raw.running.brokers[0]
-    topic, memory = broker.topics[T], broker.owned.memory.requests
+    topic, memory = broker.topics[T], broker.topic_manager.memory.requests
     topic.maintenance.quota = BacklogQuotaState.HOLD
     for number in range(3):
         raw.publish(1, number, bytes(10_000))
@@ -291,7 +291,7 @@ async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) ->
     await raw.consumer(1, permits=0)
     (connected,), memory = raw.running.brokers[0].topics[T].subscriptions["s"].consumers.values(), MemoryBudget(1000)
     outlet = connected.outlet._port
-    raw.running.brokers[0].owned.memory.answers = memory
+    raw.running.brokers[0].topic_manager.memory.answers = memory
     outlet.queued_bytes, outlet.sent = connection.SHARE_BYTES + 1, deque([(1 << 40, connection.SHARE_BYTES + 1)])
     assert not outlet.deliver(())
     memory.held = 501
@@ -403,7 +403,7 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
 
     nothing: Any = None
     stream: Any = Unread()
-    reading = asyncio.create_task(connection.GrpcConnection(nothing, stream, "here").room())
+    reading = asyncio.create_task(connection.GrpcConnection(nothing, stream, "here").wait_room())
     await asyncio.sleep(0)
     assert not reading.done(), "what is answered and does not leave is bounded"
     stream.gone.set()
@@ -531,7 +531,7 @@ async def test_a_request_that_fails_unforeseen_is_answered_and_logged(
     async def fails(session: ConsumerSession) -> None:
         raise ValueError("unforeseen")
 
-    monkeypatch.setattr(ConsumerSession, "last_message", fails)
+    monkeypatch.setattr(ConsumerSession, "find_last_message", fails)
     await raw.consumer(1)
     raw.send(1, last_message_id=7)
     done = await raw.kind(1, "done")
@@ -618,7 +618,7 @@ async def test_a_topic_that_goes_tells_each_id_and_the_stream_stays(raw: Raw) ->
         await raw.producer(id_)
     await raw.consumer(3)
     await raw.producer(4, T + "2")
-    await raw.running.brokers[0].owned.unload(TopicName.parse(T))
+    await raw.running.brokers[0].topic_manager.unload(TopicName.parse(T))
     for id_ in (1, 2, 3):
         assert isinstance(await raw.error(id_), NotOwner)
     raw.publish(4, 0)
@@ -703,7 +703,7 @@ async def test_an_opening_that_ends_after_its_id_was_given_up_says_nothing_more(
     sent: list[str | None] = []
     monkeypatch.setattr(stream, "send", lambda frame: sent.append(frame.WhichOneof("kind")))
     slow = Slow(stream, 1)
-    slow.open(wire.ClientFrame(id=1, subscribe=wire.Subscribe()))
+    slow.start_opening(wire.ClientFrame(id=1, subscribe=wire.Subscribe()))
     slow.on_frame(wire.ClientFrame(id=1, permits=3), None)  # type: ignore[arg-type]
     await asyncio.sleep(0)
     slow.may_open.set_result(None)  # it goes on in the next turn, before the leaving

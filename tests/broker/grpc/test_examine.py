@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.topic.statistics import analyze, message, nth
+from magnetar.broker.topic.statistics import analyze, find_nth_message, read_message
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotFound
 from magnetar.proto.names import Position
@@ -28,7 +28,7 @@ async def test_a18_the_precise_backlog_counts_messages_whatever_was_acknowledged
             await producer.send(*[b"x"] * size)
         deliveries = [await consumer.receive() for _ in range(6)]
         topic = broker.topics[TOPIC]
-        subscription = topic.subscription("s")
+        subscription = topic.find_subscription("s")
         assert (await analyze(topic.log, subscription))[:3] == (6, 23, 0)
         await consumer.ack(deliveries[1])  # ten messages, behind one that is not acknowledged
         await consumer.ack(deliveries[3], indexes=[0, 2])  # two of five
@@ -47,14 +47,20 @@ async def test_a18_single_messages_are_found_by_number_and_by_id(tmp_path: Path)
         for size in (1, 3, 1):
             receipt = await producer.send(*[b"x"] * size)
         log = broker.topics[TOPIC].log
-        assert [(await nth(log, number, from_latest=False))[1] for number in range(1, 6)] == [0, 0, 1, 2, 0]
-        assert [(await nth(log, number, from_latest=True))[1] for number in range(1, 6)] == [0, 2, 1, 0, 0]
+        assert [(await find_nth_message(log, number, from_latest=False))[1] for number in range(1, 6)] == [
+            0,
+            0,
+            1,
+            2,
+            0,
+        ]
+        assert [(await find_nth_message(log, number, from_latest=True))[1] for number in range(1, 6)] == [0, 2, 1, 0, 0]
         for number in (0, 6):
             with pytest.raises(NotFound, match="5 messages"):
-                await nth(log, number, from_latest=True)
-        assert (await message(log, Position(receipt.ledger_id, receipt.entry_id))).count == 1
+                await find_nth_message(log, number, from_latest=True)
+        assert (await read_message(log, Position(receipt.ledger_id, receipt.entry_id))).count == 1
         with pytest.raises(NotFound):
-            await message(log, Position(receipt.ledger_id, 99))
+            await read_message(log, Position(receipt.ledger_id, 99))
 
 
 async def test_complaint_25_asking_for_the_last_message_again_and_again_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def request(half: wire.TransactionId, topic: str = TOPIC, entry: bytes = b"", gr
 
 
 async def test_a_half_is_prepared_by_a_role_that_may_publish_all_of_it(broker: Broker) -> None:
-    service = TransactionService(broker.owned)
+    service = TransactionService(broker.topic_manager)
     with pytest.raises(Unauthorized, match="produce"):
         await service.prepare_half(request(await begun(service, STRANGER)), STRANGER)
     half = await begun(service)
@@ -73,7 +73,7 @@ async def test_a_half_is_prepared_by_a_role_that_may_publish_all_of_it(broker: B
 async def test_what_a_half_cannot_be_is_refused_and_nothing_is_stored(
     broker: Broker, topic: str, entry: bytes, group: str, error: type[MagnetarError]
 ) -> None:
-    service = TransactionService(broker.owned)
+    service = TransactionService(broker.topic_manager)
     assert coordinator_of("another group", SMALL.transaction_coordinators) != NUMBER
     with pytest.raises(error):
         await service.prepare_half(request(await begun(service), topic, entry, group), LOCAL)
@@ -82,7 +82,7 @@ async def test_what_a_half_cannot_be_is_refused_and_nothing_is_stored(
 
 
 async def test_verbs_and_ids_that_are_none_are_refused(broker: Broker) -> None:
-    service, admin = TransactionService(broker.owned), _admin(broker)
+    service, admin = TransactionService(broker.topic_manager), _admin(broker)
     half = await begun(service)
     await service.prepare_half(request(half), LOCAL)
     with pytest.raises(InvalidRequest, match="no way to end"):
@@ -99,7 +99,7 @@ async def test_verbs_and_ids_that_are_none_are_refused(broker: Broker) -> None:
         await admin.list_halves(wire.ListHalvesRequest(coordinator=900), LOCAL)
     untouched = wire.ListHalvesRequest(coordinator=(NUMBER + 1) % SMALL.transaction_coordinators)
     assert not (await admin.list_halves(untouched, LOCAL)).items
-    assert len(broker.owned.transactions.loaded) == 1, "and no coordinator is loaded for the question"
+    assert len(broker.topic_manager.transactions.loaded) == 1, "and no coordinator is loaded for the question"
 
 
 async def test_a_watch_names_its_group_and_ends_with_its_coordinator(running: Cluster, broker: Broker) -> None:
@@ -108,7 +108,7 @@ async def test_a_watch_names_its_group_and_ends_with_its_coordinator(running: Cl
         stream = channel.stream(rpc("Transactions", "WatchHalves"))
         stream.send_nowait(item)
         if item.group:
-            coordinator = await broker.owned.transactions.here(NUMBER)
+            coordinator = await broker.topic_manager.transactions.load_here(NUMBER)
             while not coordinator.core.halves._groups:  # noqa: ASYNC110 - the core has no event for it
                 await asyncio.sleep(0.01)
             await coordinator.close()
@@ -120,5 +120,5 @@ async def test_a_watch_names_its_group_and_ends_with_its_coordinator(running: Cl
 
 def _admin(broker: Broker) -> HalfAdminService:
     service = HalfAdminService()
-    service._broker = broker.owned
+    service._broker = broker.topic_manager
     return service

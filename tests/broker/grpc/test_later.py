@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.grpc.admin import AdminService
-from magnetar.broker.grpc.checked import Later, attribute_of
+from magnetar.broker.grpc.checked import LazyService, handler_name
 from magnetar.broker.grpc.transactions import TransactionService
 from magnetar.proto import wire_pb2 as wire
 
@@ -17,7 +17,7 @@ from magnetar.proto import wire_pb2 as wire
 @pytest.mark.parametrize(("name", "kind"), [("Admin", AdminService), ("Transactions", TransactionService)])
 def test_a_service_has_a_method_for_each_rpc(name: str, kind: type) -> None:
     """Which nothing would notice before the first call of one that it has not."""
-    wanted = {attribute_of(method.name) for method in wire.DESCRIPTOR.services_by_name[name].methods}
+    wanted = {handler_name(method.name) for method in wire.DESCRIPTOR.services_by_name[name].methods}
     assert {each for each in wanted if not callable(getattr(kind, each, None))} == set()
 
 
@@ -43,7 +43,7 @@ async def test_first_calls_at_once_load_it_and_get_one_service() -> None:
         made.append(1)
         return SimpleNamespace(list_tenants=list_tenants)
 
-    service: Any = Later("Admin", workers, "admin", make)  # type: ignore[arg-type]
+    service: Any = LazyService("Admin", workers, "admin", make)  # type: ignore[arg-type]
     calls = [asyncio.create_task(service.list_tenants(number, None)) for number in range(3)]
     await asyncio.sleep(0)
     assert made == [], "nothing is made before the code is there"

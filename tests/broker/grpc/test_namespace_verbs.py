@@ -25,7 +25,7 @@ def url_of(running: Cluster, broker: int = 0) -> str:
 
 async def test_unloading_a_namespace_gives_its_bundles_up_and_no_message_is_lost(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as running, AdminClient(url_of(running)) as admin:
-        one, two = (broker.owned for broker in running.brokers)
+        one, two = (broker.topic_manager for broker in running.brokers)
         async with aio.Client(url_of(running)) as client:
             await admin.create_topic("many", partitions=4)
             consumer = await client.subscribe("many", "s", initial_position=InitialPosition.Earliest)
@@ -90,7 +90,7 @@ async def test_unloading_a_topic_that_is_not_loaded_loads_nothing(tmp_path: Path
     async with cluster(tmp_path) as running, AdminClient(url_of(running)) as admin:
         await admin.create_topic("cold")
         await admin.unload_topic("cold")
-        assert running.brokers[0].owned.loaded == {}
+        assert running.brokers[0].topic_manager.loaded == {}
         with pytest.raises(TopicNotFound):
             await admin.unload_topic("nowhere")
 

@@ -366,30 +366,30 @@ async def test_the_last_message_id_and_unsubscribe(deployment: Deployment) -> No
 async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader(deployment: Deployment) -> None:
     """It may have gone on elsewhere: a reader that believed it would miss what was acknowledged there."""
     await deployment.filled(1)
-    topic = await deployment.broker.owned.topic(TopicName.parse(TOPIC))
+    topic = await deployment.broker.topic_manager.topic(TopicName.parse(TOPIC))
     asked = wire.OffsetsRequest(topic=TOPIC, publish_times_ms=[1])
     locate = topic.log.reader.locate_time
 
     async def locate_while_it_is_lost(time_ms: int) -> IndexedPosition:
         place = await locate(time_ms)
-        topic.lose(NotOwner("another broker has it"))
+        topic.abandon(NotOwner("another broker has it"))
         return place
 
     topic.log.reader.locate_time = locate_while_it_is_lost  # type: ignore[method-assign]
     with pytest.raises(NotOwner):
         await deployment.call("Offsets", asked)
     with pytest.raises(NotOwner):
-        topic.registry.attach(topic.registry.passing("late", topic.log.shape.start))
+        topic.registry.attach(topic.registry.make_transient("late", topic.log.shape.start))
 
 
 async def test_a_question_for_the_end_that_cannot_be_answered_says_why(deployment: Deployment) -> None:
     await deployment.filled(1)
-    topic = await deployment.broker.owned.topic(TopicName.parse(TOPIC))
+    topic = await deployment.broker.topic_manager.topic(TopicName.parse(TOPIC))
 
     async def unreadable(position: Position) -> StoredEntry:
         raise Unavailable("no bookie answers")
 
-    topic.log.reader.entry = unreadable  # type: ignore[method-assign]
+    topic.log.reader.read_entry = unreadable  # type: ignore[method-assign]
     consumer = await deployment.consumer()
     consumer.frame(last_message_id=1)
     assert "no bookie answers" in (await consumer.next("done")).error.message
@@ -557,12 +557,12 @@ async def test_t3_a_subscription_without_a_consumer_misses_nothing_of_added_part
         assert payloads_of(delivery.entry) == [b"early"]
         await consumer.ack(delivery)
         assert deployment.broker.topics[added].subscriptions["s"].store.properties == {"owner": "ada"}
-        await deployment.broker.owned.unload(TopicName.parse(added))
+        await deployment.broker.topic_manager.unload(TopicName.parse(added))
         assert (await deployment.admin("TopicStats", wire.Name(name=added))).subscriptions[0].backlog == 0
 
 
 async def test_t10_limits_of_tenants_namespaces_and_topics(deployment: Deployment) -> None:
-    owned = deployment.broker.owned
+    owned = deployment.broker.topic_manager
     limits = CatalogLimits(tenants=2, namespaces=1, topics=owned.catalog._limits.topics)
     owned.catalog._limits = limits
     await deployment.admin("CreateTenant", wire.TenantSpec(name="acme"))
@@ -616,15 +616,15 @@ async def test_a_topic_is_not_loaded_again_while_its_record_goes(
 ) -> None:
     """Or it would confirm what is published into a ledger that no list names."""
     await deployment.filled(1)
-    catalog = deployment.broker.owned.catalog
-    forget = catalog.forget_topic
+    catalog = deployment.broker.topic_manager.catalog
+    forget = catalog.delete_topic_record
 
     async def forget_with_a_guest(topic: TopicName, *more: Any) -> None:
         with pytest.raises(NotOwner):
             await deployment.producer(name="guest")
         await forget(topic, *more)
 
-    monkeypatch.setattr(catalog, "forget_topic", forget_with_a_guest)
+    monkeypatch.setattr(catalog, "delete_topic_record", forget_with_a_guest)
     await deployment.admin("DeleteTopic", wire.DeleteRequest(name=TOPIC, force=True))
     assert not await deployment.running.sessions[0].children("/ledgers")
     assert (await (await deployment.producer()).send(b"of the next topic")).index == 0
@@ -698,7 +698,7 @@ async def test_a_changed_persistence_holds_from_the_next_ledger_on_whoever_chang
         await producer.send(b"2")
         assert log.replication == Replication(1, 1, 1), "what is written already stays"
         await producer.send(b"3")
-        assert log.replication == log.wanted == Replication(2, 2, 1)
+        assert log.replication == log.wanted_replication == Replication(2, 2, 1)
         assert not log.degraded
 
 

@@ -41,7 +41,7 @@ def test_values_inside_values_and_positions_are_translated() -> None:
 
 async def test_a_topic_that_was_never_compacted_has_no_horizon(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
-        service = AdminService(running.brokers[0].owned)
+        service = AdminService(running.brokers[0].topic_manager)
         await service.create_topic(wire.TopicSpec(name="t"), CallContext(""))
         found = await service.compaction_status(wire.Name(name="t"), CallContext(""))
         assert (found.ledger_id, found.HasField("horizon"), found.state) == (-1, False, "NOT_RUN")

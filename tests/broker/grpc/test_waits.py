@@ -23,14 +23,14 @@ async def test_a_send_that_times_out_while_bookies_are_missing_says_so(
         idle = await client.create_producer(TOPIC, send_timeout_millis=3000)
         await producer.send(b"first")
         ledgers, missing = at.topic.log._managed_ledger._ledgers, True  # type: ignore[attr-defined]
-        draft = ledgers.draft
+        draft = ledgers.draft_record
 
         async def none_left(**options: Any) -> Any:
             if missing:
                 raise NotEnoughBookies(WHY, wanted=3, available=0)
             return await draft(**options)
 
-        monkeypatch.setattr(ledgers, "draft", none_left)
+        monkeypatch.setattr(ledgers, "draft_record", none_left)
         await producer.send(b"second")  # the ledger is full
         with caplog.at_level("WARNING", logger="magnetar.client"), pytest.raises(Timeout, match=WHY):
             await producer.send(b"third")

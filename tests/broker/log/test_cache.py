@@ -52,7 +52,7 @@ def test_an_entry_weighs_what_it_takes_in_memory(made: Callable[[int], StoredEnt
 
 
 def test_the_oldest_go_when_the_bound_is_passed_and_a_ledger_when_it_is_forgotten() -> None:
-    weight = published(100).weight
+    weight = published(100).memory_bytes
     cache = TailCache(10 * weight)
     for number in range(100, 115):
         cache.put(published(number))

@@ -11,14 +11,14 @@ from pyroaring import BitMap
 
 from magnetar.broker.log.compacted_format import (
     DamagedCompaction,
-    Row,
+    SurvivorRow,
     decode_piece,
     decode_rows,
     decode_survivor,
     encode_survivor,
     encode_table,
 )
-from magnetar.broker.log.compaction_core import KeySurvey, cut, last_shown, parse_entry
+from magnetar.broker.log.compaction_core import KeySurvey, compact_entry, last_batch_index, parse_entry
 from magnetar.proto.entry import (
     broker_part,
     client_part,
@@ -83,7 +83,7 @@ class Log:
         after = Log()
         after.next = self.next
         for first, count, entry in self.entries:
-            kept = cut(entry, first, count, survey.survivors)
+            kept = compact_entry(entry, first, count, survey.survivors)
             if kept is not None:
                 after.entries.append((first, count, kept))
         after.rounds = survey.rounds  # type: ignore[attr-defined]
@@ -227,7 +227,7 @@ def test_batch_indexes_stay_and_the_last_message_that_is_shown_is_known() -> Non
     log.batch([M("c", b"4"), M("c", b"5")])
     after = log.compacted()
     assert after.shown() == [(0, "a", b"1"), (1, "b", b"2"), (4, "c", b"5")]
-    assert [last_shown(entry) for *_, entry in after.entries] == [1, 1]
+    assert [last_batch_index(entry) for *_, entry in after.entries] == [1, 1]
     assert parse_header(after.entries[0][2]).num_messages == 3
 
 
@@ -236,7 +236,7 @@ def test_survivors_and_tables_come_back_and_damage_is_noticed() -> None:
     survivor = encode_survivor(Position(5, 7), b"hi")
     assert survivor.hex() == "4d4301017847c27a" + "0000000000000005" + "0000000000000007" + "6869"
     assert decode_survivor(survivor) == (Position(5, 7), b"hi")
-    rows = [Row(5, 10, 0, 20, 0, BitMap([1, 7])), Row(9, 3, 20, 23, 2, BitMap([0]))]
+    rows = [SurvivorRow(5, 10, 0, 20, 0, BitMap([1, 7])), SurvivorRow(9, 3, 20, 23, 2, BitMap([0]))]
     (table,) = encode_table(rows)
     assert decode_piece(table)[:2] == (0, 1)
     assert decode_rows(decode_piece(table)[2]) == rows

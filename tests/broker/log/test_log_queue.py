@@ -45,7 +45,7 @@ def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order(
     for text in "abc":
         add(queue, text)
     sent(queue)
-    queue.stopped()
+    queue.on_ledger_stopped()
     add(queue, "d")
     assert not sent(queue)
     assert [item(each) for each in queue.end_ledger(0)] == ["a"]
@@ -73,7 +73,7 @@ def test_a_ledger_takes_no_more_entries_than_it_may() -> None:
         add(queue, text)
     assert [item(each) for each in sent(queue, 2)] == ["a", "b"]
     assert not sent(queue, 2)
-    queue.stopped()
+    queue.on_ledger_stopped()
     queue.end_ledger(1)
     queue.start_ledger(8)
     assert [(item(each), each.entry) for each in sent(queue, 2)] == [("c", 0), ("d", 1)]
@@ -98,7 +98,7 @@ def test_the_log_is_what_was_published_whatever_fails(steps: list[str], rng: obj
             stored_items += [item(each) for each in queue.take_confirmed(rng.randint(first - 1, queue.next_entry - 1))]  # type: ignore[attr-defined]
         elif step == "end":
             stored = rng.randint(len(ledgers[-1]) - queue.sent_entries, len(ledgers[-1]))  # type: ignore[attr-defined]
-            queue.stopped()
+            queue.on_ledger_stopped()
             stored_items += [item(each) for each in queue.end_ledger(stored - 1)]
             del ledgers[-1][stored:]
             ledgers.append([])

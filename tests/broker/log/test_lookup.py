@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.log_shape_core import LOST_LOOKED_AT, LogShape, Span, first_reached
+from magnetar.broker.log.log_shape_core import LOST_LOOKED_AT, LogShape, Span, bisect_entries
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.proto.names import Position
@@ -58,7 +58,7 @@ class Log:
                     else:
                         runs.append((number, number))
             self.shape.add(Span(ledger_id, begin, len(states) - 1, index))
-        self.shape.pass_over(holes, 0)
+        self.shape.set_lost_runs(holes, 0)
         self._by_position = {each.position: each for each in self.entries}
         self.reader = TopicLogReader(cast("Any", self), self.shape, cast("Any", self))
 
@@ -183,5 +183,5 @@ async def test_a_search_looks_at_a_bounded_number_of_lost_entries() -> None:
         raise DataLost("no bookie has it")
 
     with pytest.raises(DataLost):
-        await first_reached(1 << 20, entry_of, lambda entry: True)
+        await bisect_entries(1 << 20, entry_of, lambda entry: True)
     assert len(looked) == LOST_LOOKED_AT + 1

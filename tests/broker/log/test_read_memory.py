@@ -17,11 +17,11 @@ class Buffer:
         self.memory = memory
 
     def holds(self, size: int) -> Buffer:
-        self.memory.holds(self, size)
+        self.memory.set_held(self, size)
         return self
 
-    def give_back(self) -> None:
-        self.memory.holds(self, 0)
+    def release_memory(self) -> None:
+        self.memory.set_held(self, 0)
 
 
 @pytest.mark.asyncio
@@ -29,7 +29,7 @@ async def test_a_read_makes_the_least_used_give_back_as_many_as_it_needs() -> No
     memory = ReadMemory(10 * KIB)
     first, second, third = (Buffer(memory).holds(3 * KIB) for _ in range(3))
     first.holds(2 * KIB)
-    async with memory.reading(5 * KIB):
+    async with memory.reserve(5 * KIB):
         assert memory.used == 10 * KIB
         assert memory.given_back == 1
         assert list(memory._holders) == [third, first], "the second one had not been used for longest"
@@ -48,7 +48,7 @@ async def test_reads_wait_for_reads_alone_each_in_turn_and_a_lone_one_is_done_wh
     gates = [asyncio.Event() for _ in range(4)]
 
     async def read(number: int, size: int) -> None:
-        async with memory.reading(size):
+        async with memory.reserve(size):
             order.append(number)
             await gates[number].wait()
 
@@ -70,12 +70,12 @@ async def test_reads_wait_for_reads_alone_each_in_turn_and_a_lone_one_is_done_wh
 
 def test_chunks_are_halves_of_what_is_wanted_when_many_have_something() -> None:
     memory = ReadMemory(8 << 20)
-    assert memory.chunk(1 << 20) == 1 << 20
+    assert memory.read_size(1 << 20) == 1 << 20
     buffers = [Buffer(memory).holds(1) for _ in range(5)]
-    assert memory.chunk(1 << 20) == 1 << 19
+    assert memory.read_size(1 << 20) == 1 << 19
     buffers += [Buffer(memory).holds(1) for _ in range(1000)]
-    assert memory.chunk(1 << 20) == CHUNK_BYTES_MIN
-    assert memory.chunk(1000) == 1000
+    assert memory.read_size(1 << 20) == CHUNK_BYTES_MIN
+    assert memory.read_size(1000) == 1000
 
 
 @pytest.mark.asyncio
@@ -87,7 +87,7 @@ async def test_under_any_order_the_bound_holds_and_every_read_is_done(seed: int)
     async def reads(buffer: Buffer) -> None:
         for _ in range(20):
             size = rng.randrange(1, 40 * KIB)
-            async with memory.reading(size):
+            async with memory.reserve(size):
                 assert memory.used <= 100 * KIB
                 await asyncio.sleep(0)
                 if rng.random() < 0.1:

@@ -59,18 +59,18 @@ async def test_a_closed_ledger_that_is_lost_is_passed_over_on_purpose_and_everyt
         assert await _publish(running, *range(4)) == [0, 1, 2, 3]
         await acked.ack(await acked.receive())
         await acked.leave()
-        await broker.owned.unload(NAME)
-        (ledger,) = [span.ledger_id for span in (await broker.owned.topic(NAME)).log.shape.spans]
-        topic = await broker.owned.topic(NAME)
+        await broker.topic_manager.unload(NAME)
+        (ledger,) = [span.ledger_id for span in (await broker.topic_manager.topic(NAME)).log.shape.spans]
+        topic = await broker.topic_manager.topic(NAME)
         await topic.registry.subscribe("late", topic.log.shape.start)
         gone = await _replace_bookie(running)
         assert await _publish(running, 4, 5) == [4, 5]
-        broker.owned.cache.discard(ledger)
+        broker.topic_manager.cache.discard(ledger)
         admin = _admin(running)
 
         with pytest.raises(NotAllowed, match="may have them: nothing was passed over"):
             await admin.skip_lost(TOPIC)
-        await identity.forget_bookie(running.sessions[-1], gone)
+        await identity.delete_bookie(running.sessions[-1], gone)
         consumer = await TestConsumer(world, broker, TOPIC, subscription="late").ready()
         with pytest.raises(DataLost, match="skip-lost"):
             await consumer.receive()
@@ -95,7 +95,7 @@ async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_
         broker, world = running.brokers[0], running.world
         await TestConsumer(world, broker, TOPIC).ready()
         assert await _publish(running, *range(3)) == [0, 1, 2]
-        topic = await broker.owned.topic(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         ledger = topic.log.shape.tail.ledger_id
         await vanish(running, broker)  # its ledger stays open
         gone = await _replace_bookie(running)
@@ -104,7 +104,7 @@ async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_
         admin = _admin(running)
         with pytest.raises(NotAllowed, match="may have what the others lost"):
             await admin.skip_lost(TOPIC)
-        await identity.forget_bookie(running.sessions[-1], gone)
+        await identity.delete_bookie(running.sessions[-1], gone)
         with pytest.raises(DataLost, match="skip-lost"):
             await TestProducer(world, broker, TOPIC).opened()
 
@@ -115,10 +115,10 @@ async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_
         for _ in range(2):
             (index,) = await _publish(running, 9)
             assert index >= LOST_INDEXES == hole.end_index, "no index is given twice"
-            await broker.owned.unload(NAME)
+            await broker.topic_manager.unload(NAME)
         consumer = await TestConsumer(world, broker, TOPIC).ready()
         assert await consumer.receive_payloads(2) == _of(9, 9)
-        record = (await broker.owned.topic(NAME)).log.record
+        record = (await broker.topic_manager.topic(NAME)).log.record
         assert [each.ledger_id for each in record.lost] == [ledger], "it is written down"
         assert min(each.ledger_id for each in record.ledgers) > ledger
         await admin.close()
@@ -128,19 +128,19 @@ async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_an
     """Entries are striped over two bookies without copies: one of them is lost, and with it each second entry."""
     async with cluster(tmp_path, bookies=2, ensemble_size=2) as running:
         broker, world = running.brokers[0], running.world
-        topic = await broker.owned.topic(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         for name in ("acked", "old"):
             await topic.registry.subscribe(name, topic.log.shape.start)
         await _publish(running, *range(6))
         acked = await TestConsumer(world, broker, TOPIC, subscription="acked").ready()
         await acked.ack(*[await acked.receive() for _ in range(6)])
         await acked.leave()
-        await broker.owned.unload(NAME)
-        (span,) = (await broker.owned.topic(NAME)).log.shape.spans
+        await broker.topic_manager.unload(NAME)
+        (span,) = (await broker.topic_manager.topic(NAME)).log.shape.spans
         gone = await _replace_bookie(running)
         assert await _publish(running, 6) == [6]
-        broker.owned.cache.discard(span.ledger_id)
-        await identity.forget_bookie(running.sessions[-1], gone)
+        broker.topic_manager.cache.discard(span.ledger_id)
+        await identity.delete_bookie(running.sessions[-1], gone)
         admin = _admin(running)
         found = await admin.skip_lost(TOPIC, ledger_id=span.ledger_id)
         lost = [each.first_entry for each in found.ranges]
@@ -158,12 +158,12 @@ async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_an
                     initial_position=wire.Subscribe.EARLIEST,
                 ).ready()  # fmt: skip
                 assert await consumer.receive_payloads(len(left)) == left
-            await broker.owned.unload(NAME)
+            await broker.topic_manager.unload(NAME)
         for name in ("old", "new"):
             consumer = await TestConsumer(world, broker, TOPIC, subscription=name).ready()
             await consumer.ack(*[await consumer.receive() for _ in left])
             await consumer.leave()
-        topic = await broker.owned.topic(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         await topic.trim()
         assert topic.log.shape.span(span.ledger_id) is None, "nobody waits for the lost ones"
         await admin.close()
@@ -176,19 +176,19 @@ async def test_who_looks_up_what_is_lost_is_told_the_range_and_after_it_was_pass
     async with cluster(tmp_path, bookies=2, ensemble_size=2) as running:
         broker = running.brokers[0]
         url = f"magnetar://{broker.endpoint}"
-        topic = await broker.owned.topic(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         times = []
         for number in range(6):
             await _publish(running, number)
-            times.append((await topic.log.reader.entry(topic.log.shape.last)).timestamp_ms)
+            times.append((await topic.log.reader.read_entry(topic.log.shape.last)).timestamp_ms)
             await asyncio.sleep(0.002)
-        await broker.owned.unload(NAME)
-        topic = await broker.owned.topic(NAME)
+        await broker.topic_manager.unload(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         (span,) = topic.log.shape.spans
         gone = await _replace_bookie(running)
         assert await _publish(running, 6) == [6]
-        broker.owned.cache.discard(span.ledger_id)
-        await identity.forget_bookie(running.sessions[-1], gone)
+        broker.topic_manager.cache.discard(span.ledger_id)
+        await identity.delete_bookie(running.sessions[-1], gone)
         first = await _first_lost(topic.log.reader, span)
         lost, kept = range(first, 6, 2), range(1 - first, 6, 2)
         async with aio.Client(url) as client, AdminClient(url) as admin:
@@ -232,7 +232,7 @@ async def test_who_looks_up_what_is_lost_is_told_the_range_and_after_it_was_pass
 async def _first_lost(reader: TopicLogReader, span: Span) -> int:
     for number in range(2):
         try:
-            await reader.entry(Position(span.ledger_id, number))
+            await reader.read_entry(Position(span.ledger_id, number))
         except DataLost:
             return number
     raise AssertionError("nothing is lost")
@@ -249,8 +249,8 @@ async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_wr
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         await _publish(running, 0, 1)
-        await broker.owned.unload(NAME)
-        (span,) = (await broker.owned.topic(NAME)).log.shape.spans
+        await broker.topic_manager.unload(NAME)
+        (span,) = (await broker.topic_manager.topic(NAME)).log.shape.spans
         await _replace_bookie(running)
         admin = _admin(running)
         (hole,) = (await admin.skip_lost(TOPIC, force=True)).ranges
@@ -262,9 +262,11 @@ async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_wr
 async def test_what_is_there_is_never_passed_over(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker, world = running.brokers[0], running.world
-        await (await broker.owned.topic(NAME)).registry.subscribe("s", (await broker.owned.topic(NAME)).log.shape.start)
+        await (await broker.topic_manager.topic(NAME)).registry.subscribe(
+            "s", (await broker.topic_manager.topic(NAME)).log.shape.start
+        )
         await _publish(running, 0, 1)
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
         await _publish(running, 2)
         admin = _admin(running)
         for force in (False, True):

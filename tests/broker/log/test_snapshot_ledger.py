@@ -36,7 +36,7 @@ async def one_copy() -> Replication:
 
 
 async def whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> int:
-    return stored.assemble(pieces).position.entry_id
+    return stored.decode_snapshot(pieces).position.entry_id
 
 
 class Owner:
@@ -80,7 +80,7 @@ class Owner:
         """A snapshot of two pieces."""
         self.ledger.sequence += 1
         long = {"p" * (stored.PIECE_BYTES + 1): SequenceProgress(number)}
-        return stored.encode(Snapshot(Position(1, number), long), self.ledger.sequence)
+        return stored.encode_snapshot(Snapshot(Position(1, number), long), self.ledger.sequence)
 
     async def store(self, number: int, *, roll: bool = False) -> None:
         entries = self.entries(number)
@@ -291,9 +291,9 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
     monkeypatch.setattr(session, "commit", commit)
     if claimed:
         with pytest.raises(TopicFenced):
-            await first.add_anyhow(draft, end_index=0, created_ms=0, ended=None)
+            await first.add_with_retries(draft, end_index=0, created_ms=0, ended=None)
     else:
-        writer, _ = await first.add_anyhow(draft, end_index=0, created_ms=0, ended=None)
+        writer, _ = await first.add_with_retries(draft, end_index=0, created_ms=0, ended=None)
         assert writer.ledger_id == draft.ledger_id
     listed = decode(storage.nodes[path_of(topic)].value, TopicRecord, path_of(topic)).ledgers
     assert [each.ledger_id for each in listed] == list(storage.ledgers) == [draft.ledger_id] * (lands or not claimed)
@@ -320,7 +320,7 @@ async def test_a_ledger_whose_commit_stays_unknown_is_the_one_that_is_tried_agai
             raise OutcomeUnknown("it landed, and no answer came for so long")
 
     monkeypatch.setattr(ManagedLedgerRecord, "change", change)
-    writer, _ = await ledger.add_anyhow(None, end_index=0, created_ms=0, ended=None)
+    writer, _ = await ledger.add_with_retries(None, end_index=0, created_ms=0, ended=None)
     assert tried == [writer.ledger_id] * 3
     assert list(storage.ledgers) == [writer.ledger_id]
 

@@ -129,7 +129,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         bench = Bench(running, store)
         yield bench
         for owner in bench.owners:
-            owner.log.lose(NotOwner("the test is over"))
+            owner.log.abandon(NotOwner("the test is over"))
             await owner.log.close()
             await owner.ledgers.close()
         await store.close()
@@ -478,7 +478,7 @@ async def test_a_failing_bookie_is_replaced_or_the_tail_moves_to_a_new_ledger_in
         assert ({outcome[1].ledger_id for outcome in outcomes[10:]} == {tail}) is replaced
         assert [outcome[2] for outcome in outcomes] == list(range(20))
         assert writing_to not in owner.log.ensemble[owner.log.shape.tail.ledger_id]
-        owner.log.lose(NotOwner("the test is over"))
+        owner.log.abandon(NotOwner("the test is over"))
         await owner.log.close()
         await owner.ledgers.close()
         await store.close()
@@ -520,7 +520,7 @@ async def test_a_ledger_that_is_short_of_a_bookie_ends_at_the_age_of_a_degraded_
     await owner.settled(1)
     writer = owner.log._appender.writer
     assert writer is not None
-    monkeypatch.setattr(type(writer), "short_of_bookies", property(lambda self: self is writer))
+    monkeypatch.setattr(type(writer), "is_short_of_bookies", property(lambda self: self is writer))
     owner.log._appender.timestamp_ms += 10 + AGE_LOOK_MS
     owner.publish(1)
     await owner.settled(2)
@@ -544,7 +544,7 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
 
     def unanswered(publish: Publish) -> None:
         push(Append(publish.frames, publish.size, asyncio.get_running_loop().create_future()))
-        owner.log._appender.append_failed(writer)
+        owner.log._appender.on_append_failed(writer)
 
     monkeypatch.setattr(writer, "push", unanswered)
     owner.publish(2)
@@ -569,7 +569,7 @@ async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
     async def none_left(**_: object) -> None:
         raise NotEnoughBookies("none")
 
-    monkeypatch.setattr(owner.ledgers, "draft", none_left)
+    monkeypatch.setattr(owner.ledgers, "draft_record", none_left)
     told: list[str] = []
     owner.log._managed_ledger.on_waits = lambda error: told.append(error.message)
     owner.publish(4)
@@ -589,7 +589,7 @@ async def test_a_fault_in_a_switch_gives_the_topic_up_instead_of_leaving_it_hang
     async def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(owner.log._managed_ledger, "add_anyhow", broken)
+    monkeypatch.setattr(owner.log._managed_ledger, "add_with_retries", broken)
     owner.publish(5)
     outcomes = await owner.settled(5)
     assert isinstance(outcomes[-1][1], OutcomeUnknown)
@@ -601,18 +601,18 @@ async def test_a_topic_that_is_lost_during_a_switch_changes_its_list_no_more(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = await bench.owner(roll_entries=3)
-    add, switching, go_on = owner.log._managed_ledger.add_anyhow, asyncio.Event(), asyncio.Event()
+    add, switching, go_on = owner.log._managed_ledger.add_with_retries, asyncio.Event(), asyncio.Event()
 
     async def slowly(*given: Any, **named: Any) -> Any:
         switching.set()
         await go_on.wait()
         return await add(*given, **named)
 
-    monkeypatch.setattr(owner.log._managed_ledger, "add_anyhow", slowly)
+    monkeypatch.setattr(owner.log._managed_ledger, "add_with_retries", slowly)
     owner.publish(5)
     await switching.wait()
     before = await bench.list()
-    owner.log.lose(NotOwner("the session is lost"))
+    owner.log.abandon(NotOwner("the session is lost"))
     go_on.set()
     await owner.log.close()
     assert await bench.list() == before
@@ -627,7 +627,7 @@ async def test_a_topic_that_is_lost_while_it_ends_stays_lost(
     owner.publish()
     await owner.settled(1)
     chain, waiting, go_on = owner.log._managed_ledger, asyncio.Event(), asyncio.Event()
-    name = "commit_fields" if waits == "turn" else "end_of"
+    name = "commit_fields" if waits == "turn" else "end_ledger"
     do = getattr(chain, name)
 
     async def slowly(*given: Any, **named: Any) -> Any:
@@ -641,7 +641,7 @@ async def test_a_topic_that_is_lost_while_it_ends_stays_lost(
     await waiting.wait()
     await asyncio.sleep(0.01)  # until the close waits for its turn
     before = await bench.list()
-    owner.log.lose(NotOwner("an append failed elsewhere"))
+    owner.log.abandon(NotOwner("an append failed elsewhere"))
     go_on.set()
     with pytest.raises(NotOwner):
         await closing
@@ -653,7 +653,7 @@ async def test_a_topic_that_is_lost_while_it_ends_stays_lost(
 
 async def test_no_switch_begins_while_the_topic_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = await bench.owner(roll_entries=2)
-    add, began, go_on = owner.log._managed_ledger.add_anyhow, asyncio.Event(), asyncio.Event()
+    add, began, go_on = owner.log._managed_ledger.add_with_retries, asyncio.Event(), asyncio.Event()
     made: list[int] = []
 
     async def slowly(*given: Any, **named: Any) -> Any:
@@ -665,7 +665,7 @@ async def test_no_switch_begins_while_the_topic_ends(bench: Bench, monkeypatch: 
 
     owner.publish(2)
     await owner.settled(2)
-    monkeypatch.setattr(owner.log._managed_ledger, "add_anyhow", slowly)
+    monkeypatch.setattr(owner.log._managed_ledger, "add_with_retries", slowly)
     owner.publish(6)
     await began.wait()
     closing = asyncio.ensure_future(owner.log.close())

@@ -126,11 +126,11 @@ async def test_a_broker_that_lost_its_session_drops_its_topics_and_its_acks_chan
         assert store is not None
         store.cursor.ack(topic.log.shape.last)
         with pytest.raises(MagnetarError):
-            await store.durable()
+            await store.durable_future()
         again = await TestConsumer(running.world, second, TOPIC).ready()
         assert (await again.receive()).entry_id == delivery.entry_id
         with pytest.raises(Unavailable):
-            await first.owned.topic(TopicName.parse(TOPIC))
+            await first.topic_manager.topic(TopicName.parse(TOPIC))
 
 
 async def test_a_broker_that_meets_a_fence_stops_the_topic_at_once_and_tells_its_clients(tmp_path: Path) -> None:
@@ -178,14 +178,14 @@ async def test_a_broker_that_can_have_another_session_serves_again(
         running.brokers.append(broker)
         producer = await TestProducer(running.world, broker, TOPIC).opened()
         await producer.send(b"0")
-        resume, failures = broker.owned.resume, [Unavailable("the metadata has no room")]
+        resume, failures = broker.topic_manager.resume, [Unavailable("the metadata has no room")]
 
         async def failing(*args: Any) -> None:
             if failures:
                 raise failures.pop()
             await resume(*args)
 
-        monkeypatch.setattr(broker.owned, "resume", failing)
+        monkeypatch.setattr(broker.topic_manager, "resume", failing)
         monkeypatch.setattr("magnetar.broker.server.RENEW_RETRY_S", 0.05)
         await sessions[0].close()
         async with asyncio.timeout(20):
@@ -238,7 +238,7 @@ async def test_a_topic_that_does_not_open_and_whose_askers_are_gone_complains_to
 
     complaints: list[dict[str, Any]] = []
     async with cluster(tmp_path) as running:
-        owned = running.brokers[0].owned
+        owned = running.brokers[0].topic_manager
         monkeypatch.setattr(TopicLog, "open", held)
         asking = asyncio.create_task(owned.topic(TopicName.parse(TOPIC)))
         await opening.wait()
@@ -266,10 +266,10 @@ async def test_trimming_waits_for_the_persisted_position(tmp_path: Path) -> None
         topic.subscriptions["s"].ack(None, entries)
         assert topic.subscriptions["s"].cursor.mark == topic.log.shape.last
         assert await topic.trim() == [], "acknowledged in memory only"
-        await topic.subscriptions["s"].durable_now()
+        await topic.subscriptions["s"].wait_durable()
         assert len(await topic.trim()) >= 2
         assert topic.log.shape.first_index >= 4
-        await broker.owned.unload(topic.name)
+        await broker.topic_manager.unload(topic.name)
         again = await TestConsumer(running.world, broker, TOPIC).ready()
         assert await again.quiet()
         reader = await TestConsumer(

@@ -39,7 +39,7 @@ class Outlet:
         self.came += [each.entry.position[1] for each in deliveries]
         return False
 
-    def active(self, active: bool) -> None:
+    def on_active_changed(self, active: bool) -> None:
         pass
 
 
@@ -55,7 +55,7 @@ class Log:
             StoredEntry(Position(1, each), (b"x",), 1, each, 1, 0, slots=(each % 65535 + 1,)) for each in range(ENTRIES)
         ]
 
-    def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+    def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         return self._entries[position[1] : position[1] + entries_max]
 
     def get(self, position: Position) -> StoredEntry:
@@ -66,7 +66,7 @@ class Deployment:
     def __init__(self, type_: int) -> None:
         self.log: Any = Log()
         self.cursor = Cursor(self.log.shape, CursorState(self.log.shape.start))
-        store: Any = SimpleNamespace(touched=lambda: None)
+        store: Any = SimpleNamespace(schedule_write=lambda: None)
         limits = Applied(max_unacked_per_consumer=0, max_unacked_per_subscription=0)
         self.subscription = Subscription("s", self.log, self.cursor, store, SystemClock(), BrokerConfig(), limits)
         self.type = type_

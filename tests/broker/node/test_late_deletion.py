@@ -60,7 +60,7 @@ async def test_what_was_made_anew_meanwhile_stays_with_all_that_is_its(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster(tmp_path, brokers=1) as running:
-        url, owned = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].owned
+        url, owned = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].topic_manager
         async with AdminClient(url) as admin, Client(url) as client:
             await made_with(admin)
 
@@ -167,7 +167,7 @@ async def test_what_was_taken_over_meanwhile_is_not_deleted_by_its_former_owner(
             await made_with(admin)
             when_it_has_ended(monkeypatch, lambda: claimed(store, PATH, TopicRecord))
             with pytest.raises(NotOwner, match="taken over"):
-                await broker.owned.delete(NAME, force=True)
+                await broker.topic_manager.delete(NAME, force=True)
             assert await store.get(PATH) is not None
             assert [each.version for each in await admin.schemas(TOPIC)] == [0]
             assert "someone" in (await admin.topic_permissions(TOPIC)).roles
@@ -184,7 +184,7 @@ async def test_what_was_taken_over_after_the_last_look_keeps_its_schemas_and_gra
         url, store = f"magnetar://{broker.endpoint}", running.store.session()
         async with AdminClient(url) as admin:
             await made_with(admin)
-            still = Catalog.still
+            still = Catalog.check_unchanged
 
             async def seen(self: Catalog, topic: TopicName, ended: TopicRecord) -> Check | None:
                 found = await still(self, topic, ended)
@@ -192,9 +192,9 @@ async def test_what_was_taken_over_after_the_last_look_keeps_its_schemas_and_gra
                 return found
 
             with monkeypatch.context() as patched:
-                patched.setattr(Catalog, "still", seen)
+                patched.setattr(Catalog, "check_unchanged", seen)
                 with pytest.raises(NotOwner, match="taken over"):
-                    await broker.owned.delete(NAME, force=True)
+                    await broker.topic_manager.delete(NAME, force=True)
             assert [each.version for each in await admin.schemas(TOPIC)] == [0]
             assert "someone" in (await admin.topic_permissions(TOPIC)).roles
 
@@ -207,7 +207,7 @@ async def test_a_subscription_that_was_taken_over_or_made_anew_is_not_deleted_by
         async with AdminClient(f"magnetar://{broker.endpoint}") as admin:
             await admin.create_topic(TOPIC)
             await admin.create_subscription(TOPIC, "s")
-            topic = await broker.owned.topic(NAME, create=False)
+            topic = await broker.topic_manager.topic(NAME, create=False)
             store, path = running.store.session(), paths.cursor("public", "default", "named", "s")
             await claimed(store, path, CursorRecord)
             stored: Any = topic.subscriptions["s"].store
@@ -224,7 +224,7 @@ async def test_an_owner_that_stood_still_takes_no_subscription_from_the_next_one
             await admin.create_topic(TOPIC)
             await admin.create_subscription(TOPIC, "s")
             await admin.unload_topic(TOPIC)
-            topic = await running.brokers[0].owned.topic(NAME, create=False)
+            topic = await running.brokers[0].topic_manager.topic(NAME, create=False)
             store, path = running.store.session(), paths.cursor("public", "default", "named", "s")
             before = await get_record(store, path, CursorRecord)
             storage: Any = topic.registry._storage
@@ -253,7 +253,7 @@ async def test_a_deletion_that_comes_to_nothing_leaves_each_message_its_schema(
                 raise Unavailable("the metadata does not answer")
 
             with monkeypatch.context() as patched:
-                patched.setattr(Catalog, "forget_partitions" if partitions else "forget_topic", fails)
+                patched.setattr(Catalog, "delete_partitioned_record" if partitions else "delete_topic_record", fails)
                 with pytest.raises(Unavailable):
                     await admin.delete_topic(TOPIC, force=True)
             assert [each.version for each in await admin.schemas(TOPIC)] == [0]

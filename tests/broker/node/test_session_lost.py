@@ -139,7 +139,7 @@ async def test_until_its_bundles_are_its_own_again_a_broker_opens_no_topic(
     async with one_that_renews(tmp_path) as (running, renewing):
         broker = renewing.broker
         await (await TestProducer(running.world, broker, TOPIC).opened()).send(b"0")
-        await broker.owned.unload(TopicName.parse(TOPIC))  # its bundle stays
+        await broker.topic_manager.unload(TopicName.parse(TOPIC))  # its bundle stays
         reclaiming, go_on = asyncio.Event(), asyncio.Event()
         reclaim = Ownership.reclaim
 
@@ -153,7 +153,7 @@ async def test_until_its_bundles_are_its_own_again_a_broker_opens_no_topic(
         renewing.gate.set()
         await reclaiming.wait()
         with pytest.raises(Unavailable, match="no metadata session"):
-            await broker.owned.topic(TopicName.parse(TOPIC))
+            await broker.topic_manager.topic(TopicName.parse(TOPIC))
         assert not broker.topics
         go_on.set()
 
@@ -168,7 +168,7 @@ async def test_without_a_next_session_topics_are_given_up_after_the_grace(tmp_pa
         await renewing.until_back()
         assert TopicName.parse(TOPIC).full not in renewing.broker.topics
         async with asyncio.timeout(20):
-            while not renewing.broker.owned.entered:  # noqa: ASYNC110 - nobody tells
+            while not renewing.broker.topic_manager.has_session:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
         again = await TestProducer(running.world, renewing.broker, TOPIC, "again").opened()
         await again.send(b"1")
@@ -253,7 +253,7 @@ async def test_a_fault_between_a_new_session_and_its_use_leaves_no_broker_withou
 async def test_a_task_of_a_broker_that_is_killed_begins_again_and_is_shown(tmp_path: Path, name: str) -> None:
     async with one_that_renews(tmp_path) as (running, renewing):
         broker = renewing.broker
-        supervisors = (broker.background, broker.owned.policies._background)
+        supervisors = (broker.background, broker.topic_manager.policies._background)
         kept, owner = next((kept, each) for each in supervisors for kept in each._kept if kept.name == name)
         first = kept._task
         assert first is not None

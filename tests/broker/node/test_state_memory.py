@@ -18,8 +18,8 @@ from magnetar.broker.node.load_turns import (
     SUBSCRIPTION_BYTES,
     TOPIC_BYTES,
     StateMemory,
-    holes_max,
-    room_for_caches,
+    cache_sizes,
+    hole_bytes_max,
 )
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
@@ -40,17 +40,17 @@ TOPIC = "persistent://public/default/t"
 def test_the_cache_of_catch_up_reads_gives_first_then_the_tail(
     state: int, tail: int, recent: int, lacking: int
 ) -> None:
-    assert room_for_caches(state * MIB, CONFIG) == (tail * MIB, recent * MIB, lacking * MIB)
+    assert cache_sizes(state * MIB, CONFIG) == (tail * MIB, recent * MIB, lacking * MIB)
 
 
 def test_holes_of_all_subscriptions_are_within_the_limit_and_small_ones_lose_nothing() -> None:
     limit, own = 100 * MIB, 64 * MIB
-    assert holes_max([], limit, own) == own
-    assert holes_max([50 * MIB, 50 * MIB], limit, own) == own
-    most = holes_max([60 * MIB, 5 * MIB, 60 * MIB, 60 * MIB], limit, own)
+    assert hole_bytes_max([], limit, own) == own
+    assert hole_bytes_max([50 * MIB, 50 * MIB], limit, own) == own
+    most = hole_bytes_max([60 * MIB, 5 * MIB, 60 * MIB, 60 * MIB], limit, own)
     assert most == 95 * MIB // 3
     assert sum(min(size, most) for size in (60 * MIB, 5 * MIB, 60 * MIB, 60 * MIB)) <= limit
-    assert holes_max([MIB] * 10_000, limit, own) == HOLES_BYTES_MIN
+    assert hole_bytes_max([MIB] * 10_000, limit, own) == HOLES_BYTES_MIN
 
 
 async def test_caches_lose_a_step_at_a_look_and_get_it_back(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,10 +82,10 @@ async def test_topics_subscriptions_and_clients_are_counted_and_holes_past_the_s
         consumer = await TestConsumer(
             running.world, broker, TOPIC, type=wire.Subscribe.SHARED, initial_position=wire.Subscribe.EARLIEST
         ).ready()
-        state, topic = broker.owned.state, broker.topics[TOPIC]
+        state, topic = broker.topic_manager.state, broker.topics[TOPIC]
         subscription = topic.subscriptions["s"]
         await state.measure(broker.topics.values())
-        connections = broker.owned.memory.connections
+        connections = broker.topic_manager.memory.connections
         assert connections >= 1
         own = connections * CONNECTION_BYTES + TOPIC_BYTES + SUBSCRIPTION_BYTES + 2 * CLIENT_BYTES
         assert own <= state.bytes < own + 1024

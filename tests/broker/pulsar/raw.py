@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from magnetar.bookie.server import Bookie, BookieConfig
-from magnetar.broker.pulsar.frames import Frames, frame, parse
+from magnetar.broker.pulsar.frames import FrameCutter, encode_frame, parse_frame
 from magnetar.broker.pulsar.protocol import PulsarProtocol
 from magnetar.broker.server import Broker
 from magnetar.metadata import paths
@@ -39,7 +39,7 @@ class Raw:
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
-        self._frames = Frames(64 << 20)
+        self._frames = FrameCutter(64 << 20)
         self._came: list[tuple[str, Any, bytes]] = []
 
     @classmethod
@@ -50,7 +50,7 @@ class Raw:
         return raw
 
     def send(self, entry: bytes = b"", **command: Any) -> None:
-        data = frame(**command)
+        data = encode_frame(**command)
         if entry:
             data = struct.pack(">I", len(data) - 4 + len(entry)) + data[4:] + entry
         self.stream.write_nowait(data)
@@ -71,11 +71,11 @@ class Raw:
                     kind, command, rest = self._came.pop(0)
                     if kind in kinds:
                         return command, rest
-                size = await self.stream.read_into(self._frames.room)
+                size = await self.stream.read_into(self._frames.read_buffer)
                 if not size:
                     raise Closed
-                for each in self._frames.took(size):
-                    command, rest_ = parse(each)
+                for each in self._frames.receive(size):
+                    command, rest_ = parse_frame(each)
                     kind = pulsar.BaseCommand.Type.Name(command.type).lower()
                     self._came.append((kind, getattr(command, kind), bytes(rest_)))
 
@@ -134,4 +134,4 @@ def simulate(
 
 
 async def _guarded(world: World, broker: Broker, guard: Guard) -> Serving:
-    return await world.network.serve_bytes(ANY, PulsarProtocol(broker.owned).serve, ListenerAccess(guard))
+    return await world.network.serve_bytes(ANY, PulsarProtocol(broker.topic_manager).serve, ListenerAccess(guard))

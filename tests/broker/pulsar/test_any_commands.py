@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from magnetar.broker.pulsar.frames import frame
+from magnetar.broker.pulsar.frames import encode_frame
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -74,13 +74,13 @@ def command(rng: random.Random) -> bytes:
     elif hasattr(inner, "consumer_id"):
         inner.consumer_id = rng.choice((1, 1, 2))
     with contextlib.suppress(ValueError):
-        data = frame(**{kind: inner})
+        data = encode_frame(**{kind: inner})
         if kind == "send":
             metadata = MessageMetadata(producer_name="p", sequence_id=inner.sequence_id, publish_time=1)
             entry = client_part(metadata, b"payload") if rng.random() < 0.7 else rng.randbytes(rng.choice((0, 5, 40)))
             data = struct.pack(">I", len(data) - 4 + len(entry)) + data[4:] + entry
         return data if rng.random() < 0.98 else data[: rng.randrange(4, len(data))] + bytes(4)
-    return frame(ping=pulsar.CommandPing())
+    return encode_frame(ping=pulsar.CommandPing())
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -115,5 +115,5 @@ def test_any_commands_leave_the_other_connections_alone_and_nothing_behind(
         broker = simulate(scenario, seed=seed)
     faults = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert not faults, faults
-    memory = broker.owned.memory
+    memory = broker.topic_manager.memory
     assert (memory.requests.held, memory.answers.held) == (0, 0)

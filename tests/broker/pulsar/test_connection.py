@@ -15,9 +15,9 @@ from magnetar.broker.pulsar import connection as connection_module
 from magnetar.broker.pulsar import consumer as consumer_module
 from magnetar.broker.pulsar import producer as producer_module
 from magnetar.broker.pulsar.consumer import ConsumerHandler
-from magnetar.broker.pulsar.frames import frame, parse
+from magnetar.broker.pulsar.frames import encode_frame, parse_frame
 from magnetar.broker.pulsar.producer import ProducerHandler, payload_bytes_max
-from magnetar.broker.session.producer import METADATA_BYTES, room_of
+from magnetar.broker.session.producer import METADATA_BYTES, metadata_bytes_max
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part, client_part_of_bytes, encode_batch, plain_items
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
@@ -33,8 +33,9 @@ Command = pulsar.BaseCommand
 @pytest.mark.parametrize(
     "first",
     [
-        struct.pack(">I", 0), struct.pack(">I", 1 << 30), b"GET / HTTP/1.1\r\n\r\n", frame(ping=pulsar.CommandPing()),
-        frame(flow=pulsar.CommandFlow(consumer_id=1, messagePermits=1)), struct.pack(">II", 8, 4) + b"\xff" * 4,
+        struct.pack(">I", 0), struct.pack(">I", 1 << 30), b"GET / HTTP/1.1\r\n\r\n",
+        encode_frame(ping=pulsar.CommandPing()),
+        encode_frame(flow=pulsar.CommandFlow(consumer_id=1, messagePermits=1)), struct.pack(">II", 8, 4) + b"\xff" * 4,
     ],
     ids=["empty", "huge", "http", "ping", "flow", "garbage"],
 )  # fmt: skip
@@ -538,7 +539,7 @@ def test_a_client_that_sends_a_large_frame_slowly_is_not_silent() -> None:
         raw = await Raw.connected(world, endpoint)
         await raw.open_producer()
         part = client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), bytes(100_000))
-        send = frame(send=pulsar.CommandSend(producer_id=1, sequence_id=7))
+        send = encode_frame(send=pulsar.CommandSend(producer_id=1, sequence_id=7))
         data = struct.pack(">I", len(send) - 4 + len(part)) + send[4:] + part
         for at in range(0, len(data), 10_000):
             raw.stream.write_nowait(data[at : at + 10_000])
@@ -650,7 +651,7 @@ def test_a_connection_that_is_broken_off_takes_nothing_more(monkeypatch: pytest.
         connection = made[0]
         waits = connection._stream.queued_bytes
         assert waits, "it reads nothing, so that its stream does not end at once"
-        connection.break_off(Unauthenticated("it expired"))
+        connection.abort(Unauthenticated("it expired"))
         for number in range(3):
             raw.publish(number)
         await asyncio.sleep(0.5)
@@ -695,7 +696,7 @@ def test_a_client_that_takes_nothing_is_cut_and_its_memory_is_free() -> None:
         assert (await raw.next("message")).message_id.entryId == 0, "what it held goes to the others"
 
     broker = simulate(scenario, unread_s=100.0)
-    assert broker.owned.memory.requests.held < 1 << 20
+    assert broker.topic_manager.memory.requests.held < 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -792,13 +793,13 @@ def test_openings_that_wait_for_their_turn_do_not_stop_the_reading(monkeypatch: 
 
 def test_openings_and_closings_without_end_leave_a_bounded_number_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "REQUESTS_MAX", 5)
-    start, most = connection_module.PulsarConnection.start, [0]
+    start, most = connection_module.PulsarConnection.start_request, [0]
 
     def counted(self: connection_module.PulsarConnection, work: Any) -> Any:
         most[0] = max(most[0], len(self._tasks))
         return start(self, work)
 
-    monkeypatch.setattr(connection_module.PulsarConnection, "start", counted)
+    monkeypatch.setattr(connection_module.PulsarConnection, "start_request", counted)
 
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)
@@ -844,7 +845,7 @@ def test_a_payload_of_the_size_that_was_told_is_stored_with_its_metadata() -> No
 
 def test_near_the_bound_of_a_ledger_clients_are_told_less() -> None:
     config = BrokerConfig(max_message_bytes=MESSAGE_BYTES_LIMIT)
-    assert (room_of(config), payload_bytes_max(config)) == (0, MESSAGE_BYTES_LIMIT - METADATA_BYTES)
+    assert (metadata_bytes_max(config), payload_bytes_max(config)) == (0, MESSAGE_BYTES_LIMIT - METADATA_BYTES)
     assert payload_bytes_max(BrokerConfig(max_message_bytes=1)) == 1
 
 
@@ -879,25 +880,25 @@ class OneConnection:
         self.broker = SimpleNamespace(name="b", config=BrokerConfig())
 
     def send(self, data: bytes) -> None:
-        self.said.append(Command.Type.Name(parse(memoryview(data)[4:])[0].type))
+        self.said.append(Command.Type.Name(parse_frame(memoryview(data)[4:])[0].type))
 
-    def error(self, request_id: int, error: Exception, number: Any = None) -> None:
+    def send_error(self, request_id: int, error: Exception, number: Any = None) -> None:
         self.said.append("ERROR")
 
-    def success(self, request_id: int) -> None:
+    def send_success(self, request_id: int) -> None:
         self.said.append("SUCCESS")
 
-    def start(self, work: Any) -> asyncio.Task[None]:
+    def start_request(self, work: Any) -> asyncio.Task[None]:
         return asyncio.ensure_future(work)
 
-    def leave_later(self, work: Any) -> None:
+    def start_leaving(self, work: Any) -> None:
         self.leaving.append(work)
 
-    def instance(self, *of: object) -> str:
+    def find_replaced(self, *of: object) -> str:
         return "instance"
 
-    def forget_producer(self, *of: object) -> None: ...
-    forget_consumer = count_held = add = remove = forget_producer
+    def remove_producer(self, *of: object) -> None: ...
+    remove_consumer = count_held = add = remove = remove_producer
 
 
 @pytest.mark.parametrize("kind", [ProducerHandler, ConsumerHandler])
@@ -928,7 +929,7 @@ async def test_an_id_that_the_broker_closes_ends_once_and_says_nothing_after_it(
     asked = pulsar.CommandProducer(topic=T, producer_id=1, request_id=1, producer_name="n") if kind is ProducerHandler \
         else pulsar.CommandSubscribe(topic=T, subscription="s", consumer_id=1, request_id=1, subType=0)  # fmt: skip
     handler = kind(connection, asked)
-    handler.open()
+    handler.start_opening()
     await asyncio.sleep(0)
     may_open.set_result(Session())
     handler.on_closed(Unauthenticated("no longer"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.pulsar import topic_lists
-from magnetar.broker.pulsar.lookup import hash_of
+from magnetar.broker.pulsar.lookup import topics_hash
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.errors import InvalidRequest, NotAllowed
 from magnetar.runtime.network import Endpoint, World
@@ -48,13 +48,13 @@ def test_topics_that_match_are_told_and_each_change_of_them_until_the_watcher_is
         await other.open_producer(1, f"{NS}/orders-1")
         await other.open_producer(2, f"{NS}/other")
         first = await watch(raw)
-        assert (list(first.topic), first.topics_hash) == ([f"{NS}/orders-1"], hash_of([f"{NS}/orders-1"]))
+        assert (list(first.topic), first.topics_hash) == ([f"{NS}/orders-1"], topics_hash([f"{NS}/orders-1"]))
         await other.open_producer(3, f"{NS}/another")
         await other.open_producer(4, f"{NS}/orders-2")
         update = await raw.next("watch_topic_update")
         both = [f"{NS}/orders-1", f"{NS}/orders-2"]
         assert (list(update.new_topics), list(update.deleted_topics)) == (both[1:], [])
-        assert (update.watcher_id, update.topics_hash) == (1, hash_of(both))
+        assert (update.watcher_id, update.topics_hash) == (1, topics_hash(both))
         assert not (await watch(raw, 2, topics_hash=update.topics_hash)).topic, "the client has them"
         await unwatch(raw, 1)
         await other.open_producer(5, f"{NS}/orders-3")
@@ -86,16 +86,16 @@ def test_a_second_watcher_of_an_id_and_wrong_ones_are_refused_and_the_connection
 
 
 def test_a_pattern_costs_no_more_than_its_names_are_long() -> None:
-    matches = topic_lists.pattern_of("persistent://public/default/(a|a)*(a|a)*(a|a)*b")
+    matches = topic_lists.compile_pattern("persistent://public/default/(a|a)*(a|a)*(a|a)*b")
     assert not matches(f"{NS}/" + "a" * 100_000)
     assert matches(f"{NS}/ab")
 
 
 def test_without_the_library_patterns_are_refused_and_the_flag_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert topic_lists.supported()
+    assert topic_lists.is_supported()
     monkeypatch.setitem(sys.modules, "re2", None)
     with pytest.raises(NotAllowed, match="google-re2"):
-        topic_lists.pattern_of("x")
+        topic_lists.compile_pattern("x")
     monkeypatch.undo()
     with pytest.raises(InvalidRequest, match="no pattern"):
-        topic_lists.pattern_of("(")
+        topic_lists.compile_pattern("(")

@@ -216,7 +216,7 @@ def test_a_send_whose_message_names_no_transaction_is_not_taken_for_a_plain_one(
         assert (refused.sequence_id, refused.error) == (1, pulsar.NotAllowedError)
 
     broker = simulate(scenario)
-    assert all(topic.log.queued_index == 0 for topic in broker.topics.values())
+    assert all(topic.log.next_index == 0 for topic in broker.topics.values())
 
 
 def test_ids_that_cannot_be_and_too_many_topics_are_refused() -> None:
@@ -252,7 +252,7 @@ def test_what_is_only_named_joins_nothing_and_makes_no_topic() -> None:
         assert not (await raw.next("get_topics_of_namespace_response")).topics
 
     broker = simulate(scenario)
-    (coordinator,) = broker.owned.transactions.loaded
+    (coordinator,) = broker.topic_manager.transactions.loaded
     assert coordinator.statistics()["settling_topics"] == 0
     assert not broker.topics
 

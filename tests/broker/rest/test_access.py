@@ -48,7 +48,7 @@ class Names:
 async def guarded(folder: Path) -> AsyncIterator[tuple[Http, Http]]:
     """With a guard, and without."""
     async with serving(folder) as (free, broker, running):
-        rest = RestProtocol(broker.owned, broker._services)
+        rest = RestProtocol(broker.topic_manager, broker._services)
         listener = await running.world.network.serve_bytes(ANY, rest.serve, ListenerAccess(Names()))
         http = Http(f"http://{listener.endpoint}")
         try:

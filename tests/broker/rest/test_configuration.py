@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.broker.common.config import DYNAMIC, FIXED, NAMES
 from magnetar.broker.rest.call import BadRequest
-from magnetar.broker.rest.cluster_routes import PULSAR, SHOWN, policy_value, removed, shown
+from magnetar.broker.rest.cluster_routes import PULSAR, SHOWN, changed_settings, policy_value, removed_fields
 from magnetar.broker.server import Broker
 from magnetar.proto.policies import Policies
 from tests.broker.rest.http import V2, Http, T, serving
@@ -22,7 +22,7 @@ UNKNOWN = "Can't update non-dynamic configuration"
 
 async def until(broker: Broker, name: str, value: object) -> None:
     async with asyncio.timeout(20):
-        while getattr(broker.owned.policies.defaults, name) != value:  # noqa: ASYNC110 - the watch of another broker
+        while getattr(broker.topic_manager.policies.defaults, name) != value:  # noqa: ASYNC110 - the watch of another broker
             await asyncio.sleep(0.01)
 
 
@@ -32,12 +32,12 @@ async def test_a_setting_changes_at_every_broker_for_topics_that_are_loaded_and_
         there = Http(other.http_url)
         await http.done("PUT", T)
         await http.get(f"{T}/stats")
-        topic = next(iter(broker.owned.loaded.values()))
+        topic = next(iter(broker.topic_manager.loaded.values()))
         assert topic.applied.dispatch_rate_messages == 0
         await there.done("POST", f"{CONFIGURATION}/{RATE}/1000", status=200)
         await until(broker, "dispatch_rate_messages", 1000)
         assert topic.applied.dispatch_rate_messages == 1000
-        assert other.owned.policies.defaults.dispatch_rate_messages == 1000, "known when it is answered"
+        assert other.topic_manager.policies.defaults.dispatch_rate_messages == 1000, "known when it is answered"
         for each in (http, there):
             assert await each.get(f"{CONFIGURATION}/values") == {RATE: "1000"}
             assert (await each.get(f"{CONFIGURATION}/runtime"))["dispatch_rate_messages"] == "1000"
@@ -49,13 +49,16 @@ async def test_a_setting_changes_at_every_broker_for_topics_that_are_loaded_and_
         await http.done("POST", f"{CONFIGURATION}/max_producers/1", status=200)
         await until(other, "max_producers", 1)
         late = await running.add_broker(http_listen=broker._config.http_listen)
-        assert late.owned.policies.defaults.max_producers == 1, "also of a broker that starts after it"
+        assert late.topic_manager.policies.defaults.max_producers == 1, "also of a broker that starts after it"
 
         await there.done("DELETE", f"{CONFIGURATION}/max_producers", status=200)
         await there.done("DELETE", f"{CONFIGURATION}/{RATE}", status=200)
         await there.done("DELETE", f"{CONFIGURATION}/{RATE}", status=200)
         await until(broker, "dispatch_rate_messages", 0)
-        assert (broker.owned.policies.defaults.max_producers, other.owned.policies.defaults.max_producers) == (5, 6)
+        assert (
+            broker.topic_manager.policies.defaults.max_producers,
+            other.topic_manager.policies.defaults.max_producers,
+        ) == (5, 6)
         assert await http.get(f"{CONFIGURATION}/values") == {}
         await there.close()
 
@@ -85,19 +88,21 @@ def test_each_setting_has_one_name_that_is_shown_and_takes_what_it_shows() -> No
         "schema_compatibility": "forward", "retention_minutes": -1,
     }  # fmt: skip
     for name, value in values.items():
-        texts = shown(Policies(**{name: value}))  # type: ignore[arg-type]
+        texts = changed_settings(Policies(**{name: value}))  # type: ignore[arg-type]
         assert list(texts) == [PULSAR.get(name, name)]
         for spelt in (name, *texts):
             assert policy_value(spelt, texts[PULSAR.get(name, name)]) == {name: value}
-    assert shown(Policies(auto_subscription_creation=False)) == {"allowAutoSubscriptionCreation": "false"}
+    assert changed_settings(Policies(auto_subscription_creation=False)) == {"allowAutoSubscriptionCreation": "false"}
 
 
 def test_retention_that_is_set_together_goes_together() -> None:
     """Or the half that is left would keep everything for ever."""
-    assert removed("retention_minutes") == ("retention_minutes", "retention_mib") == removed("retention_mib")
-    assert removed(RATE) == ("dispatch_rate_messages",)
+    assert (
+        removed_fields("retention_minutes") == ("retention_minutes", "retention_mib") == removed_fields("retention_mib")
+    )
+    assert removed_fields(RATE) == ("dispatch_rate_messages",)
     with pytest.raises(BadRequest):
-        removed("nonsense")
+        removed_fields("nonsense")
 
 
 async def test_retention_of_all_brokers_is_inherited_and_goes_again(tmp_path: Path) -> None:

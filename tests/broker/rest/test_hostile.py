@@ -110,7 +110,7 @@ async def test_a_body_is_bounded_before_it_is_read(tmp_path: Path) -> None:
         chunks = b"".join(b"40000\r\n" + b"x" * 0x40000 + b"\r\n" for _ in range(5)) + b"0\r\n\r\n"
         head = f"PUT {V2}/tenants/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         assert (await http.send(head + chunks)).status == 413
-        assert broker.owned.memory.requests.held == 0
+        assert broker.topic_manager.memory.requests.held == 0
         assert (await http.ask("GET", "/healthz")).status == 200
 
 
@@ -259,7 +259,7 @@ async def test_a_request_that_hangs_holds_up_the_end_of_the_broker_for_its_grace
 
     async with serving(tmp_path) as (http, broker, _):
         await http.ask("GET", "/healthz")
-        monkeypatch.setattr(Catalog, "tenants", hangs)
+        monkeypatch.setattr(Catalog, "list_tenants", hangs)
         hanging = asyncio.ensure_future(http.ask("GET", f"{V2}/tenants"))
         await asyncio.sleep(0.1)
         async with asyncio.timeout(5):

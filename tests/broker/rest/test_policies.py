@@ -11,11 +11,11 @@ from magnetar.broker.rest.call import BadRequest
 from magnetar.broker.rest.policies import (
     POLICIES,
     BacklogQuota,
-    Row,
-    converted,
+    PolicyRow,
+    convert_value,
     fields_of_namespace,
-    show_quotas,
-    take_quota,
+    parse_quota,
+    quota_map,
 )
 from magnetar.broker.rest.policies_routes import OF_NAMESPACES, OF_TOPICS
 from magnetar.proto.names import NamespaceName
@@ -50,7 +50,7 @@ UNSET = {
 """What is shown where nothing is set; of the others nothing is."""
 
 
-def _named(row: Row) -> str:
+def _named(row: PolicyRow) -> str:
     return row.namespace or row.topic
 
 
@@ -127,7 +127,7 @@ async def test_what_is_not_here_shows_that_nothing_is_set_and_says_why_it_cannot
     async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.done("PUT", f"{V2}/persistent/public/default/p/partitions", 2)
-        before = await broker.owned.policies.own(NamespaceName("public", "default"), None)
+        before = await broker.topic_manager.policies.read_own(NamespaceName("public", "default"), None)
         for base, rows in ((NS, OF_NAMESPACES), (T, OF_TOPICS), (f"{V2}/persistent/public/default/p", OF_TOPICS)):
             for row in rows:
                 path = f"{base}/{row.name}"
@@ -146,7 +146,11 @@ async def test_what_is_not_here_shows_that_nothing_is_set_and_says_why_it_cannot
         refused = await http.done("PUT", f"{T}/offload", {"ledgerId": 1, "entryId": 1}, 405)
         assert "no tiered storage" in refused.reason
         assert (await http.get(f"{T}/offload"))["status"] == "NOT_RUN"
-        assert await broker.owned.policies.own(NamespaceName("public", "default"), None) == before == Policies()
+        assert (
+            await broker.topic_manager.policies.read_own(NamespaceName("public", "default"), None)
+            == before
+            == Policies()
+        )
 
 
 def test_every_policy_has_a_row_and_every_row_a_value_here() -> None:
@@ -198,14 +202,14 @@ WRONG: list[tuple[str, Any, int]] = [
 def test_a_wrong_value_is_refused_with_its_name(name: str, value: Any, status: int) -> None:
     row = next(each for each in POLICIES if each.namespace == name)
     with pytest.raises(BadRequest) as refused:
-        row.take(converted(value, row.kind, name))
+        row.take(convert_value(value, row.kind, name))
     assert refused.value.status_code == status
 
 
 def test_quotas_below_one_byte_are_refused_and_minus_one_is_no_limit() -> None:
-    assert take_quota(BacklogQuota(limitSize=-1), "destination_storage") == {"backlog_quota_bytes": 0}
-    assert take_quota(BacklogQuota(limit=1), "destination_storage") == {"backlog_quota_bytes": 1}
+    assert parse_quota(BacklogQuota(limitSize=-1), "destination_storage") == {"backlog_quota_bytes": 0}
+    assert parse_quota(BacklogQuota(limit=1), "destination_storage") == {"backlog_quota_bytes": 1}
     for given, kind in ((BacklogQuota(limitSize=0), "destination_storage"), (BacklogQuota(limitTime=1), "both")):
         with pytest.raises(BadRequest):
-            take_quota(given, kind)
-    assert show_quotas(Policies()) == {}
+            parse_quota(given, kind)
+    assert quota_map(Policies()) == {}

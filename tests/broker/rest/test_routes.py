@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.broker.node import readiness
 from magnetar.broker.rest import cluster_routes as _cluster
-from magnetar.broker.rest.call import ROUTES, document, plain_path
+from magnetar.broker.rest.call import ROUTES, openapi_document, plain_path
 from magnetar.proto.names import LONG_MAX
 from tests.broker.rest.http import V2, Http, T, serving
 
@@ -203,10 +203,10 @@ async def test_health_metrics_and_brokers_are_served(tmp_path: Path) -> None:
         assert set((await http.get(f"{V2}/bookies/racks-info"))["default"]) <= {each["bookieId"] for each in found}
         await http.get(f"{V2}/bookies/racks-info/none:3181", 404)
         assert (await http.get(f"{V2}/brokers/configuration/runtime"))["cluster"] == "magnetar"
-        broker.owned.suspend()
+        broker.topic_manager.suspend()
         assert (await http.ask("GET", "/readyz")).status == 503
         assert (await http.ask("GET", "/healthz")).status == 200
-        await broker.owned.resume(running.sessions[0])
+        await broker.topic_manager.resume(running.sessions[0])
         assert (await http.ask("GET", "/readyz")).status == 200
 
 
@@ -218,7 +218,7 @@ async def test_readyz_says_that_no_ledger_can_be_made_while_bookies_are_missing(
         assert (await http.ask("GET", "/readyz")).status == 200
         for bookie in running.bookies:
             await bookie.close()
-        wanted = broker.owned.config.ensemble_size
+        wanted = broker.topic_manager.config.ensemble_size
         text = f"no new ledger can be made: {wanted} writable bookies are needed, 0 are registered"
         async with asyncio.timeout(20):
             while (found := await http.ask("GET", "/readyz")).status == 200:  # noqa: ASYNC110
@@ -253,7 +253,7 @@ async def test_a_topic_of_another_broker_is_answered_with_its_address(tmp_path: 
 
 # ------------------------------------------------------------------ the table
 def test_the_document_has_every_route_once() -> None:
-    paths = document()["paths"]
+    paths = openapi_document()["paths"]
     assert sum(map(len, paths.values())) == len({(row.method, row.path) for row in ROUTES}) == len(ROUTES)
     names = [each["operationId"] for path in paths.values() for each in path.values()]
     assert len(names) == len(set(names))

@@ -23,10 +23,10 @@ class Port:
     def __init__(self) -> None:
         self.receipts = 0
 
-    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+    def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
         self.receipts += 1
 
-    def duplicate(self, sequence_id: int) -> None:
+    def on_duplicate(self, sequence_id: int) -> None:
         raise AssertionError(f"{sequence_id} is no duplicate")
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
@@ -38,7 +38,7 @@ class Port:
     def on_waiting(self, error: MagnetarError) -> None:
         raise AssertionError(str(error))
 
-    def credit(self, size: int) -> None: ...
+    def grant_credit(self, size: int) -> None: ...
 
 
 class Publishing:
@@ -51,7 +51,7 @@ class Publishing:
     @classmethod
     async def opened(cls, running: Cluster) -> Publishing:
         port = Port()
-        broker = running.brokers[0].owned
+        broker = running.brokers[0].topic_manager
         return cls(await ProducerSession.open(broker, ProducerOptions(TOPIC, "p"), port, CallContext("test")), port)
 
     def publish(self, number: int, txn: TxnId | None = None) -> None:

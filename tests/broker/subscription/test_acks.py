@@ -55,7 +55,7 @@ async def test_a_set_of_entries_is_one_ack_and_frees_who_holds_them(running: Clu
     entries = BitMap(range(1, 100, 2))
     await ask(mine, ledgers=[wire.EntrySet(ledger_id=ledger, entries=entries.serialize())])
     topic = running.brokers[0].topics[TOPIC]
-    subscription = topic.subscription("s")
+    subscription = topic.find_subscription("s")
     assert (subscription.dispatcher.unacked, subscription.cursor.hole_entries) == (50, 50)
     assert not subscription.cursor.dirty
     beyond = wire.EntrySet(ledger_id=ledger, entries=BitMap(range(60, 1000)).serialize())
@@ -107,7 +107,7 @@ async def test_with_receipts_acknowledging_returns_when_it_is_durable(running: C
     messages = [await mine.receive(5000) for _ in range(20)]
     await mine.acknowledge(messages[7:18])
     topic = running.brokers[0].topics[TOPIC]
-    cursor = topic.subscription("s").cursor
+    cursor = topic.find_subscription("s").cursor
     assert not cursor.dirty, "the broker flushes once an hour: the receipt came after a write"
     await mine.acknowledge_cumulative(messages[2])
     assert not cursor.dirty
@@ -187,7 +187,7 @@ async def test_complaint_10_a_subscription_past_its_memory_says_so_once_and_goes
     async with cluster(tmp_path, cursor_memory_bytes=300) as running:
         await filled(running, 200)
         mine = await consumer(running, permits=1, type=wire.Subscribe.SHARED)
-        subscription = running.brokers[0].topics[TOPIC].subscription("s")
+        subscription = running.brokers[0].topics[TOPIC].find_subscription("s")
         kept = []
         while subscription.pump.blocked is not Blocked.HOLES:
             delivery = await mine.receive()

@@ -107,7 +107,7 @@ def joins_of(running: Cluster) -> Joins:
 
 
 def subscription_of(running: Cluster) -> Subscription:
-    return topic_of(running).subscription("s")
+    return topic_of(running).find_subscription("s")
 
 
 def named(*deliveries: wire.Delivery, indexes: Any = ()) -> list[wire.AckedEntry]:
@@ -162,7 +162,7 @@ async def test_a_pending_entry_is_not_delivered_after_nack_disconnect_or_restart
     assert subscription.pending_transactions == (X,)
     subscription.settle(X, committed)
     subscription.settle(X, committed)
-    await subscription.durable_now()
+    await subscription.wait_durable()
     assert not subscription.cursor.dirty
     assert subscription.pending_transactions == ()
     if committed:
@@ -267,7 +267,7 @@ async def test_an_entry_whose_transactions_always_abort_reaches_its_dead_letter_
     mine = await consumer(running, type=SHARED, subscription_properties=properties)
     subscription = subscription_of(running)
     assert subscription.dead_letters is not None
-    assert subscription.dead_letters.on
+    assert subscription.dead_letters.is_active
     first = (await received(mine, 2))[0]
     for number in range(3):
         txn = TxnId(0, 100 + number)
@@ -302,7 +302,7 @@ async def test_a_refused_acknowledgement_leaves_no_trace(running: Cluster) -> No
     with pytest.raises(NotAllowed, match="cumulative"):
         await ack_in(mine, X, deliveries[2], kind=wire.Ack.CUMULATIVE)
     assert (subscription.cursor.copy_state(), subscription.dispatcher.unacked) == (before, unacked)
-    await subscription.durable_now()
+    await subscription.wait_durable()
     assert subscription.store is not None
     assert subscription.store.writes == writes
     await ack_in(mine, Y, deliveries[1])
@@ -553,14 +553,14 @@ async def test_a_subscription_that_cannot_store_an_end_holds_up_no_other_transac
     mine, other = await consumer(running), await consumer(running, subscription="other")
     await ack_in(mine, X, (await received(mine, 2))[0])
     await ack_in(other, Y, (await received(other, 2))[1])
-    topic, go_on, honest = topic_of(running), asyncio.Event(), Subscription.durable_now
+    topic, go_on, honest = topic_of(running), asyncio.Event(), Subscription.wait_durable
 
     async def stored(self: Subscription) -> None:
         if self.name == "s":
             await go_on.wait()
         await honest(self)
 
-    monkeypatch.setattr(Subscription, "durable_now", stored)
+    monkeypatch.setattr(Subscription, "wait_durable", stored)
     ends = [coordinator.settlement(each, True) for each in (X, Y)]
     late, done = await topic.settle(ends, 0.2)
     assert isinstance(late, TimedOut), "it is not stored, and not told to be"

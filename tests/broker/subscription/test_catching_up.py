@@ -33,7 +33,7 @@ async def test_t16_subscriptions_side_by_side_read_storage_once_and_leave_the_ta
     async with cluster(tmp_path, cache_bytes=20_000, read_bytes=8_000) as running:
         producer = await filled(running)
         topic = running.brokers[0].topics[TOPIC]
-        before = running.brokers[0].owned.cache.statistics()
+        before = running.brokers[0].topic_manager.cache.statistics()
         consumers = [
             await TestConsumer(running.world, running.brokers[0], TOPIC, f"s{n}", initial_position=EARLIEST).ready()
             for n in range(8)
@@ -42,7 +42,7 @@ async def test_t16_subscriptions_side_by_side_read_storage_once_and_leave_the_ta
         found = await asyncio.gather(*(consumer.receive_payloads(ENTRIES) for consumer in consumers))
         assert all(payloads == wanted for payloads in found)
         assert topic.log.reader.storage_reads <= 2 * ENTRIES * ENTRY // 8_000
-        after = running.brokers[0].owned.cache.statistics()
+        after = running.brokers[0].topic_manager.cache.statistics()
         assert after == before, "whoever catches up pushes nothing out of the tail"
         await producer.send(b"new")
         assert await consumers[0].receive_payloads(1) == [b"new"]
@@ -117,7 +117,7 @@ async def test_who_lags_within_the_cache_holds_what_comes_next_before_the_cache_
 
         reader._read = measured
         await publish(100)
-        assert reader.cached(Position(*reader._shape.start)._replace(entry_id=20), 1, 1) == [], "the cache dropped it"
+        assert reader.read_cached(Position(*reader._shape.start)._replace(entry_id=20), 1, 1) == [], "the cache dropped it"
         consumer.permits(136)
         await consumer.receive_payloads(136)
         assert asked[0] >= 12
@@ -130,7 +130,7 @@ async def test_t17_slow_subscriptions_share_one_bound_and_hold_up_no_other(tmp_p
     async with cluster(tmp_path, **settings) as running:
         await filled(running)
         broker = running.brokers[0]
-        reads = broker.owned.reads
+        reads = broker.topic_manager.reads
         slow = [
             await TestConsumer(running.world, broker, TOPIC, f"slow{n}", permits=1, initial_position=EARLIEST).ready()
             for n in range(20)

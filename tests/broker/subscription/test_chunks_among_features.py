@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.session.backlogs import Backlogs
+from magnetar.broker.session.backlogs import TopicBacklogs
 from magnetar.broker.subscription import dead_letters as whole_messages
 from magnetar.client.admin.grpc_transport import stored_messages
 from magnetar.client.client import Client
@@ -47,8 +47,8 @@ class At:
         return ids
 
     @property
-    def backlogs(self) -> Backlogs:
-        return Backlogs(self.running.brokers[0].topics[TOPIC])
+    def backlogs(self) -> TopicBacklogs:
+        return TopicBacklogs(self.running.brokers[0].topics[TOPIC])
 
 
 @pytest.fixture
@@ -220,5 +220,5 @@ async def test_a_skip_among_chunks_of_very_many_messages_reads_a_bounded_number_
         return found
 
     monkeypatch.setattr(type(log.reader), "read", lambda reader, *of, **more: counted(*of, **more))
-    assert await whole_messages.rest_of(log, Position(log.shape.tail.ledger_id, 200)) == []
+    assert await whole_messages.find_remaining_chunks(log, Position(log.shape.tail.ledger_id, 200)) == []
     assert 1_000 < read < 5_000, "without a bound it is half of the square: 80,000"

@@ -7,7 +7,13 @@ from pyroaring import BitMap
 
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind, Count, CursorState, Partial
+from magnetar.broker.subscription.core.cursor_state import (
+    ChunkKey,
+    ChunkKind,
+    CursorState,
+    PartialBatch,
+    RedeliveryCount,
+)
 from magnetar.broker.subscription.core.positions import CursorLog, chunks_of
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
@@ -19,8 +25,8 @@ def state() -> CursorState:
     return CursorState(
         MARK,
         {10: BitMap([5, 6, 9]), 20: BitMap(range(0, 1000, 2))},
-        {Position(10, 7): Partial(0b101, 4), Position(20, 2001): Partial(1 << 700, 0)},
-        {Position(10, 7): Count(3), Position(20, 1): Count(2, 1_700_000_000_000)},
+        {Position(10, 7): PartialBatch(0b101, 4), Position(20, 2001): PartialBatch(1 << 700, 0)},
+        {Position(10, 7): RedeliveryCount(3), Position(20, 1): RedeliveryCount(2, 1_700_000_000_000)},
     )
 
 
@@ -66,7 +72,7 @@ def test_a_chunk_that_contradicts_itself_is_damage() -> None:
             stored.add_chunk(CursorState(MARK), other, body)
         with pytest.raises(stored.DamagedState):
             stored.add_chunk(CursorState(MARK), key, body[:-1])
-    (marker,) = stored.encode_marker(MARK, {ChunkKey(ChunkKind.HOLES, 10, 0): stored.Row(1, 0, 1, 40)}, 1)
+    (marker,) = stored.encode_marker(MARK, {ChunkKey(ChunkKind.HOLES, 10, 0): stored.ChunkPlace(1, 0, 1, 40)}, 1)
     body = stored.decode_piece(marker).body
     for cut in range(len(body)):
         with pytest.raises(stored.DamagedState):

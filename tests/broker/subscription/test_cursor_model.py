@@ -67,7 +67,7 @@ def pending_in(cursor: Cursor) -> frozenset[tuple[int, TxnId]]:
         for number, position in enumerate(POSITIONS):
             if not cursor.is_acked(position):
                 done = set(cursor.acked_indexes(position))
-                bits = (1 << BATCH) - 1 if acks.holds(position) else acks.bits_at(position)
+                bits = (1 << BATCH) - 1 if acks.has_entry(position) else acks.bits_at(position)
                 mine = {each for each in range(BATCH) if bits >> each & 1}
                 found |= {(number * BATCH + each, txn) for each in mine - done}
     return frozenset(found)
@@ -168,14 +168,14 @@ class CursorModel(RuleBasedStateMachine):
         if isinstance(new, pending_acks.Clash):
             assert messages & self.model or any(self.pending.get(each, txn) != txn for each in messages)
         else:
-            pending_acks.pend(self.cursor, txn, new)
+            pending_acks.add_pending(self.cursor, txn, new)
             self.pending |= dict.fromkeys(messages - self.model, txn)
 
     @rule(txn=Txns, entry=Entries)
     def ack_up_to_in(self, txn: TxnId, entry: int) -> None:
         new = pending_acks.judge(self.cursor, txn, TxnAcks(up_to=POSITIONS[entry]), POSITIONS[entry])
         if not isinstance(new, pending_acks.Clash):
-            pending_acks.pend(self.cursor, txn, new)
+            pending_acks.add_pending(self.cursor, txn, new)
             self.pending |= dict.fromkeys(set(range((entry + 1) * BATCH)) - self.model, txn)
 
     @rule(txn=Txns, committed=st.booleans())
@@ -223,7 +223,7 @@ class CursorModel(RuleBasedStateMachine):
     def give_back(self, entry: int) -> None:
         if not self.cursor.is_acked(POSITIONS[entry]):
             self.counts[entry] = self.counts.get(entry, 0) + 1
-            assert self.cursor.given_back(POSITIONS[entry]) == self.counts[entry]
+            assert self.cursor.count_redelivery(POSITIONS[entry]) == self.counts[entry]
 
     @rule(first=Entries, step=st.integers(1, 3), count=st.integers(1, 40))
     def ack_set(self, first: int, step: int, count: int) -> None:
@@ -250,7 +250,7 @@ class CursorModel(RuleBasedStateMachine):
     @rule()
     def receipt(self) -> None:
         async def work() -> None:
-            await self.store.durable()
+            await self.store.durable_future()
 
         self.run(work())
         self.stored = self.state()
@@ -270,7 +270,7 @@ class CursorModel(RuleBasedStateMachine):
         self._found({wanted} if ended else {wanted, self.stored})
 
     async def _durable(self) -> None:
-        await self.store.durable()
+        await self.store.durable_future()
 
     @rule(writes=st.integers(0, 4), lands=st.booleans())
     def die_while_opening(self, writes: int, lands: bool) -> None:
@@ -300,7 +300,7 @@ class CursorModel(RuleBasedStateMachine):
                 try:
                     self.ack(left.pop())
                     self.state()
-                    await asyncio.wait_for(former.durable(), 10)
+                    await asyncio.wait_for(former.durable_future(), 10)
                     self.stored = self.state()
                 except TopicFenced:
                     refused, (self.model, self.counts) = True, known

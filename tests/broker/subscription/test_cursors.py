@@ -88,7 +88,7 @@ async def test_the_whole_state_comes_back(bench: Bench) -> None:
     first = await bench.created()
     ack(first, 0, 1, 3, 700)
     first.cursor.ack_bits(Position(10, 2), bits_of([0, 2]), 4)
-    await first.durable()
+    await first.durable_future()
     again = await bench.opened()
     assert again.cursor.copy_state() == first.cursor.copy_state()
     assert again.properties == {"a": "b"}
@@ -104,7 +104,7 @@ async def test_all_acks_that_wait_are_one_write(bench: Bench) -> None:
     receipts = []
     for entry in range(300):
         ack(cursor, entry)
-        receipts.append(cursor.durable())
+        receipts.append(cursor.durable_future())
     await asyncio.gather(*receipts)
     assert cursor.writes <= 2
     assert cursor.cursor.persisted_mark == (10, 299)
@@ -113,12 +113,12 @@ async def test_all_acks_that_wait_are_one_write(bench: Bench) -> None:
 async def test_an_ack_without_receipt_is_durable_after_a_while_and_at_close(bench: Bench) -> None:
     cursor = await bench.created(cursor_flush_s=0.05)
     ack(cursor, 0)
-    cursor.touched()
+    cursor.schedule_write()
     async with asyncio.timeout(10):
         while cursor.cursor.dirty:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     ack(cursor, 1)
-    cursor.touched()
+    cursor.schedule_write()
     await cursor.close()
     assert (await bench.opened()).cursor.mark == (10, 1)
 
@@ -139,7 +139,7 @@ async def test_the_receipt_comes_after_the_write_and_not_before(bench: Bench, mo
     gate: list[asyncio.Future[int]] = []
     monkeypatch.setattr(LedgerWriter, "append", late)
     ack(cursor, 0)
-    receipt = cursor.durable()
+    receipt = cursor.durable_future()
     async with asyncio.timeout(10):
         await begun.wait()
     ack(cursor, 1)  # after the write began: not in it
@@ -161,7 +161,7 @@ async def test_a_fault_while_storing_is_told_to_those_who_wait(bench: Bench, mon
     monkeypatch.setattr(DurableCursor, "_write", broken)
     ack(cursor, 0)
     with pytest.raises(InternalError, match="a bug"):
-        await cursor.durable()
+        await cursor.durable_future()
     assert isinstance(bench.fenced[0], InternalError)
 
 
@@ -183,14 +183,14 @@ async def test_closing_waits_for_bookies_that_do_not_answer_no_longer_than_it_sa
 async def test_a_former_owner_can_neither_write_nor_switch_its_cursor_ledger(bench: Bench) -> None:
     first = await bench.created()
     ack(first, 0)
-    await first.durable()
+    await first.durable_future()
     second = await bench.opened()
     ack(first, 1)
     with pytest.raises(TopicFenced):
-        await first.durable()
+        await first.durable_future()
     assert isinstance(bench.fenced[0], TopicFenced)
     ack(second, 1, 2)
-    await second.durable()
+    await second.durable_future()
     assert (await bench.opened()).cursor.mark == (10, 2)
 
 
@@ -199,7 +199,7 @@ async def test_a_former_owner_that_never_wrote_cannot_begin(bench: Bench) -> Non
     second = await bench.opened()
     ack(first, 0, 1, 2)
     with pytest.raises(TopicFenced):
-        await first.durable()
+        await first.durable_future()
     assert second.cursor.mark == (10, -1)
     assert (await bench.opened()).cursor.mark == (10, -1)
 
@@ -209,7 +209,7 @@ async def test_a_full_cursor_ledger_gives_way_to_the_next_and_is_deleted(bench: 
     ledgers = set()
     for entry in range(10):
         ack(cursor, entry)
-        await cursor.durable()
+        await cursor.durable_future()
         ledgers.add((await bench.record()).ledger_id)
     assert len(ledgers) == 4
     assert await bench.store.children(paths.LEDGERS) == [f"{max(ledgers):020d}"]
@@ -221,7 +221,7 @@ async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_
 ) -> None:
     cursor = await bench.created()
     ack(cursor, 0)
-    await cursor.durable()
+    await cursor.durable_future()
     monkeypatch.setattr(stored, "CHUNK_BYTES", 20)
     ack(cursor, 1, 3)
     torn = cursor._log.plan(cursor.cursor, 2).entries
@@ -234,7 +234,7 @@ async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_
     assert again.cursor.mark == (10, 0)
     assert "goes back" not in caplog.text, "a torn state is what a crash leaves, and no damage"
     ack(again, 1, 3)
-    await again.durable()
+    await again.durable_future()
     last = await bench.opened()
     assert (last.cursor.mark, last.cursor.hole_entries) == (Position(10, 1), 1)
 
@@ -244,7 +244,7 @@ async def test_a_damaged_state_is_an_alarm_and_goes_back_never_forward(
 ) -> None:
     cursor = await bench.created()
     ack(cursor, 0, 2)
-    await cursor.durable()
+    await cursor.durable_future()
     writer = cursor._ledger._writer
     assert writer is not None
     await writer.append(b"MC is not a state of a cursor")
@@ -258,7 +258,7 @@ async def test_a_damaged_state_is_an_alarm_and_goes_back_never_forward(
 async def test_a_removed_subscription_leaves_nothing(bench: Bench) -> None:
     cursor = await bench.created()
     ack(cursor, 0)
-    await cursor.durable()
+    await cursor.durable_future()
     await cursor.delete()
     assert await bench.store.get(path_of(TOPIC, "s")) is None
     assert not await bench.store.children(paths.LEDGERS)

@@ -56,7 +56,7 @@ def told_by(delivery: wire.Delivery) -> dict[str, str]:
 
 def forward_by(monkeypatch: pytest.MonkeyPatch, running: Cluster, way: Forward) -> None:
     """Topics that are loaded from here on send their dead letters that way."""
-    session = running.brokers[0].owned._open()
+    session = running.brokers[0].topic_manager._open()
     assert isinstance(session.storage, DurableStorage)
     storage = msgspec.structs.replace(session.storage, forward=lambda source, *letters: way(*letters))
     monkeypatch.setattr(session, "storage", storage)
@@ -134,7 +134,7 @@ async def test_counts_and_dead_letters_survive_a_restart_in_the_middle(
 
     broker = running.brokers[0]
     forward_by(monkeypatch, running, nobody)
-    await broker.owned.unload(TopicName.parse(TOPIC))  # so that it is loaded with that way
+    await broker.topic_manager.unload(TopicName.parse(TOPIC))  # so that it is loaded with that way
     mine = await consumer(running)
     first, second = await mine.receive(), await mine.receive()
     give_back(mine, second)
@@ -163,7 +163,7 @@ async def test_a_letter_that_cannot_be_written_is_tried_until_it_can(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "PAUSE_S", 0.01)
-    real, tries = running.brokers[0].owned.outgoing.publish, 0
+    real, tries = running.brokers[0].topic_manager.internal_producer.publish, 0
 
     async def sometimes(*arguments: Any) -> None:
         nonlocal tries
@@ -194,10 +194,10 @@ async def test_the_ladder_holds_a_message_back_and_it_comes_by_itself(tmp_path: 
         assert (again.entry_id, again.redelivery_count) == (0, 1)
         give_back(mine, again)
         assert await mine.quiet(), "an hour"
-        subscription = running.brokers[0].topics[TOPIC].subscription("s")
+        subscription = running.brokers[0].topics[TOPIC].find_subscription("s")
         async with asyncio.timeout(10):
             while subscription.cursor.dirty:
-                await subscription.durable_now()
+                await subscription.wait_durable()
         assert len(subscription.dispatcher.held) == 1
         await mine.close()
         await running.brokers[0].close()
@@ -205,7 +205,7 @@ async def test_the_ladder_holds_a_message_back_and_it_comes_by_itself(tmp_path: 
         moved = await consumer(running)
         assert (await moved.receive()).entry_id == 1
         assert await moved.quiet(), "the wait survives the move"
-        held = running.brokers[-1].topics[TOPIC].subscription("s").dispatcher.held
+        held = running.brokers[-1].topics[TOPIC].find_subscription("s").dispatcher.held
         assert len(held) == 1
         await moved.ack(wire.Delivery(ledger_id=first.ledger_id, entry_id=0))
         assert not len(held), "an acknowledgement ends it"
@@ -229,7 +229,7 @@ async def test_a_subscription_may_have_a_policy_of_its_own_and_exclusive_ones_ha
 @pytest.mark.parametrize("named", [False, True], ids=["by default", "by the policy"])
 async def test_a_message_of_a_dead_letter_topic_that_is_given_back_stays_there(running: Cluster, named: bool) -> None:
     """The dead-letter topic is under the policy of its namespace too: it moved each letter to itself, 19 in 10 s."""
-    owned = running.brokers[0].owned
+    owned = running.brokers[0].topic_manager
     if named:
         name = TopicName.parse(TOPIC)
         policies = Policies(dead_letter_max_redeliver_count=2, dead_letter_topic=GRAVE)

@@ -15,7 +15,7 @@ from magnetar.broker.session import statistics
 from magnetar.broker.subscription import delays as driver
 from magnetar.broker.subscription.core import delays as core
 from magnetar.broker.subscription.core.policy import Member
-from magnetar.broker.subscription.core.slot_owners import Ring
+from magnetar.broker.subscription.core.slot_owners import HashRing
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.broker.topic import statistics as backlog
 from magnetar.client import aio
@@ -33,7 +33,7 @@ MINUTE = 60_000
 
 
 def subscription(at: Deployment, name: str = "s") -> Subscription:
-    return at.topic.subscription(name)
+    return at.topic.find_subscription(name)
 
 
 async def delayed(at: Deployment, count: int, delay_ms: int = 10 * MINUTE, step_ms: int = 0) -> list[bytes]:
@@ -131,7 +131,7 @@ async def test_one_that_is_due_and_has_to_wait_for_its_key_holds_up_no_other(tmp
 
 def key_of_the(second_one: bool, first: str, second: str) -> str:
     """A key that is the second consumer's when both are there, or is not."""
-    ring, newcomer = Ring(), Member(2, second)
+    ring, newcomer = HashRing(), Member(2, second)
     ring.join(Member(1, first))
     ring.join(newcomer)
     return next(
@@ -204,7 +204,7 @@ async def until_gone(ledgers: Any, ledger_id: int) -> None:
     async with asyncio.timeout(20):
         while True:
             try:
-                await ledgers.record(ledger_id)
+                await ledgers.read_record(ledger_id)
             except MagnetarError:
                 return
             await asyncio.sleep(0.01)
@@ -284,7 +284,7 @@ async def test_complaint_19_past_the_memory_budget_more_is_sealed_and_nothing_is
         payloads = await delayed(at, 200, 5000)  # due soon: sealed all the same
         delays = subscription(at).delayed
         assert delays is not None
-        await until(lambda: delays._sealing is None and not delays.core.seals)
+        await until(lambda: delays._sealing is None and not delays.core.must_seal)
         assert delays.core.buckets > 0
         assert delays.core.count == 200
         assert subscription(at).pump.blocked is Blocked.DELAYED
@@ -487,7 +487,7 @@ async def test_what_is_reconsumed_later_waits_in_the_retry_topic_also_over_a_res
             mine = await retrying(client)
             with pytest.raises(Timeout):
                 await mine.receive(200)
-            retries = at.broker.topics[f"{TOPIC}-s-RETRY"].subscription("s")
+            retries = at.broker.topics[f"{TOPIC}-s-RETRY"].find_subscription("s")
             assert retries.dispatcher.delays is not None
             assert retries.dispatcher.delays.count == 1
             at.clock.ahead_s += 601
@@ -503,7 +503,7 @@ async def test_statistics_say_that_what_is_left_is_due_later_and_how_old_it_is(t
         shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
         await producer.send(b"later", deliver_at_ms=now_ms + 10 * MINUTE)
         await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
-        (found,) = (await statistics.of_topic(at.topic, "here")).subscriptions
+        (found,) = (await statistics.topic_stats(at.topic, "here")).subscriptions
         assert (found.backlog, found.delayed, found.blocked) == (1, 1, "what is left is to be delivered later")
         assert found.oldest_ms >= now_ms
         assert await shared.quiet()

@@ -35,11 +35,11 @@ def draft_of(keys: list[int]) -> Draft:
 def a_bucket(entries: int = 5000, seed: int = 1) -> list[bytes]:
     rng = random.Random(seed)
     keys = sorted(key_of(Position(7 + number // 3000, number), rng.randrange(10_000)) for number in range(entries))
-    return stored.encode(draft_of(keys))
+    return stored.encode_bucket(draft_of(keys))
 
 
 def test_the_bytes_are_those_of_the_example() -> None:
-    entries = stored.encode(draft_of([key_of(Position(7, 3), 1000)]))
+    entries = stored.encode_bucket(draft_of([key_of(Position(7, 3), 1000)]))
     for entry, example in zip(entries, EXAMPLE, strict=True):
         assert entry.hex() == example.format(entry[12:16].hex())
     assert stored.decode_segment(entries[0], 0).hex() == EXAMPLE[0][-40:]

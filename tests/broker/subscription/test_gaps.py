@@ -54,7 +54,7 @@ def ledgers(at: Deployment) -> list[int]:
 async def crashed(at: Deployment) -> None:
     """The broker loses what is in its memory, and loads the topic again."""
     topic = at.topic
-    topic.lose(NotOwner("crashed"))
+    topic.abandon(NotOwner("crashed"))
     await topic.close()
     await at.consumer("other", type=SHARED)
     await at.topic.registry.unsubscribe("other", force=True)
@@ -63,12 +63,12 @@ async def crashed(at: Deployment) -> None:
 async def all_comes(at: Deployment) -> None:
     """What was not acknowledged is delivered, what was is not, and then everything goes."""
     assert await at.backlog("s") == 2
-    assert (await examine.analyze(at.topic.log, at.topic.subscription("s")))[:2] == (2, 2)
+    assert (await examine.analyze(at.topic.log, at.topic.find_subscription("s")))[:2] == (2, 2)
     consumer = await at.consumer(type=SHARED)
     assert await consumer.receive_payloads(1) == [b"8"]
     assert await consumer.quiet()
     at.clock.ahead_s += 601
-    at.topic.subscription("s").pump.wake()
+    at.topic.find_subscription("s").pump.wake()
     assert await consumer.receive_payloads(1) == [b"0"]
 
 
@@ -78,7 +78,7 @@ async def test_a_message_that_is_not_due_keeps_its_own_ledger_and_none_of_those_
     await at.later(1)
     assert ledgers(at) == [before[0], before[4]]
     at.topic.log.shape.check()
-    cursor = at.topic.subscription("s").cursor
+    cursor = at.topic.find_subscription("s").cursor
     cursor.check()
     assert cursor.hole_entries == 2, "what is trimmed costs no memory"
     await consumer.close()
@@ -100,7 +100,7 @@ async def test_acknowledged_but_not_stored_is_no_reason_to_trim(at: Deployment,
     """A crash would take it back."""
     await filled(at)
     before = ledgers(at)
-    cursor = at.topic.subscription("s").cursor
+    cursor = at.topic.find_subscription("s").cursor
     monkeypatch.setattr(cursor, "persisted", cursor.version - 1)
     await at.topic.trim()
     assert ledgers(at) == before
@@ -130,7 +130,7 @@ async def test_a_crash_while_ledgers_between_others_go_loses_nothing_that_is_not
         monkeypatch.setattr(ManagedLedgerRecord, "change", changed)
     elif dies == "between two deletions":
         monkeypatch.setattr(ManagedLedger, "delete", deleted)
-    await at.topic.subscription("s").durable_now()
+    await at.topic.find_subscription("s").wait_durable()
     if dies == "after all":
         await at.topic.trim()
     else:
@@ -175,11 +175,11 @@ async def test_seeks_into_a_gap_stand_behind_it(at: Deployment) -> None:
 async def test_numbers_count_what_is_kept(at: Deployment) -> None:
     await trimmed(at)
     topic, log = at.topic, at.topic.log
-    found = [(await examine.nth(log, number, from_latest=False))[0].index for number in (1, 2, 3, 4)]
+    found = [(await examine.find_nth_message(log, number, from_latest=False))[0].index for number in (1, 2, 3, 4)]
     assert found == [0, 1, 8, 9]
-    assert (await examine.nth(log, 2, from_latest=True))[0].index == 8
+    assert (await examine.find_nth_message(log, 2, from_latest=True))[0].index == 8
     assert (await log.reader.locate(2)).first_index == (await log.reader.locate(7)).first_index == 8
-    subscription = topic.subscription("s")
+    subscription = topic.find_subscription("s")
     assert [entry.index for entry in await backlog.peek(topic.log, subscription, 5)] == [0, 8]
     await backlog.skip(topic.log, subscription, 3)
     assert subscription.cursor.mark == (log.shape.spans[1].ledger_id, 1), "8, and 9 behind it"
@@ -209,6 +209,6 @@ def wire_reads(at: Deployment) -> Any:
                         await stream.close()
                         return found, reply.done.next_index
                     position = Position(reply.entry.ledger_id, reply.entry.entry_id)
-                    found.append((await at.topic.log.reader.entry(position)).index)
+                    found.append((await at.topic.log.reader.read_entry(position)).index)
 
     return read

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from magnetar.broker.session.backlogs import Backlogs
+from magnetar.broker.session.backlogs import TopicBacklogs
 from magnetar.broker.subscription import dead_letters
 from magnetar.broker.topic.storage import DurableStorage
 from magnetar.client import aio
@@ -196,7 +196,7 @@ class Raw:
         return found
 
     async def has_no_backlog(self) -> bool:
-        return (await Backlogs(self.running.brokers[0].topics[TOPIC]).analyze("s")).entries == 0
+        return (await TopicBacklogs(self.running.brokers[0].topics[TOPIC]).analyze("s")).entries == 0
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -240,7 +240,7 @@ async def test_a_move_that_breaks_off_is_repeated_and_the_message_comes_once(
     monkeypatch.setattr(dead_letters, "PAUSE_S", 0.01)
     monkeypatch.setattr(dead_letters, "GROUP_BYTES", 1)
     raw, calls = Raw(served), 0
-    session = served.running.brokers[0].owned._open()
+    session = served.running.brokers[0].topic_manager._open()
     assert isinstance(session.storage, DurableStorage)
     way = session.storage.forward
 

@@ -35,7 +35,7 @@ async def test_consumers_of_lost_entries_are_told_the_range_and_those_after_it_a
         producer = await TestProducer(world, broker, TOPIC).opened()
         for number in range(8):
             await producer.send(b"%d" % number)
-        topic = await broker.owned.topic(TopicName.parse(TOPIC))
+        topic = await broker.topic_manager.topic(TopicName.parse(TOPIC))
         (span,) = topic.log.shape.spans
         topic.log.reader._cache.discard(span.ledger_id)
         original = LedgerReader.read_stored
@@ -66,7 +66,7 @@ async def test_the_client_raises_it_from_receive(tmp_path: Path, monkeypatch: py
     async with cluster(tmp_path) as running, Client(f"pulsar://{running.brokers[0].endpoint}") as client:
         producer = await client.create_producer("t")
         await producer.send(b"x")
-        topic = await running.brokers[0].owned.topic(TopicName.parse(TOPIC))
+        topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
         topic.log.reader._cache.discard(topic.log.shape.spans[0].ledger_id)
 
         async def read(*_: object) -> list[StoredEntry]:

@@ -56,12 +56,12 @@ class Numbered(InLogOrder):
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
         member = self.takers[entry.position.entry_id % len(self.takers)]
-        if not member.able:
+        if not member.may_receive:
             return Blocked.NO_PERMITS
         self._goes_out(entry.position, waited)
         return member
 
-    def events(self) -> Sequence[ActiveChanged]:
+    def take_events(self) -> Sequence[ActiveChanged]:
         events, self.joined_last = self.joined_last, []
         return events
 

@@ -80,10 +80,10 @@ class Store:
     """Stands in for the write of a subscription's cursor: it ends when the test says so."""
 
     def __init__(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch, name: str = "s") -> None:
-        self.subscription = deployment.broker.topics[TOPIC].subscription(name)
+        self.subscription = deployment.broker.topics[TOPIC].find_subscription(name)
         assert self.subscription.store is not None
         self.asked: list[asyncio.Future[None]] = []
-        monkeypatch.setattr(type(self.subscription.store), "durable", lambda _: self._durable())
+        monkeypatch.setattr(type(self.subscription.store), "durable_future", lambda _: self._durable())
 
     def _durable(self) -> asyncio.Future[None]:
         self.asked.append(asyncio.get_running_loop().create_future())

@@ -47,7 +47,7 @@ async def test_a_throttled_subscription_has_one_timer_however_often_it_is_woken(
         timers = Timers(monkeypatch, "Pump._ring")
         await producer.send(*[b"x"] * 60)  # a minute's debt
         await consumer.receive()
-        subscription = at.topic.subscription("s")
+        subscription = at.topic.find_subscription("s")
         await producer.send(b"waits")
         for _ in range(100):
             subscription.pump.wake()
@@ -91,7 +91,7 @@ async def test_a_read_that_fails_for_an_unforeseen_reason_is_tried_again(
             return await honest(*arguments)
 
         monkeypatch.setattr(reader, "read", read)
-        monkeypatch.setattr(reader, "cached", lambda *_: [])
+        monkeypatch.setattr(reader, "read_cached", lambda *_: [])
         await producer.send(b"one")
         async with asyncio.timeout(10):
             assert await consumer.receive_payloads(1) == [b"one"]

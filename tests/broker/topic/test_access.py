@@ -11,11 +11,11 @@ from magnetar.broker.topic.publish_core import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
     SHARED,
-    Denied,
-    Epoch,
+    EpochChange,
+    JoinDenied,
     ProducerRegistration,
     ProducerTable,
-    epoch,
+    judge_epoch,
     next_epoch,
 )
 from magnetar.client.admin import AdminClient
@@ -33,17 +33,17 @@ NAME = TopicName.parse(TOPIC)
 
 
 def test_the_epoch_grows_with_each_new_holder_and_fences_whoever_had_an_earlier_one() -> None:
-    assert epoch(SHARED, 0, 7) is epoch(SHARED, 3, 7) is Epoch.STAYS
-    assert epoch(EXCLUSIVE, 0, 7) is Epoch.GROWS
-    assert epoch(EXCLUSIVE, 7, 7) is Epoch.STAYS
-    assert epoch(EXCLUSIVE, 6, 7) is Epoch.FENCED
+    assert judge_epoch(SHARED, 0, 7) is judge_epoch(SHARED, 3, 7) is EpochChange.STAYS
+    assert judge_epoch(EXCLUSIVE, 0, 7) is EpochChange.GROWS
+    assert judge_epoch(EXCLUSIVE, 7, 7) is EpochChange.STAYS
+    assert judge_epoch(EXCLUSIVE, 6, 7) is EpochChange.FENCED
 
 
 def test_an_epoch_of_a_deleted_topic_is_lower_than_those_of_one_that_is_made_anew() -> None:
     old = next_epoch(next_epoch(0, 1000), 1000)
     assert old == 1002
     new = next_epoch(0, 5000)
-    assert epoch(EXCLUSIVE_WITH_FENCING, old, new) is Epoch.FENCED
+    assert judge_epoch(EXCLUSIVE_WITH_FENCING, old, new) is EpochChange.FENCED
     assert next_epoch(7, 0) == 8, "when it was made is not known"
 
 
@@ -52,7 +52,7 @@ def test_an_earlier_connection_that_comes_late_does_not_replace_the_later_one() 
     assert table.join(ProducerRegistration(1, "p", SHARED, "me", 1)).registered
     assert [each.id for each in table.join(ProducerRegistration(2, "p", SHARED, "me", 3)).replaced] == [1]
     late = table.join(ProducerRegistration(3, "p", SHARED, "me", 2))
-    assert late.denied is Denied.STALE
+    assert late.denied is JoinDenied.STALE
     assert not late.replaced
     assert list(table.registered) == [2]
 
@@ -73,12 +73,12 @@ async def test_an_owner_that_returns_is_fenced_when_another_took_the_topic_meanw
             broker = await running.add_broker()
             await until_owned_by(running, broker)
         else:
-            await broker.owned.unload(NAME)
+            await broker.topic_manager.unload(NAME)
         again = await TestProducer(
             running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=had, connection=2
         ).opened()
         assert again.answer.topic_epoch == had, "nobody took it meanwhile"
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
         other = await TestProducer(
             running.world, broker, TOPIC, "b", instance="b", access_mode=EXCLUSIVE_WITH_FENCING
         ).opened()
@@ -88,7 +88,7 @@ async def test_an_owner_that_returns_is_fenced_when_another_took_the_topic_meanw
                 running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=had, connection=3
             ).opened()
         await other.close()
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
         with pytest.raises(ProducerFenced):
             await TestProducer(
                 running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=had, connection=4

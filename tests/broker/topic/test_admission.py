@@ -50,7 +50,7 @@ def test_l1_a_consumer_may_subscribe_at_its_rate_and_a_burst_of_one_period() -> 
     asked, applied, times = Admission(TOPIC, 0, 0), Applied(subscribe_rate=3, subscribe_rate_period_s=30), []
     for tenth in range(1200):  # tries every 0.1 s for two minutes
         try:
-            asked.check_rate(applied, Who("h:1"), "c", tenth / 10)
+            asked.check_subscribe_rate(applied, Who("h:1"), "c", tenth / 10)
         except BackPressure:
             continue
         times.append(tenth / 10)
@@ -62,13 +62,13 @@ def test_l1_a_consumer_may_subscribe_at_its_rate_and_a_burst_of_one_period() -> 
 def test_l1_buckets_are_of_each_host_and_name_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "BUCKETS_MAX", 5)
     asked, applied = Admission(TOPIC, 0, 0), Applied(subscribe_rate=1, subscribe_rate_period_s=10)
-    asked.check_rate(applied, Who("h:1"), "c", 0.0)
-    asked.check_rate(applied, Who("other:1"), "c", 0.0)
-    asked.check_rate(applied, Who("h:1", "x"), "", 0.0)
+    asked.check_subscribe_rate(applied, Who("h:1"), "c", 0.0)
+    asked.check_subscribe_rate(applied, Who("other:1"), "c", 0.0)
+    asked.check_subscribe_rate(applied, Who("h:1", "x"), "", 0.0)
     with pytest.raises(BackPressure, match=r"in 5\.0 s again"):
-        asked.check_rate(applied, Who("h:2"), "c", 5.0)
+        asked.check_subscribe_rate(applied, Who("h:2"), "c", 5.0)
     for number in range(20):
-        asked.check_rate(applied, Who(f"many-{number}:1"), "c", 20.0)
+        asked.check_subscribe_rate(applied, Who(f"many-{number}:1"), "c", 20.0)
     assert asked.statistics() == {"subscribe_rate_buckets": 5}
-    asked.check_rate(Applied(), Who("h:1"), "c", 20.0)
+    asked.check_subscribe_rate(Applied(), Who("h:1"), "c", 20.0)
     assert asked.statistics() == {"subscribe_rate_buckets": 0}

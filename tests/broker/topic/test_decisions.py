@@ -6,16 +6,16 @@ import pytest
 
 from magnetar.broker.cluster.bundles_core import bundle_name, bundle_of
 from magnetar.broker.common.refusals import PublishRefusal
-from magnetar.broker.log.log_shape_core import Retention, Safe, trimmable, verdicts
+from magnetar.broker.log.log_shape_core import Retention, TrimLimit, find_trimmable, judge_ledgers
 from magnetar.broker.topic.publish_core import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
     SHARED,
     WAIT_FOR_EXCLUSIVE,
-    Denied,
+    JoinDenied,
     ProducerRegistration,
     ProducerTable,
-    refusal,
+    why_refused,
 )
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import LedgerStays as Stays
@@ -26,26 +26,26 @@ MINUTE_MS = 60_000
 
 def test_each_reason_to_refuse_a_publish() -> None:
     good = {"size": 10, "size_max": 10, "terminated": False, "owned": True, "fenced": False}
-    assert refusal(**good) is None  # type: ignore[arg-type]
+    assert why_refused(**good) is None  # type: ignore[arg-type]
     for change, why in (
         ({"size": 11}, PublishRefusal.TOO_LARGE), ({"terminated": True}, PublishRefusal.TERMINATED),
         ({"owned": False}, PublishRefusal.NOT_OWNER),
         ({"fenced": True, "owned": False}, PublishRefusal.PRODUCER_FENCED),
     ):  # fmt: skip
-        assert refusal(**(good | change)) is why  # type: ignore[arg-type]
+        assert why_refused(**(good | change)) is why  # type: ignore[arg-type]
 
 
 def test_access_modes() -> None:
     table = ProducerTable()
     assert table.join(ProducerRegistration(1, "a", SHARED, "")).registered
     assert table.join(ProducerRegistration(2, "b", SHARED, "")).registered
-    assert table.join(ProducerRegistration(3, "c", EXCLUSIVE, "")).denied is Denied.HAS_PRODUCERS
+    assert table.join(ProducerRegistration(3, "c", EXCLUSIVE, "")).denied is JoinDenied.HAS_PRODUCERS
     assert not table.join(ProducerRegistration(4, "d", WAIT_FOR_EXCLUSIVE, "")).registered
-    assert table.join(ProducerRegistration(5, "e", SHARED, "")).denied is Denied.EXCLUSIVE_PRODUCER
+    assert table.join(ProducerRegistration(5, "e", SHARED, "")).denied is JoinDenied.EXCLUSIVE_PRODUCER
     assert not table.leave(1)
     assert [each.id for each in table.leave(2)] == [4]
     table.check()
-    assert table.join(ProducerRegistration(6, "f", SHARED, "")).denied is Denied.EXCLUSIVE_PRODUCER
+    assert table.join(ProducerRegistration(6, "f", SHARED, "")).denied is JoinDenied.EXCLUSIVE_PRODUCER
     fencing = table.join(ProducerRegistration(7, "g", EXCLUSIVE_WITH_FENCING, ""))
     assert fencing.registered
     assert [each.id for each in fencing.fenced] == [4]
@@ -55,9 +55,9 @@ def test_access_modes() -> None:
 def test_a_name_belongs_to_one_producer_and_moves_with_it() -> None:
     table = ProducerTable()
     table.join(ProducerRegistration(1, "a", EXCLUSIVE, "x"))
-    assert table.join(ProducerRegistration(2, "a", SHARED, "y")).denied is Denied.NAME_TAKEN
+    assert table.join(ProducerRegistration(2, "a", SHARED, "y")).denied is JoinDenied.NAME_TAKEN
     alone = table.join(ProducerRegistration(2, "a", EXCLUSIVE, "y"))
-    assert alone.denied is Denied.HAS_PRODUCERS  # what it asked for decides before its name does, as in Pulsar
+    assert alone.denied is JoinDenied.HAS_PRODUCERS  # what it asked for decides before its name does, as in Pulsar
     again = table.join(ProducerRegistration(3, "a", EXCLUSIVE, "x"))
     assert again.registered
     assert [each.id for each in again.replaced] == [1]
@@ -70,10 +70,10 @@ def test_a_name_is_replaced_by_its_own_role_alone_whatever_instance_another_clai
     assert table.join(ProducerRegistration(1, "a", SHARED, "x", 1, "ada")).registered
     for mode in (SHARED, WAIT_FOR_EXCLUSIVE):
         thief = table.join(ProducerRegistration(2, "a", mode, instance, 9, "eve"))
-        assert (thief.denied, thief.replaced) == (Denied.NAME_TAKEN, [])
+        assert (thief.denied, thief.replaced) == (JoinDenied.NAME_TAKEN, [])
     free = ProducerRegistration(3, "b", SHARED, "z", 1)
     assert table.join(free).registered
-    assert table.join(ProducerRegistration(4, "b", SHARED, instance, 9, "eve")).denied is Denied.NAME_TAKEN
+    assert table.join(ProducerRegistration(4, "b", SHARED, instance, 9, "eve")).denied is JoinDenied.NAME_TAKEN
     assert table.join(ProducerRegistration(5, "b", SHARED, "z", 2)).replaced == [free], "another broker"
     assert [each.id for each in table.join(ProducerRegistration(6, "a", SHARED, "x", 2, "ada")).replaced] == [1]
     table.check()
@@ -93,25 +93,25 @@ def test_one_that_takes_the_topic_with_fencing_fences_one_of_its_own_name() -> N
 def test_a_ledger_goes_only_when_it_is_closed_and_every_persisted_mark_is_behind_it() -> None:
     shape = shape_of(3, 3, 3)
     none = Retention()
-    assert trimmable(shape, [Safe(Position(20, 2))], none, 0) == [10, 20]
-    assert trimmable(shape, [Safe(Position(20, 1))], none, 0) == [10]
-    assert trimmable(shape, [Safe(Position(30, 2)), Safe(Position(10, 1))], none, 0) == []
-    assert trimmable(shape, [Safe(Position(30, 2))], none, 0) == [10, 20], "never the open one"
-    assert trimmable(shape, [], none, 0) == [10, 20], "no subscription and no retention: nothing holds it"
-    held = Safe(Position(10, 2), why=Stays.NOT_IN_SNAPSHOT), Safe(Position(20, 1), why=Stays.NOT_COMPACTED)
-    assert [stays for _, stays in verdicts(shape, held, none, 0)] == [None, Stays.NOT_IN_SNAPSHOT, Stays.OPEN]
-    assert [stays for _, stays in verdicts(shape, held[1:], none, 0)] == [None, Stays.NOT_COMPACTED, Stays.OPEN]
-    assert verdicts(shape, [Safe(Position(10, 0))], none, 0) == [
+    assert find_trimmable(shape, [TrimLimit(Position(20, 2))], none, 0) == [10, 20]
+    assert find_trimmable(shape, [TrimLimit(Position(20, 1))], none, 0) == [10]
+    assert find_trimmable(shape, [TrimLimit(Position(30, 2)), TrimLimit(Position(10, 1))], none, 0) == []
+    assert find_trimmable(shape, [TrimLimit(Position(30, 2))], none, 0) == [10, 20], "never the open one"
+    assert find_trimmable(shape, [], none, 0) == [10, 20], "no subscription and no retention: nothing holds it"
+    held = TrimLimit(Position(10, 2), why=Stays.NOT_IN_SNAPSHOT), TrimLimit(Position(20, 1), why=Stays.NOT_COMPACTED)
+    assert [stays for _, stays in judge_ledgers(shape, held, none, 0)] == [None, Stays.NOT_IN_SNAPSHOT, Stays.OPEN]
+    assert [stays for _, stays in judge_ledgers(shape, held[1:], none, 0)] == [None, Stays.NOT_COMPACTED, Stays.OPEN]
+    assert judge_ledgers(shape, [TrimLimit(Position(10, 0))], none, 0) == [
         (10, Stays.NOT_ACKNOWLEDGED), (20, Stays.NOT_ACKNOWLEDGED), (30, Stays.OPEN),
     ]  # fmt: skip
 
 
 def test_a_ledger_that_no_subscription_needs_stays_for_deduplication_or_compaction_and_says_so() -> None:
-    shape, read = shape_of(3, 3, 3), Safe(Position(30, 2))
-    snapshot = Safe(Position(10, 2), why=Stays.NOT_IN_SNAPSHOT)
-    horizon = Safe(shape.start, why=Stays.NOT_COMPACTED)
-    assert verdicts(shape, [read, snapshot], Retention(), 0)[:2] == [(10, None), (20, Stays.NOT_IN_SNAPSHOT)]
-    assert verdicts(shape, [read, snapshot, horizon], Retention(), 0)[:2] == [
+    shape, read = shape_of(3, 3, 3), TrimLimit(Position(30, 2))
+    snapshot = TrimLimit(Position(10, 2), why=Stays.NOT_IN_SNAPSHOT)
+    horizon = TrimLimit(shape.start, why=Stays.NOT_COMPACTED)
+    assert judge_ledgers(shape, [read, snapshot], Retention(), 0)[:2] == [(10, None), (20, Stays.NOT_IN_SNAPSHOT)]
+    assert judge_ledgers(shape, [read, snapshot, horizon], Retention(), 0)[:2] == [
         (10, Stays.NOT_COMPACTED), (20, Stays.NOT_IN_SNAPSHOT),
     ]  # fmt: skip
 
@@ -119,15 +119,17 @@ def test_a_ledger_that_no_subscription_needs_stays_for_deduplication_or_compacti
 def test_a_ledger_goes_although_an_older_one_stays_when_everybody_has_stored_that_it_is_done() -> None:
     shape = shape_of(3, 3, 3, 3)
     none, marks = Retention(), Position(10, 0)
-    assert trimmable(shape, [Safe(marks, frozenset({20}))], none, 0) == [20]
-    assert trimmable(shape, [Safe(marks, frozenset({20, 30, 40}))], none, 0) == [20, 30], "never the open one"
-    assert trimmable(shape, [Safe(marks, frozenset({20, 30})), Safe(Position(20, 2))], none, 0) == [20]
-    assert trimmable(shape, [Safe(marks, frozenset({20})), Safe(marks)], none, 0) == [], "the other one has not"
+    assert find_trimmable(shape, [TrimLimit(marks, frozenset({20}))], none, 0) == [20]
+    assert find_trimmable(shape, [TrimLimit(marks, frozenset({20, 30, 40}))], none, 0) == [20, 30], "never the open one"
+    assert find_trimmable(shape, [TrimLimit(marks, frozenset({20, 30})), TrimLimit(Position(20, 2))], none, 0) == [20]
+    assert find_trimmable(shape, [TrimLimit(marks, frozenset({20})), TrimLimit(marks)], none, 0) == [], (
+        "the other one has not"
+    )
     for span in shape.spans:
         span.size = 2 << 20
-    holders = [Safe(marks, frozenset({20, 30}))]
-    assert trimmable(shape, holders, Retention(-1, 2), 0) == [20], "what retention keeps is what is acknowledged"
-    assert trimmable(shape, holders, Retention(-1, 4), 0) == []
+    holders = [TrimLimit(marks, frozenset({20, 30}))]
+    assert find_trimmable(shape, holders, Retention(-1, 2), 0) == [20], "what retention keeps is what is acknowledged"
+    assert find_trimmable(shape, holders, Retention(-1, 4), 0) == []
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_retention_keeps_what_is_acknowledged(retention: Retention, now_min: int
     shape = shape_of(1, 1, 1)
     for span in shape.spans:
         span.size = 2 << 20
-    assert trimmable(shape, [Safe(Position(30, 0))], retention, now_min * MINUTE_MS) == gone
+    assert find_trimmable(shape, [TrimLimit(Position(30, 0))], retention, now_min * MINUTE_MS) == gone
 
 
 def test_bundles_cover_all_hashes_without_overlap() -> None:

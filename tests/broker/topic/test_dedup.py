@@ -26,7 +26,7 @@ NAME = TopicName.parse(TOPIC)
 
 
 async def stored(broker: Broker) -> list[bytes]:
-    log = (await broker.owned.topic(NAME)).log
+    log = (await broker.topic_manager.topic(NAME)).log
     found: list[bytes] = []
     position = log.shape.after(log.shape.start)
     while log.shape.readable(position):
@@ -44,7 +44,7 @@ async def record(running: Cluster) -> TopicRecord:
 
 async def settle(broker: Broker) -> Any:
     """The topic, when its deduplication has nothing under way."""
-    topic = await broker.owned.topic(NAME)
+    topic = await broker.topic_manager.topic(NAME)
     while topic.dedup._working is not None:
         await asyncio.gather(topic.dedup._working, return_exceptions=True)
     return topic
@@ -137,7 +137,7 @@ async def test_it_is_turned_on_and_off_while_producers_are_there(tmp_path: Path)
         producer.sequence_id = 0
         assert not (await producer.send(b"0")).duplicate, "it is off"
         await _policy(broker, '{"deduplication":true}')
-        topic = await broker.owned.topic(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         topic.dedup.run_due(topic.applied)
         await settle(broker)
         assert (await record(running)).dedup is not None
@@ -184,9 +184,9 @@ async def test_a_snapshot_is_due_by_the_time_that_the_policy_says(tmp_path: Path
 
 
 async def _policy(broker: Broker, text: str) -> None:
-    await broker.owned.policies.change(NAME.namespace_name, NAME, policies(text))
-    topic = await broker.owned.topic(NAME)
-    topic.applied = broker.owned.policies.current(NAME)
+    await broker.topic_manager.policies.change(NAME.namespace_name, NAME, policies(text))
+    topic = await broker.topic_manager.topic(NAME)
+    topic.applied = broker.topic_manager.policies.cached_applied(NAME)
 
 
 async def test_what_no_snapshot_holds_is_not_trimmed(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ async def test_what_no_snapshot_holds_is_not_trimmed(tmp_path: Path) -> None:
         topic.dedup._snapshot()
         await settle(broker)
         assert len(await topic.trim(retained=False)) == 3
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
         again = await TestProducer(running.world, broker, TOPIC).opened()
         assert again.answer.last_sequence_id == 6
 
@@ -245,7 +245,7 @@ async def test_a_deleted_topic_leaves_no_snapshot_ledger(tmp_path: Path) -> None
         assert place is not None
         assert place.ledger_id >= 0
         await producer.close()
-        await broker.owned.delete(NAME, force=True)
+        await broker.topic_manager.delete(NAME, force=True)
         assert await running.store.get(paths.ledger(place.ledger_id)) is None
 
 
@@ -282,7 +282,7 @@ async def test_a_client_that_is_born_again_goes_on_behind_what_is_stored_after_a
 
 
 async def _entries(broker: Broker) -> list[Any]:
-    log = (await broker.owned.topic(NAME)).log
+    log = (await broker.topic_manager.topic(NAME)).log
     return await log.reader.read(log.shape.after(log.shape.start), 1 << 20)
 
 

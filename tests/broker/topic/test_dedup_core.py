@@ -73,10 +73,10 @@ class Deployment:
     def connect(self) -> None:
         client = self.rng.choice(self.clients)
         if self.rng.random() < 0.2 or not client.connected:
-            if self.rng.random() < 0.7 and not self.dedup.is_settled(client.name):
+            if self.rng.random() < 0.7 and not self.dedup.is_idle(client.name):
                 return  # the opening waits; without the wait the verdict is UNKNOWN
             client.connected = True
-            if self.rng.random() < 0.3 and self.dedup.is_settled(client.name):
+            if self.rng.random() < 0.3 and self.dedup.is_idle(client.name):
                 client.born_again(self.dedup.last_sequence_id(client.name))
             client.unsent = len(client.waiting)
 
@@ -217,10 +217,10 @@ def test_what_is_on_its_way_is_unknown_and_never_called_stored() -> None:
     dedup = on()
     assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.NEW
     assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.UNKNOWN
-    assert not dedup.is_settled("p")
+    assert not dedup.is_idle("p")
     dedup.on_publish_confirmed("p", SequenceRange(0, 4), Position(1, 0))
     assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.DUPLICATE
-    assert dedup.is_settled("p")
+    assert dedup.is_idle("p")
 
 
 def test_a_failure_makes_what_was_pushed_new_again() -> None:
@@ -349,7 +349,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             del open_[txn]
             end = core.settle(Settlement(txn, committed))
             dedup.on_merged(end.numbers, end.sent)
-            dedup.taken_back(end.back)
+            dedup.add_gaps(end.back)
         elif act < 0.35:
             first = core.first_hidden
             snapshot, start = dedup.snapshot(), Position(1, first[1] - 1) if first is not None else dedup.position
@@ -364,7 +364,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
                 else:
                     dedup.on_passed(position)
                 if aborted:
-                    dedup.taken_back({"p": BitMap64([number])})
+                    dedup.add_gaps({"p": BitMap64([number])})
             for txn in open_:
                 core.begin_resolving(txn)
                 core.on_joined(txn)
@@ -373,7 +373,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             number = rng.randint(0, highest + 2)
             numbers = SequenceRange(number, number)
             holder = next((txn for txn, sent in open_.items() if number in sent and txn != to), None)
-            assert core.holding("p", to, numbers) == holder
+            assert core.find_other_sender("p", to, numbers) == holder
             if holder is not None or (to is not None and number < max(open_[to], default=-1)):
                 continue  # it waits; or goes back inside its transaction
             verdict = dedup.judge("p", numbers) if to is None else dedup.judge_stored("p", numbers)
@@ -402,10 +402,10 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
 
 def test_gaps_of_a_producer_are_bounded_and_the_highest_are_kept() -> None:
     dedup = Dedup(Snapshot(START, {"p": SequenceProgress(1_000_000)}), now=0.0)
-    dedup.taken_back({"p": BitMap64(range(400_000))})
+    dedup.add_gaps({"p": BitMap64(range(400_000))})
     assert dedup.snapshot().gaps["p"] == BitMap64(range(400_000)), "a stretch takes a few bytes"
     for number in range(400_001, 420_000, 2):
-        dedup.taken_back({"p": BitMap64([number])})
+        dedup.add_gaps({"p": BitMap64([number])})
     gaps = dedup.snapshot().gaps["p"]
     assert len(gaps.serialize()) <= GAP_BYTES_MAX
     assert gaps.max() == 419_999

@@ -11,11 +11,11 @@ SNAPSHOT = Snapshot(Position(7, 41), {"p": SequenceProgress(120), "q": SequenceP
 
 
 def read(entries: list[bytes]) -> Snapshot:
-    return stored.assemble([stored.decode_piece(entry) for entry in entries])
+    return stored.decode_snapshot([stored.decode_piece(entry) for entry in entries])
 
 
 def test_a_snapshot_comes_back() -> None:
-    (entry,) = stored.encode(SNAPSHOT, 9)
+    (entry,) = stored.encode_snapshot(SNAPSHOT, 9)
     assert stored.decode_piece(entry).sequence == 9
     assert entry[24:] == b'{"ledger":7,"entry":41,"producers":[["p",120,"",-1],["q",3,"5f0c",1]]}'
     assert read([entry]) == SNAPSHOT
@@ -23,24 +23,24 @@ def test_a_snapshot_comes_back() -> None:
 
 def test_gaps_come_back_and_a_snapshot_without_any_is_as_it_always_was() -> None:
     gaps = {"p": BitMap64([3, *range(50, 60), 1 << 40])}
-    (entry,) = stored.encode(SNAPSHOT._replace(gaps=gaps), 9)
+    (entry,) = stored.encode_snapshot(SNAPSHOT._replace(gaps=gaps), 9)
     assert read([entry]) == SNAPSHOT._replace(gaps=gaps)
-    (damaged,) = stored.encode(SNAPSHOT, 9)
+    (damaged,) = stored.encode_snapshot(SNAPSHOT, 9)
     body = damaged[24:-1] + b',"gaps":{"p":"AAAA"}}'
     with pytest.raises(stored.DamagedSnapshot, match="gaps"):
-        stored.assemble([stored.Piece(9, 0, 1, body)])
+        stored.decode_snapshot([stored.Piece(9, 0, 1, body)])
 
 
 def test_a_large_snapshot_is_several_entries() -> None:
     large = Snapshot(Position(1, 1), {f"producer-{number:0200}": SequenceProgress(number) for number in range(10_000)})
-    entries = stored.encode(large, 1)
+    entries = stored.encode_snapshot(large, 1)
     assert len(entries) > 1
     assert max(map(len, entries)) <= stored.PIECE_BYTES + 64
     assert read(entries) == large
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    (entry,) = stored.encode(SNAPSHOT, 9)
+    (entry,) = stored.encode_snapshot(SNAPSHOT, 9)
     for place in range(len(entry)):
         for bit in range(8):
             damaged = bytearray(entry)

@@ -55,11 +55,11 @@ class Scene:
         return await TxnProducer(self.running.world, self.broker, TOPIC).opened()
 
     async def delete(self, *, force: bool) -> None:
-        await self.broker.owned.delete(NAME, force=force)
+        await self.broker.topic_manager.delete(NAME, force=force)
 
     async def is_gone(self) -> bool:
         with suppress(TopicNotFound):
-            await self.broker.owned.topic(NAME, create=False)
+            await self.broker.topic_manager.topic(NAME, create=False)
             return False
         return True
 
@@ -101,7 +101,9 @@ async def test_by_force_what_is_open_is_aborted_before_the_topic_goes(scene: Sce
     assert scene.coordinator.states[scene.txn] is TxnState.ABORTED
     assert await scene.is_gone()
     settlement = scene.coordinator.settlement(scene.txn, False)
-    assert await scene.broker.owned.participants.settle(NAME, [settlement]) == [None], "there is nothing to settle"
+    assert await scene.broker.topic_manager.participants.settle(NAME, [settlement]) == [None], (
+        "there is nothing to settle"
+    )
 
 
 async def test_acknowledgements_in_a_transaction_are_aborted_too(scene: Scene) -> None:
@@ -152,7 +154,7 @@ async def test_a_commit_on_its_way_is_waited_for_and_counts(scene: Scene) -> Non
     await deleting
     assert scene.coordinator.states[scene.txn] is TxnState.COMMITTED
     assert await scene.is_gone()
-    assert await scene.broker.owned.participants.settle(NAME, [settlement]) == [None]
+    assert await scene.broker.topic_manager.participants.settle(NAME, [settlement]) == [None]
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -269,13 +271,13 @@ async def test_a_partitioned_topic_is_refused_as_a_whole(tmp_path: Path, coordin
         with pytest.raises(TransactionsOpen):
             await channel.call(*delete, timeout_s=20.0)
         for number in range(3):
-            await broker.owned.topic(NAME.with_partition(number), create=False)
+            await broker.topic_manager.topic(NAME.with_partition(number), create=False)
         coordinator.states[txn] = TxnState.OPEN
         await channel.call(*delete, timeout_s=20.0)
         assert coordinator.states[txn] is TxnState.ABORTED
         for number in range(3):
             with pytest.raises(TopicNotFound):
-                await broker.owned.topic(NAME.with_partition(number), create=False)
+                await broker.topic_manager.topic(NAME.with_partition(number), create=False)
         await channel.close()
 
 
@@ -287,7 +289,7 @@ async def test_a_topic_that_only_an_open_transaction_uses_is_not_deleted_as_unus
         producer = await TxnProducer(at.running.world, at.broker, TOPIC).opened()
         txn = coordinator.begin()
         await producer.send_in(txn, b"0")
-        await at.broker.owned.policies.change(
+        await at.broker.topic_manager.policies.change(
             NAME.namespace_name, NAME, Policies(inactive_s=60, inactive_mode=mode)
         )
         await producer.close()
@@ -295,9 +297,9 @@ async def test_a_topic_that_only_an_open_transaction_uses_is_not_deleted_as_unus
         for _ in range(3):
             await at.later(100)
         assert TOPIC in at.broker.topics
-        assert not at.topic.maintenance.inactive()
+        assert not at.topic.maintenance.is_inactive()
         with monkeypatch.context() as patched:
-            patched.setattr(TopicMaintenance, "inactive", lambda _: True)  # it joined just after the look
+            patched.setattr(TopicMaintenance, "is_inactive", lambda _: True)  # it joined just after the look
             await at.later(1)
         assert TOPIC in at.broker.topics
         assert not coordinator.aborts
@@ -342,16 +344,18 @@ async def test_a_topic_with_an_open_transaction_is_deleted_at_each_step_then_aga
             await consumer.close()
             steps.clear()
             try:
-                await broker.owned.delete(name, force=True)
+                await broker.topic_manager.delete(name, force=True)
             except MagnetarError:
                 failed += 1
                 with suppress(TopicNotFound):
-                    await broker.owned.delete(name, force=True)
+                    await broker.topic_manager.delete(name, force=True)
             assert coordinator.states[txn] is TxnState.ABORTED
             settlement = coordinator.settlement(txn, False)
-            assert await broker.owned.participants.settle(name, [settlement]) == [None], "there is nothing to settle"
+            assert await broker.topic_manager.participants.settle(name, [settlement]) == [None], (
+                "there is nothing to settle"
+            )
             with pytest.raises(TopicNotFound):
-                await broker.owned.topic(name, create=False)
+                await broker.topic_manager.topic(name, create=False)
             number += 1
             if fails >= len(steps):
                 break
@@ -365,7 +369,7 @@ async def test_a_topic_deleted_under_its_producer_comes_back_unless_creation_is_
 ) -> None:
     """Its clients are told of the end as of a move, and open it again: what they send is in the new topic alone."""
     async with cluster(tmp_path) as running:
-        url, owned = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].owned
+        url, owned = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].topic_manager
         async with aio.Client(url) as client, AdminClient(url) as admin:
             await admin.update_namespace("public/default", auto_topic_creation=creation)
             await admin.create_topic(TOPIC)

@@ -57,7 +57,7 @@ class Loaded:
 async def loaded(folder: Path, **changes: object) -> AsyncIterator[Loaded]:
     async with cluster(folder, **changes) as running:
         producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
-        yield Loaded(running, producer, await running.brokers[0].owned.topic(TopicName.parse(TOPIC)))
+        yield Loaded(running, producer, await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC)))
 
 
 async def all_of(consumer: TestConsumer, *, ack: bool = True) -> list[bytes]:
@@ -191,8 +191,8 @@ async def test_what_survives_of_a_trimmed_ledger_is_there_after_a_first_transact
         await consumer.leave()
         if reload:
             await on.producer.close()
-            await on.running.brokers[0].owned.unload(TopicName.parse(TOPIC))
-            on.topic = await on.running.brokers[0].owned.topic(TopicName.parse(TOPIC))
+            await on.running.brokers[0].topic_manager.unload(TopicName.parse(TOPIC))
+            on.topic = await on.running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
         producer = await TxnProducer(on.running.world, on.running.brokers[0], TOPIC, "q").opened()
         txn = coordinator.begin()
         await producer.send_in(txn, b"gone")
@@ -242,7 +242,7 @@ async def test_whatever_is_loaded_goes_on_after_a_first_delayed_message_and_a_fi
         held = [await unread.receive() for _ in range(2)]
         await on.producer.send(b"late", key="l", deliver_at_ms=on.running.world.clock.wall_ms() + 400)
         for each in ("away", "unread"):
-            subscription = on.topic.subscription(each)
+            subscription = on.topic.find_subscription(each)
             await on.topic.registry.set_properties(subscription, {"dead-letter.max-redeliver-count": "3"})
         assert len(held) == 2
         unread.frame(redeliver=wire.Redeliver())

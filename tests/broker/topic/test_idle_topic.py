@@ -23,7 +23,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 async def test_an_idle_topic_keeps_nothing_of_what_it_does_not_use(running: Cluster) -> None:
     await TestProducer(running.world, running.brokers[0], TOPIC).opened()
-    broker = running.brokers[0].owned
+    broker = running.brokers[0].topic_manager
     topic = await broker.topic(TopicName.parse(TOPIC))
     subscription = await topic.registry.subscribe("s")
     config = replace(broker.config, state_memory_bytes=1 << 20)
@@ -45,9 +45,9 @@ async def test_what_is_used_is_made(running: Cluster) -> None:
     consumer = await TestConsumer(running.world, running.brokers[0], TOPIC, "s").ready()
     await producer.send(b"1")
     await consumer.ack(await consumer.receive())
-    topic = await running.brokers[0].owned.topic(TopicName.parse(TOPIC))
+    topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
     subscription = topic.subscriptions["s"]
     assert subscription.store is not None
-    await subscription.durable_now()
+    await subscription.wait_durable()
     assert subscription.store._ledger_used is not None
     assert subscription.pump._buffer is not None

@@ -35,11 +35,11 @@ async def _published(running: Cluster) -> Topic:
         producer = await TestProducer(world, broker, TOPIC).opened()
         await producer.send(b"x")
         await producer.close()
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
     consumer = await TestConsumer(world, broker, TOPIC, subscription="kept").ready()
     await consumer.ack(*[await consumer.receive() for _ in range(2)])
     await consumer.leave()
-    return await broker.owned.topic(NAME)
+    return await broker.topic_manager.topic(NAME)
 
 
 async def test_the_messages_of_a_subscription_whose_record_is_lost_stay_and_it_begins_anew(
@@ -50,14 +50,14 @@ async def test_the_messages_of_a_subscription_whose_record_is_lost_stay_and_it_b
         topic = await _published(running)
         before = len(topic.log.shape)
         assert topic.log.record.subscriptions == ("kept", "lost")
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
         await running.sessions[0].commit([Delete(path_of(NAME, "lost"), ANY)])
         with caplog.at_level(logging.ERROR):
-            topic = await broker.owned.topic(NAME)
+            topic = await broker.topic_manager.topic(NAME)
         assert "the record of the subscription is lost" in caplog.text
         assert await topic.trim() == []
         assert len(topic.log.shape) == before, "nothing went"
-        store = topic.subscription("lost").store
+        store = topic.find_subscription("lost").store
         assert store is not None
         assert int(store.properties[RECORD_LOST]) > 0, "an operator sees it"
         consumer = await TestConsumer(
@@ -75,7 +75,7 @@ async def test_messages_stay_while_a_record_of_them_is_damaged_and_who_asks_is_t
         broker, world = running.brokers[0], running.world
         topic = await _published(running)
         before = len(topic.log.shape)
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
         session = running.sessions[0]
         path = path_of(NAME, "lost") if whose == "subscription" else topic_path(NAME)
         whole = (await session.get(path)).value
@@ -84,14 +84,14 @@ async def test_messages_stay_while_a_record_of_them_is_damaged_and_who_asks_is_t
             bad[place] ^= 1
             await session.put(path, bytes(bad), ANY)
             with pytest.raises(DataLost, match=path) as told:
-                await broker.owned.topic(NAME)
+                await broker.topic_manager.topic(NAME)
             assert "restore" in told.value.message
             assert (await session.get(path)).value == bytes(bad), "nothing is written over it"
             consumer = TestConsumer(world, broker, TOPIC, subscription="lost")
             with pytest.raises(DataLost):
                 await consumer.ready()
         await session.put(path, whole, ANY)
-        topic = await broker.owned.topic(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         assert len(topic.log.shape) == before, "nothing went"
         consumer = await TestConsumer(world, broker, TOPIC, subscription="lost").ready()
         assert len(await consumer.receive_payloads(2)) == 2
@@ -102,8 +102,8 @@ async def test_a_deleted_subscription_keeps_nothing_and_does_not_come_back(tmp_p
         broker = running.brokers[0]
         topic = await _published(running)
         await topic.registry.unsubscribe("lost")
-        await broker.owned.unload(NAME)
-        topic = await broker.owned.topic(NAME)
+        await broker.topic_manager.unload(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         assert sorted(topic.subscriptions) == ["kept"]
         assert topic.log.record.subscriptions == ("kept",)
         assert await topic.trim() != []
@@ -126,20 +126,20 @@ async def test_a_crash_between_the_two_records_of_a_deletion_leaves_a_subscripti
         with pytest.raises(Unavailable):
             await topic.registry.unsubscribe("lost")
         monkeypatch.setattr(DurableCursor, "delete", delete)
-        await broker.owned.unload(NAME)
-        topic = await broker.owned.topic(NAME)
+        await broker.topic_manager.unload(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         assert sorted(topic.subscriptions) == ["kept", "lost"], "its record was there"
         await topic.registry.unsubscribe("lost")
-        await broker.owned.unload(NAME)
-        assert sorted((await broker.owned.topic(NAME)).subscriptions) == ["kept"]
+        await broker.topic_manager.unload(NAME)
+        assert sorted((await broker.topic_manager.topic(NAME)).subscriptions) == ["kept"]
 
 
 async def test_a_record_of_before_names_them_with_its_next_change_and_a_long_list_is_not_kept(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         topic = await _published(running)
         await topic.log.commit_fields(subscriptions=None)
-        await running.brokers[0].owned.unload(NAME)
-        topic = await running.brokers[0].owned.topic(NAME)
+        await running.brokers[0].topic_manager.unload(NAME)
+        topic = await running.brokers[0].topic_manager.topic(NAME)
         await topic.registry.subscribe("kept")
         assert topic.log.record.subscriptions == ("kept", "lost")
         for number in range(NAMES_BYTES_MAX // 200 + 1):
@@ -155,7 +155,7 @@ async def test_a_crash_after_the_first_of_two_lost_ones_was_made_anew_forgets_th
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         await _published(running)
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
         await running.sessions[0].commit([Delete(path_of(NAME, each), ANY) for each in ("kept", "lost")])
         create, made = DurableStorage.create, list[str]()
 
@@ -167,9 +167,9 @@ async def test_a_crash_after_the_first_of_two_lost_ones_was_made_anew_forgets_th
 
         monkeypatch.setattr(DurableStorage, "create", crash)
         with pytest.raises(Unavailable):
-            await broker.owned.topic(NAME)
+            await broker.topic_manager.topic(NAME)
         monkeypatch.undo()
-        assert sorted((await broker.owned.topic(NAME)).subscriptions) == ["kept", "lost"]
+        assert sorted((await broker.topic_manager.topic(NAME)).subscriptions) == ["kept", "lost"]
 
 
 async def test_a_subscription_is_made_in_the_commit_that_names_it_and_claimed_in_that_which_claims_its_topic(
@@ -177,7 +177,7 @@ async def test_a_subscription_is_made_in_the_commit_that_names_it_and_claimed_in
 ) -> None:
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
-        topic = await broker.owned.topic(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         commits, commit = list[list[str]](), LocalSession.commit
 
         async def counted(self: LocalSession, operations: Sequence[Operation]) -> list[int]:
@@ -189,9 +189,9 @@ async def test_a_subscription_is_made_in_the_commit_that_names_it_and_claimed_in
             await topic.registry.subscribe(name)
         topics = topic_path(NAME)
         assert commits == [[path_of(NAME, "a"), topics], [path_of(NAME, "b"), topics]]
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
         commits.clear()
-        topic = await broker.owned.topic(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         assert commits == [[path_of(NAME, "a"), path_of(NAME, "b"), topics]]
         records = [await get_record(running.sessions[0], path_of(NAME, each), CursorRecord) for each in ("a", "b")]
         assert {each[0].claim for each in records if each is not None} == {topic.log.record.claim}
@@ -208,7 +208,7 @@ async def test_subscriptions_that_are_too_large_for_one_commit_are_claimed_one_b
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         await _published(running)
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
         commit = LocalSession.commit
 
         async def one_at_a_time(self: LocalSession, operations: Sequence[Operation]) -> list[int]:
@@ -217,7 +217,7 @@ async def test_subscriptions_that_are_too_large_for_one_commit_are_claimed_one_b
             return await commit(self, operations)
 
         monkeypatch.setattr(LocalSession, "commit", one_at_a_time)
-        topic = await broker.owned.topic(NAME)
+        topic = await broker.topic_manager.topic(NAME)
         assert sorted(topic.subscriptions) == ["kept", "lost"]
         record = await get_record(running.sessions[0], path_of(NAME, "kept"), CursorRecord)
         assert record is not None

@@ -37,7 +37,7 @@ from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
 TURNS = 60
-BOUNDED = {"Changed", "Descriptor"}
+BOUNDED = {"Changed", "LedgerDescriptor"}
 """The metadata's history, and what a bookie knows of a ledger until its next garbage collection."""
 NAME = TopicName.parse(TOPIC)
 EARLIEST = wire.Subscribe.EARLIEST
@@ -66,7 +66,7 @@ class Deployment:
         return self.broker.topics[TOPIC]
 
     async def lay_down(self, **policies: Any) -> None:
-        await self.broker.owned.policies.change(NAME.namespace_name, NAME, Policies(**policies))
+        await self.broker.topic_manager.policies.change(NAME.namespace_name, NAME, Policies(**policies))
 
     async def producer(self, name: str = "p") -> TestProducer:
         return await TestProducer(self.running.world, self.broker, TOPIC, name).opened()
@@ -77,10 +77,10 @@ class Deployment:
 
     async def later(self, seconds: float) -> None:
         self.clock.ahead_s += seconds
-        await self.broker.owned.look_after_topics()
+        await self.broker.topic_manager.maintain_topics()
 
     def backlog(self, name: str) -> Any:
-        return backlog.count_messages(self.topic.log, self.topic.subscription(name))
+        return backlog.count_messages(self.topic.log, self.topic.find_subscription(name))
 
 
 @asynccontextmanager
@@ -119,14 +119,14 @@ async def test_expiry_reads_no_single_messages_and_nothing_when_nothing_is_due(
         for number in range(200):
             await producer.send(b"%d" % number)
         reads = 0
-        entry = at.topic.log.reader.entry
+        entry = at.topic.log.reader.read_entry
 
         async def counted(position: Any) -> Any:
             nonlocal reads
             reads += 1
             return await entry(position)
 
-        monkeypatch.setattr(at.topic.log.reader, "entry", counted)
+        monkeypatch.setattr(at.topic.log.reader, "read_entry", counted)
         for _ in range(10):
             await at.later(1)
         assert reads == 1, "the age of the oldest message is read once"
@@ -192,12 +192,12 @@ async def test_messages_are_kept_for_who_subscribes_later_until_their_time_is_ov
         for number in range(3):
             await producer.send(b"%d" % number)
         await at.later(500)
-        assert (await statistics.of_topic(at.topic, "")).unsubscribed == "kept for 10 minutes"
-        stays = [each.stays for each in statistics.internals(at.topic, 0).ledgers]
+        assert (await statistics.topic_stats(at.topic, "")).unsubscribed == "kept for 10 minutes"
+        stays = [each.stays for each in statistics.internal_stats(at.topic, 0).ledgers]
         assert stays[:2] == [LedgerStays.NOT_SUBSCRIBED.value] * 2
         consumer = await at.consumer()
         assert await consumer.receive_payloads(3) == [b"0", b"1", b"2"], "a subscription that came later has them all"
-        assert (await statistics.of_topic(at.topic, "")).unsubscribed == ""
+        assert (await statistics.topic_stats(at.topic, "")).unsubscribed == ""
         await at.later(700)
         assert at.topic.log.shape.first_index == 0, "the subscription holds them now"
         await at.topic.registry.unsubscribe("s", force=True)
@@ -210,7 +210,7 @@ async def test_by_default_a_topic_without_subscriptions_keeps_seven_days_and_a_g
         producer = await at.producer()
         for number in range(3):
             await producer.send(b"%d" % number)
-        assert (await statistics.of_topic(at.topic, "")).unsubscribed == "kept for 10080 minutes and up to 1024 MiB"
+        assert (await statistics.topic_stats(at.topic, "")).unsubscribed == "kept for 10080 minutes and up to 1024 MiB"
         await at.later(7 * 86_400 - 60)
         assert at.topic.log.shape.first_index == 0
         await at.later(120)
@@ -258,12 +258,12 @@ async def test_a17_past_the_quota_producers_wait_and_go_on_by_themselves(tmp_pat
         producer, consumer = await at.producer(), await at.consumer()
         await producer.send(b"1")
         await at.later(61)
-        assert at.broker.owned.holding
+        assert at.broker.topic_manager.is_blocking_producers
         producer.publish(b"2")  # was asked for before the stream was left alone
         producer.publish(b"3")
         await consumer.ack(await consumer.receive())
         await at.later(1)
-        assert not at.broker.owned.holding
+        assert not at.broker.topic_manager.is_blocking_producers
         assert await consumer.receive_payloads(2) == [b"2", b"3"]
 
 
@@ -299,8 +299,8 @@ async def test_t6_a_topic_that_nobody_uses_is_deleted_with_its_policies(tmp_path
         assert TOPIC in at.broker.topics
         await at.later(5)
         assert TOPIC not in at.broker.topics
-        assert await at.broker.owned.catalog.partitions(NAME) is None
-        assert await at.broker.owned.policies.own(NAME.namespace_name, NAME) == Policies()
+        assert await at.broker.topic_manager.catalog.partitions(NAME) is None
+        assert await at.broker.topic_manager.policies.read_own(NAME.namespace_name, NAME) == Policies()
 
 
 async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_it_has_read_everything(
@@ -319,7 +319,7 @@ async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_
         await at.later(100)
         assert TOPIC in at.broker.topics, "something is left to read"
         acked = AckedEntry(Position(delivery.ledger_id, delivery.entry_id))
-        at.topic.subscription("s").ack(None, [acked])
+        at.topic.find_subscription("s").ack(None, [acked])
         await at.later(1)
         assert TOPIC not in at.broker.topics
 
@@ -329,15 +329,15 @@ async def test_s16_a_subscription_without_consumers_expires(tmp_path: Path) -> N
         await at.lay_down(subscription_expiration_s=60)
         stays, goes = await at.consumer("stays"), await at.consumer("goes")
         await goes.close()
-        while at.topic.subscription("goes").consumers:  # noqa: ASYNC110
+        while at.topic.find_subscription("goes").consumers:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await at.later(1)
         await at.later(59)
         assert "goes" in at.topic.subscriptions
         await at.later(2)
         with pytest.raises(SubscriptionNotFound):
-            at.topic.subscription("goes")
-        assert at.topic.subscription("stays").consumers
+            at.topic.find_subscription("goes")
+        assert at.topic.find_subscription("stays").consumers
         await stays.close()
 
 
@@ -377,9 +377,9 @@ async def test_t7_delete_has_guards_and_force_does_without_them(tmp_path: Path) 
         await at.producer()
         await at.consumer()
         with pytest.raises(Busy):
-            await at.broker.owned.delete(NAME, force=False)
-        await at.broker.owned.delete(NAME, force=True)
-        assert await at.broker.owned.catalog.partitions(NAME) is None
+            await at.broker.topic_manager.delete(NAME, force=False)
+        await at.broker.topic_manager.delete(NAME, force=True)
+        assert await at.broker.topic_manager.catalog.partitions(NAME) is None
 
 
 async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
@@ -398,7 +398,7 @@ async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
 
         monkeypatch.setattr("magnetar.broker.topic.maintenance.STEPS", tuple(failing(step) for step in STEPS))
         await at.later(1)
-        assert done == ["expire", "heed_quota", "look_at_parts", "roll", "trim", "drop_idle_subscriptions"]
+        assert done == ["expire", "apply_quota", "run_parts", "roll", "trim", "drop_idle_subscriptions"]
 
 
 async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_itself(tmp_path: Path) -> None:
@@ -408,9 +408,9 @@ async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_i
         for number in range(70):
             producer.publish(b"%d" % number)
         assert await consumer.receive_payloads(50) == [b"%d" % number for number in range(50)]
-        assert at.topic.subscription("s").pump.blocked is Blocked.THROTTLED
+        assert at.topic.find_subscription("s").pump.blocked is Blocked.THROTTLED
         assert await consumer.receive_payloads(20) == [b"%d" % number for number in range(50, 70)]
-        assert at.topic.subscription("s").pump.rates[0].throttled > 0
+        assert at.topic.find_subscription("s").pump.rates[0].throttled > 0
 
 
 async def test_l1_a_producer_past_the_publish_rate_is_read_slowly_and_loses_nothing(tmp_path: Path) -> None:
@@ -507,11 +507,11 @@ async def test_the_backlog_counts_messages_of_batches_that_are_acknowledged_in_p
         consumer = await TestConsumer(running.world, running.brokers[0], TOPIC).ready()
         for _ in range(2):
             await producer.send(*(b"x" for _ in range(10)))
-        topic = await running.brokers[0].owned.topic(TopicName.parse(TOPIC))
+        topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
         for delivery, left in ((await consumer.receive(), 13), (await consumer.receive(), 6)):
             await consumer.ack(delivery, indexes=range(7))
-            assert await backlog.count_messages(topic.log, topic.subscription("s")) == left
+            assert await backlog.count_messages(topic.log, topic.find_subscription("s")) == left
         await consumer.ack(delivery, indexes=range(7, 10))
-        assert await backlog.count_messages(topic.log, topic.subscription("s")) == 12, (
+        assert await backlog.count_messages(topic.log, topic.find_subscription("s")) == 12, (
             "the second counts as one acknowledged"
         )

@@ -86,7 +86,7 @@ async def test_t2_policies_of_stored_topics_do_not_end_it(tmp_path: Path) -> Non
         producer, consumer = await producer_of(running), await consumer_of(running)
         for number in range(3):
             await producer.send(b"%d" % number)
-            await running.brokers[0].owned.look_after_topics()
+            await running.brokers[0].topic_manager.maintain_topics()
         assert await consumer.receive_payloads(3) == [b"0", b"1", b"2"]
         assert not topic_of(running).dedup.enabled
 
@@ -159,4 +159,4 @@ async def test_t2_partitions_live_at_several_brokers_and_lists_show_what_is_in_m
             await admin.delete_topic(name)
             assert await admin.topics() == [single]
             await admin.delete_namespace("public/default", force=True)
-            assert not any(broker.owned.loaded for broker in running.brokers)
+            assert not any(broker.topic_manager.loaded for broker in running.brokers)

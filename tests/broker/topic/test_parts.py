@@ -50,9 +50,9 @@ async def test_a_topic_opens_its_parts_after_its_log_and_before_its_subscription
 ) -> None:
     async with cluster(tmp_path) as running:
         await TestConsumer(running.world, running.brokers[0], TOPIC, "s").ready()
-        await running.brokers[0].owned.unload(NAME)
+        await running.brokers[0].topic_manager.unload(NAME)
         calls.clear()
-        await running.brokers[0].owned.topic(NAME)
+        await running.brokers[0].topic_manager.topic(NAME)
         assert calls == ["TopicLog.open", *_each("open"), "DurableCursor.open"]
 
 
@@ -60,9 +60,9 @@ async def test_a_topic_stops_its_parts_before_it_closes_its_log_and_closes_them_
     tmp_path: Path, calls: list[str]
 ) -> None:
     async with cluster(tmp_path) as running:
-        await running.brokers[0].owned.topic(NAME)
+        await running.brokers[0].topic_manager.topic(NAME)
         calls.clear()
-        await running.brokers[0].owned.unload(NAME)
+        await running.brokers[0].topic_manager.unload(NAME)
         first = list(dict.fromkeys(calls))
         assert first == [*_each("stop"), "TopicLog.close", *_each("close")]
 
@@ -71,13 +71,13 @@ async def test_a_lost_topic_stops_every_part_and_a_deleted_one_asks_for_their_le
     tmp_path: Path, calls: list[str]
 ) -> None:
     async with cluster(tmp_path) as running:
-        topic = await running.brokers[0].owned.topic(NAME)
+        topic = await running.brokers[0].topic_manager.topic(NAME)
         calls.clear()
-        topic.log.lose(Unavailable("by a test"))
+        topic.log.abandon(Unavailable("by a test"))
         assert [each for each in calls if "stop" in each][: len(PARTS)] == _each("stop")
-        await running.brokers[0].owned.topic(NAME)
+        await running.brokers[0].topic_manager.topic(NAME)
         calls.clear()
-        await running.brokers[0].owned.delete(NAME, force=True)
+        await running.brokers[0].topic_manager.delete(NAME, force=True)
         assert calls[-len(PARTS) :] == _each("own_ledgers")
 
 
@@ -85,9 +85,9 @@ async def test_each_part_is_looked_at_with_the_topic_and_asked_what_it_holds_bef
     tmp_path: Path, calls: list[str]
 ) -> None:
     async with cluster(tmp_path) as running:
-        await running.brokers[0].owned.topic(NAME)
+        await running.brokers[0].topic_manager.topic(NAME)
         calls.clear()
-        await running.brokers[0].owned.look_after_topics()
+        await running.brokers[0].topic_manager.maintain_topics()
         assert [each for each in calls if "run_due" in each] == _each("run_due")
         assert calls.index("Deduplication.run_due") < calls.index("Deduplication.trim_limit")
 
@@ -114,11 +114,11 @@ async def test_a_ledger_that_only_a_part_holds_stays_for_the_reason_of_the_part(
         producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
         await producer.send(b"0")
         await consumer.ack(await consumer.receive())
-        topic = await running.brokers[0].owned.topic(NAME)
+        topic = await running.brokers[0].topic_manager.topic(NAME)
         await topic.log.roll()
         assert SMALL.retention_minutes == 0
         assert [stays for _, stays in topic.why_ledgers_stay()] == [reason, LedgerStays.OPEN]
-        shown = [ledger.stays for ledger in statistics.internals(topic, 0).ledgers]
+        shown = [ledger.stays for ledger in statistics.internal_stats(topic, 0).ledgers]
         assert shown == [reason.value if reason is not None else "", LedgerStays.OPEN.value]
         gone = await topic.trim()
         assert bool(gone) is (reason is None)

@@ -46,7 +46,7 @@ class Told:
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
         self.told += [("freed", size), ("receipt", sequence_id)]
 
-    def duplicate(self, sequence_id: int) -> None:
+    def on_duplicate(self, sequence_id: int) -> None:
         self.told.append(("duplicate", sequence_id))
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.session.backlogs import Backlogs
-from magnetar.broker.session.statistics import of_topic
+from magnetar.broker.session.backlogs import TopicBacklogs
+from magnetar.broker.session.statistics import topic_stats
 from magnetar.broker.subscription.pump import Pump
 from magnetar.broker.topic import statistics as backlog
 from magnetar.broker.topic.topic import Topic
@@ -120,22 +120,22 @@ async def test_what_was_read_ahead_or_comes_again_is_filtered_too(
 
 async def test_operators_see_what_consumers_will_see(tmp_path: Path, coordinator: FakeCoordinator) -> None:
     async with filled(tmp_path, coordinator) as at:
-        backlogs = Backlogs(at.topic)
+        backlogs = TopicBacklogs(at.topic)
 
         async def nth(number: int, *, from_latest: bool) -> list[bytes]:
-            return payloads_of((await backlogs.nth(number, from_latest=from_latest)).entry.payload)
+            return payloads_of((await backlogs.read_nth(number, from_latest=from_latest)).entry.payload)
 
         assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3"]
         assert await nth(2, from_latest=False) == await nth(1, from_latest=True) == [b"3"]
         with pytest.raises(NotFound):
-            await backlogs.nth(3, from_latest=False)
+            await backlogs.read_nth(3, from_latest=False)
         for hidden in (1, 4, 6, 7):
             with pytest.raises(NotFound):
-                await backlogs.message(at.position(hidden))
-        assert (await backlogs.last_message_id()).position == at.position(3)
+                await backlogs.read_message(at.position(hidden))
+        assert (await backlogs.find_last_message()).position == at.position(3)
         assert (await backlogs.analyze("s"))[:2] == (2, 2)
-        assert (await backlogs.at_time(1 << 50)).position == at.position(4)
-        stats = await of_topic(at.topic, "")
+        assert (await backlogs.find_by_time(1 << 50)).position == at.position(4)
+        stats = await topic_stats(at.topic, "")
         assert [each.backlog for each in stats.subscriptions] == [2, 2]
         assert stats.transactions is not None
         assert (stats.transactions.open, stats.transactions.stable_index) == (1, 4)
@@ -144,23 +144,23 @@ async def test_operators_see_what_consumers_will_see(tmp_path: Path, coordinator
         assert (reply.open, reply.oldest.least, reply.last_stable.entry_id) == (1, at.txn.least, at.position(3)[1])
         await at.commit()
         assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3", b"4", b"5", b"6"]
-        assert (await backlogs.last_message_id()).position == at.position(6)
+        assert (await backlogs.find_last_message()).position == at.position(6)
         assert (await backlogs.analyze("s"))[:2] == (5, 5)
 
 
 async def test_the_backlog_reaches_0_whatever_is_aborted(tmp_path: Path, coordinator: FakeCoordinator) -> None:
     async with filled(tmp_path, coordinator) as at:
         await at.commit()
-        log, subscription = at.topic.shown, at.topic.subscription("t")
+        log, subscription = at.topic.shown, at.topic.find_subscription("t")
         for left in (4, 3, 2, 1, 0):
             await at.consumer.ack(await at.consumer.receive())
             assert await backlog.count_messages(log, subscription) == left
         assert subscription.cursor.mark == at.position(6)
-        assert subscription.cursor.safe.mark == at.position(8), "what is aborted needs no acknowledgement"
-        await backlog.skip(log, at.topic.subscription("s"), 3)
-        assert await backlog.count_messages(log, at.topic.subscription("s")) == 2
-        await backlog.skip(log, at.topic.subscription("s"), -1)
-        assert await backlog.count_messages(log, at.topic.subscription("s")) == 0
+        assert subscription.cursor.trim_limit.mark == at.position(8), "what is aborted needs no acknowledgement"
+        await backlog.skip(log, at.topic.find_subscription("s"), 3)
+        assert await backlog.count_messages(log, at.topic.find_subscription("s")) == 2
+        await backlog.skip(log, at.topic.find_subscription("s"), -1)
+        assert await backlog.count_messages(log, at.topic.find_subscription("s")) == 0
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -193,14 +193,14 @@ async def test_a_topic_with_nothing_but_hidden_entries_has_no_last_message(
         topic = await loaded(running.brokers[0])
         for _ in range(2):
             assert await topic.shown.reader.last_shown() is None
-            assert (await Backlogs(topic).last_message_id()).position[1] == -1
+            assert (await TopicBacklogs(topic).find_last_message()).position[1] == -1
             await coordinator.end(topic, txn, False)
 
 
 async def test_read_uncommitted_shows_all_that_is_stored(tmp_path: Path, coordinator: FakeCoordinator) -> None:
     async with filled(tmp_path, coordinator) as at:
-        subscription = at.topic.subscription("s")
-        await backlog.skip(at.topic.shown, at.topic.subscription("t"), -1)
+        subscription = at.topic.find_subscription("s")
+        await backlog.skip(at.topic.shown, at.topic.find_subscription("t"), -1)
         consumer = await TestConsumer(
             at.running.world, at.running.brokers[0], TOPIC, "s", type=wire.Subscribe.SHARED,
             isolation=wire.Subscribe.READ_UNCOMMITTED,
@@ -275,7 +275,7 @@ async def test_a_delayed_entry_is_due_after_its_commit(tmp_path: Path, coordinat
         producer.publish_in(txn, b"later", deliver_at_ms=now_ms + 3_600_000)
         receipts = [await producer.next("receipt") for _ in range(2)]
         topic = await loaded(broker)
-        delayed = topic.subscription("s").delayed
+        delayed = topic.find_subscription("s").delayed
         assert delayed is not None
         assert delayed.core.count == 0, "what may be aborted is in no delay index"
         assert await shared.quiet()
@@ -289,7 +289,7 @@ async def test_expiry_and_quota_stop_at_the_last_stable_position(
     tmp_path: Path, coordinator: FakeCoordinator
 ) -> None:
     async with filled(tmp_path, coordinator) as at:
-        subscription = at.topic.subscription("s")
+        subscription = at.topic.find_subscription("s")
         await at.topic.maintenance.expire_older(subscription, -3600)
         assert subscription.cursor.mark == at.position(3)
         await at.commit()

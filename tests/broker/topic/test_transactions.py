@@ -55,7 +55,7 @@ class TxnProducer(TestProducer):
 
 
 async def loaded(broker: Broker) -> Topic:
-    return await broker.owned.topic(NAME)
+    return await broker.topic_manager.topic(NAME)
 
 
 async def shown(broker: Broker) -> list[bytes]:
@@ -108,7 +108,7 @@ async def test_aborted_entries_are_never_shown_and_keep_their_indexes(
         delivery = await consumer.receive()
         assert payloads_of(delivery.entry) == [b"2"]
         await consumer.ack(delivery)
-        subscription = topic.subscription("s")
+        subscription = topic.find_subscription("s")
         assert subscription.cursor.mark == topic.log.shape.last, "the mark moves over what is aborted"
         assert subscription.cursor.hole_entries == 0
         assert await shown(broker) == [b"2"]
@@ -461,7 +461,7 @@ async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_cra
         producer.publish_in(txn, b"late")
         core = topic.transactions.core
         assert core is not None
-        await until(lambda: core.flying(txn) > 0)
+        await until(lambda: core.count_in_flight(txn) > 0)
         ending = asyncio.create_task(coordinator.end(topic, txn, True, entries=1, last=last))
         done, _ = await asyncio.wait([ending], timeout=0.3)
         assert not done
@@ -600,7 +600,7 @@ async def test_a_topic_without_transactions_replays_nothing_and_one_with_them_li
         producer = await TxnProducer(running.world, first, TOPIC).opened()
         for number in range(5):
             await producer.send(b"%d" % number)
-        await first.owned.unload(NAME)
+        await first.topic_manager.unload(NAME)
         topic = await loaded(first)
         assert topic.transactions.core is None
         assert topic.shown is topic.log
@@ -608,7 +608,7 @@ async def test_a_topic_without_transactions_replays_nothing_and_one_with_them_li
         txn = coordinator.begin()
         await producer.send_in(txn, b"5")
         await coordinator.end(topic, txn, False)
-        await first.owned.unload(NAME)
+        await first.topic_manager.unload(NAME)
         topic = await loaded(first)
         assert topic.transactions.replayed == 0
         assert await shown(first) == [b"%d" % number for number in range(5)]
@@ -620,7 +620,7 @@ async def test_an_unloaded_topic_keeps_its_open_transactions(tmp_path: Path, coo
         producer = await TxnProducer(running.world, broker, TOPIC).opened()
         txn = coordinator.begin()
         await producer.send_in(txn, b"0")
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
         again = await TxnProducer(running.world, broker, TOPIC, "q").opened()
         await again.send_in(txn, b"1")
         assert await shown(broker) == []
@@ -638,7 +638,7 @@ async def test_a_load_that_cannot_read_the_outcomes_says_so_and_the_next_one_has
             txn = coordinator.begin()
             await producer.send_in(txn, payload)
             await coordinator.end(await loaded(broker), txn, committed)
-        await broker.owned.unload(NAME)
+        await broker.topic_manager.unload(NAME)
 
         async def no_answer(*_: object) -> None:
             raise Unavailable("no bookie answers")

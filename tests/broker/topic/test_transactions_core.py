@@ -72,7 +72,7 @@ class Walk:
 
     def start(self, snapshot: TxnSnapshot) -> None:
         self.core = Transactions(self.shape, snapshot)
-        self.view.set_decided(self.core)
+        self.view.set_outcomes(self.core)
 
     def step(self) -> None:
         action = self.rng.choice(
@@ -174,10 +174,10 @@ class Walk:
         for each in self.model.log:
             if each.txn is not None and each.position > self.saved.position:
                 numbers = SequenceRange(each.sequence, each.sequence)
-                again.replayed(each.txn, "p", numbers, each.position, each.first_index, each.count, 10)
-        again.replay_done()
+                again.add_replayed(each.txn, "p", numbers, each.position, each.first_index, each.count, 10)
+        again.finish_replay()
         self.core = again
-        self.view.set_decided(again)
+        self.view.set_outcomes(again)
         before, hidden = set(self.model.shown()), set(self.positions())
         assert hidden <= before, "something is shown before its outcome is known"
         for txn in list(again.open):
@@ -210,7 +210,7 @@ class Walk:
             messages = self.rng.randint(0, 6)
             kept = [each for each in indexes if each >= index]
             if len(kept) > messages:
-                assert view.ahead(index, messages) == kept[messages]
+                assert view.index_ahead(index, messages) == kept[messages]
         back, found = list[Position](), view.before(Position(1 << 40, 0))
         while found[1] >= 0:
             back.append(found)
@@ -218,7 +218,7 @@ class Walk:
         decided = [each.position for each in model.log if each.state != ABORTED]
         assert back == decided[::-1]
         for span in self.shape.spans:
-            assert view.shown_in(span.ledger_id, 0) == sum(each[0] == span.ledger_id for each in shown)
+            assert view.count_shown(span.ledger_id, 0) == sum(each[0] == span.ledger_id for each in shown)
         aborted = [each for each in model.log if each.state == ABORTED]
         assert self.core.aborted_entries == len(aborted)
         assert len(self.core.aborted_indexes) == sum(each.count for each in aborted)
@@ -282,8 +282,8 @@ def test_what_has_entries_here_stays_when_its_coordinator_gives_no_answer() -> N
     core, txn = opened(1), TxnId(0, 1)
     store(core, txn, 0, 0)
     again = Transactions(core._shape, TxnSnapshot(Position(1, -1)))
-    again.replayed(txn, "p", SequenceRange(0, 0), Position(1, 0), 0, 1, 10)
-    again.replay_done()
+    again.add_replayed(txn, "p", SequenceRange(0, 0), Position(1, 0), 0, 1, 10)
+    again.finish_replay()
     again.on_join_refused(txn)
     again.check()
     assert again.is_known(txn)

@@ -23,14 +23,14 @@ PART = AbortedPart(BitMap([1, 3]), BitMap64([1 << 40, (1 << 40) + 1]), 12)
 
 def test_a_marker_is_read_as_it_was_written() -> None:
     pieces = [stored.decode_piece(each) for each in stored.encode_marker(MARKER, 6)]
-    assert [(each.kind, each.sequence, each.ends) for each in pieces] == [(stored.MARKER, 6, True)]
+    assert [(each.kind, each.sequence, each.is_last) for each in pieces] == [(stored.MARKER, 6, True)]
     assert stored.decode_marker(pieces) == MARKER
 
 
 def test_a_large_marker_has_several_pieces_and_the_last_one_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "PIECE_BYTES", 50)
     pieces = [stored.decode_piece(each) for each in stored.encode_marker(MARKER, 6)]
-    assert [each.ends for each in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert [each.is_last for each in pieces] == [False] * (len(pieces) - 1) + [True]
     assert stored.decode_marker(pieces) == MARKER
 
 

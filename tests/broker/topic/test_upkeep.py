@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from magnetar.broker.log.log_shape_core import LogShape, Retention, Safe, Span, trimmable, verdicts
-from magnetar.broker.topic.admission_core import backlog_bytes, inactive, mark_within, over_quota, rolls
+from magnetar.broker.log.log_shape_core import LogShape, Retention, Span, TrimLimit, find_trimmable, judge_ledgers
+from magnetar.broker.topic.admission_core import backlog_bytes, is_inactive, mark_within, must_roll, over_quota
 from magnetar.proto.applied import Applied
 from magnetar.proto.names import Position
 from magnetar.proto.states import BacklogQuotaState
@@ -31,69 +31,71 @@ def shape(*sizes: int, entries: int = 10) -> LogShape:
 
 
 def test_complaint_26_the_open_ledger_of_a_quiet_topic_ends_so_that_retention_can_free_it() -> None:
-    log, everything = shape(5, 5), [Safe(Position(2, 9))]
+    log, everything = shape(5, 5), [TrimLimit(Position(2, 9))]
     applied = Applied(retention_minutes=10, retention_mib=-1)
-    due = partial(rolls, idle_s=60, now_ms=1000)
+    due = partial(must_roll, idle_s=60, now_ms=1000)
     assert due(log, applied, everything, quiet_s=60, age_s=60)
     assert not due(log, applied, everything, quiet_s=59, age_s=60), "it may go on"
-    assert not due(log, applied, [Safe(Position(2, 8))], quiet_s=99, age_s=99), "somebody still needs it"
-    assert due(log, applied, [Safe(Position(2, 8))], quiet_s=0, age_s=600), "a trickle must not keep it for ever"
+    assert not due(log, applied, [TrimLimit(Position(2, 8))], quiet_s=99, age_s=99), "somebody still needs it"
+    assert due(log, applied, [TrimLimit(Position(2, 8))], quiet_s=0, age_s=600), "a trickle must not keep it for ever"
     assert not due(log, Applied(retention_minutes=-1, retention_mib=-1), everything, quiet_s=99, age_s=99)
     assert not due(shape(5, 0), applied, everything, quiet_s=99, age_s=9999), "empty: nothing to free"
     assert not due(LogShape(), applied, [], quiet_s=99, age_s=9999), "nothing was ever published"
 
 
 def test_complaint_26_a_last_ledger_that_is_closed_gets_a_next_one_when_retention_would_free_it() -> None:
-    log, everything = shape(5, 5), [Safe(Position(2, 9))]
+    log, everything = shape(5, 5), [TrimLimit(Position(2, 9))]
     log.close_span(2, 9, 20, 5, 1000)
     applied, past = Applied(retention_minutes=10, retention_mib=-1), 1000 + 10 * 60_000
-    due = partial(rolls, quiet_s=60, age_s=9999, idle_s=60)
+    due = partial(must_roll, quiet_s=60, age_s=9999, idle_s=60)
     assert due(log, applied, everything, now_ms=past)
     assert not due(log, applied, everything, now_ms=past - 1), "it is retained, and another one would free nothing"
-    assert not due(log, applied, [Safe(Position(2, 8))], now_ms=past), "somebody still needs it"
+    assert not due(log, applied, [TrimLimit(Position(2, 8))], now_ms=past), "somebody still needs it"
     assert due(log, Applied(), everything, now_ms=1000), "nothing is retained"
     assert not due(log, Applied(retention_minutes=-1, retention_mib=-1), everything, now_ms=past)
 
 
 def test_complaint_27_size_retention_deletes_no_more_than_it_must() -> None:
-    log, marks = shape(3 * MIB, 3 * MIB, 3 * MIB, MIB), [Safe(Position(4, 9))]
+    log, marks = shape(3 * MIB, 3 * MIB, 3 * MIB, MIB), [TrimLimit(Position(4, 9))]
     retained = Retention(minutes=-1, mib=5)
-    assert trimmable(log, marks, retained, now_ms=10**9) == [1], "3 and 3 MiB stay: one of them alone is less than 5"
-    assert trimmable(log, marks, Retention(minutes=-1, mib=7), now_ms=10**9) == []
-    assert trimmable(log, marks, Retention(minutes=-1, mib=3), now_ms=10**9) == [1, 2]
+    assert find_trimmable(log, marks, retained, now_ms=10**9) == [1], (
+        "3 and 3 MiB stay: one of them alone is less than 5"
+    )
+    assert find_trimmable(log, marks, Retention(minutes=-1, mib=7), now_ms=10**9) == []
+    assert find_trimmable(log, marks, Retention(minutes=-1, mib=3), now_ms=10**9) == [1, 2]
 
 
 def test_complaint_28_what_is_consumed_goes_at_once_without_retention() -> None:
     log = shape(3 * MIB, 3 * MIB, 0)
-    assert trimmable(log, [Safe(Position(2, 9))], Retention(), now_ms=1001) == [1, 2]
-    assert verdicts(log, [Safe(Position(1, 9))], Retention(), now_ms=1001)[1] == (2, Stays.NOT_ACKNOWLEDGED)
+    assert find_trimmable(log, [TrimLimit(Position(2, 9))], Retention(), now_ms=1001) == [1, 2]
+    assert judge_ledgers(log, [TrimLimit(Position(1, 9))], Retention(), now_ms=1001)[1] == (2, Stays.NOT_ACKNOWLEDGED)
 
 
 def test_a16_acknowledged_data_goes_when_time_or_size_is_past() -> None:
-    log, marks = shape(MIB, MIB, 0), [Safe(Position(2, 9))]
+    log, marks = shape(MIB, MIB, 0), [TrimLimit(Position(2, 9))]
     minute = 60_000
-    assert trimmable(log, marks, Retention(minutes=1, mib=-1), now_ms=1000 + minute - 1) == []
-    assert trimmable(log, marks, Retention(minutes=1, mib=-1), now_ms=1000 + minute) == [1, 2]
-    assert trimmable(log, marks, Retention(minutes=1, mib=1), now_ms=1001) == [1], "the size is past"
-    assert trimmable(log, marks, Retention(minutes=-1, mib=-1), now_ms=10**12) == []
+    assert find_trimmable(log, marks, Retention(minutes=1, mib=-1), now_ms=1000 + minute - 1) == []
+    assert find_trimmable(log, marks, Retention(minutes=1, mib=-1), now_ms=1000 + minute) == [1, 2]
+    assert find_trimmable(log, marks, Retention(minutes=1, mib=1), now_ms=1001) == [1], "the size is past"
+    assert find_trimmable(log, marks, Retention(minutes=-1, mib=-1), now_ms=10**12) == []
 
 
 def test_messages_that_nobody_has_subscribed_to_stay_for_a_while_and_up_to_a_size() -> None:
     """What is reached first. The reason is their own, and retention counts after it."""
     log, minute = shape(MIB, MIB, MIB, 0), 60_000
     unread = Retention(minutes=10, mib=2)
-    why = dict(verdicts(log, [], Retention(), 1001, unread))
+    why = dict(judge_ledgers(log, [], Retention(), 1001, unread))
     assert why == {1: None, 2: Stays.NOT_SUBSCRIBED, 3: Stays.NOT_SUBSCRIBED, 4: Stays.OPEN}, "the size"
-    assert trimmable(log, [], Retention(), 1000 + 10 * minute, unread) == [1, 2, 3], "the time"
-    assert trimmable(log, [], Retention(), 1001, Retention(minutes=-1, mib=-1)) == []
-    assert trimmable(log, [], Retention(), 1001, Retention()) == [1, 2, 3], "the policy is 0"
+    assert find_trimmable(log, [], Retention(), 1000 + 10 * minute, unread) == [1, 2, 3], "the time"
+    assert find_trimmable(log, [], Retention(), 1001, Retention(minutes=-1, mib=-1)) == []
+    assert find_trimmable(log, [], Retention(), 1001, Retention()) == [1, 2, 3], "the policy is 0"
     longer = Retention(minutes=20, mib=-1)
-    assert verdicts(log, [], longer, 1000 + 10 * minute, unread)[1] == (2, Stays.RETAINED_BY_TIME)
+    assert judge_ledgers(log, [], longer, 1000 + 10 * minute, unread)[1] == (2, Stays.RETAINED_BY_TIME)
 
 
 def test_the_open_ledger_of_a_topic_without_subscriptions_ends_by_its_age_alone() -> None:
     """Not because it is quiet: a message an hour would have a ledger each."""
-    due = partial(rolls, shape(5, 5), Applied(), [], idle_s=60, now_ms=1000)
+    due = partial(must_roll, shape(5, 5), Applied(), [], idle_s=60, now_ms=1000)
     assert not due(quiet_s=99, age_s=9 * 60, unread=Retention(minutes=10, mib=1))
     assert due(quiet_s=0, age_s=10 * 60, unread=Retention(minutes=10, mib=1))
     assert not due(quiet_s=99, age_s=10**9, unread=Retention(minutes=-1, mib=1))
@@ -136,11 +138,11 @@ def test_a17_eviction_gives_up_no_more_than_it_must() -> None:
 
 def test_t6_a_topic_is_inactive_when_nobody_uses_it_for_so_long() -> None:
     first = Applied(inactive_s=60)
-    assert inactive(first, users=0, subscriptions=0, backlog=False, unused_s=60)
-    assert not inactive(first, users=0, subscriptions=0, backlog=False, unused_s=59)
-    assert not inactive(first, users=1, subscriptions=0, backlog=False, unused_s=99)
-    assert not inactive(first, users=0, subscriptions=1, backlog=False, unused_s=99)
-    assert not inactive(Applied(), users=0, subscriptions=0, backlog=False, unused_s=10**9), "off"
+    assert is_inactive(first, users=0, subscriptions=0, backlog=False, unused_s=60)
+    assert not is_inactive(first, users=0, subscriptions=0, backlog=False, unused_s=59)
+    assert not is_inactive(first, users=1, subscriptions=0, backlog=False, unused_s=99)
+    assert not is_inactive(first, users=0, subscriptions=1, backlog=False, unused_s=99)
+    assert not is_inactive(Applied(), users=0, subscriptions=0, backlog=False, unused_s=10**9), "off"
     second = Applied(inactive_s=60, inactive_mode="delete_when_subscriptions_caught_up")
-    assert inactive(second, users=0, subscriptions=3, backlog=False, unused_s=60)
-    assert not inactive(second, users=0, subscriptions=3, backlog=True, unused_s=99)
+    assert is_inactive(second, users=0, subscriptions=3, backlog=False, unused_s=60)
+    assert not is_inactive(second, users=0, subscriptions=3, backlog=True, unused_s=99)

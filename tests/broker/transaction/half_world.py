@@ -19,7 +19,6 @@ from magnetar.broker.transaction.intents_core import (
     ChangeHalf,
     Effect,
     EndHalf,
-    HalfIsParked,
     HalfLimits,
     HalfVerb,
     Join,
@@ -27,6 +26,7 @@ from magnetar.broker.transaction.intents_core import (
     PrepareHalf,
     PublishHalf,
     Status,
+    WarnParked,
     WatchHalves,
 )
 from magnetar.broker.transaction.records_core import (
@@ -119,13 +119,13 @@ class HalfWorld(World):
             return
         counts = Counter(topic for topic, _ in each.messages)
         listed = [Participant(topic, count, 1, count) for topic, count in counts.items()]
-        self.core.halves.published(each.half, each.txn, listed, self.now)
+        self.core.halves.on_published(each.half, each.txn, listed, self.now)
         self._do(self.core.take_effects())
 
     def not_published(self, each: PublishHalf, error: MagnetarError) -> None:
         if each in self.publishing:
             self.publishing.remove(each)
-        self.core.halves.not_published(each.half, each.txn, error, self.now)
+        self.core.halves.on_not_published(each.half, each.txn, error, self.now)
         self._do(self.core.take_effects())
 
     def tick(self, seconds: float) -> None:
@@ -163,7 +163,7 @@ class HalfWorld(World):
                 self.publishing.append(effect)
             elif isinstance(effect, AskHalf):
                 self._asked(effect)
-            elif isinstance(effect, HalfIsParked):
+            elif isinstance(effect, WarnParked):
                 self.alarms.append(effect.half)
             else:
                 rest.append(effect)

@@ -12,24 +12,24 @@ from copy import deepcopy
 
 from magnetar.broker.transaction.coordinator_core import Coordinator
 from magnetar.broker.transaction.intents_core import (
+    AbandonEpoch,
     AbortOpen,
     Answer,
     Append,
     Begin,
-    Begun,
+    BeginAnswer,
     Effect,
     End,
-    GiveUp,
+    EndVerb,
     Intent,
     Join,
     Limits,
-    Row,
     Settle,
     Status,
-    Verb,
+    TransactionRow,
 )
 from magnetar.broker.transaction.records_core import AnyRecord, Committed, Done, Forgotten
-from magnetar.broker.transaction.state_core import State
+from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.proto.errors import MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
 from magnetar.proto.states import TxnState
 
@@ -48,7 +48,7 @@ class Judge:
         self.forgotten = 0
         self.empty: set[int] = set()
 
-    def begun(self, begun: Begun) -> None:
+    def begun(self, begun: BeginAnswer) -> None:
         ids = set(range(begun.first, begun.first + begun.ids))
         assert not ids & self.given, "no id is given twice"
         self.given |= ids
@@ -107,7 +107,7 @@ class World:
 
     def _next_epoch(self) -> Coordinator:
         self.epoch += 1
-        state, again = State(), State()
+        state, again = CoordinatorState(), CoordinatorState()
         for record in self.log:
             state.apply(deepcopy(record))
         handed, state.handed = state.handed, []
@@ -131,7 +131,7 @@ class World:
         """The first id; -1: none was given, or not yet."""
         self.ask(Begin(request, **{"owner": "me", **options}))  # type: ignore[arg-type]
         found = self.answers.get(request)
-        return found.first if isinstance(found, Begun) and found.ids else -1
+        return found.first if isinstance(found, BeginAnswer) and found.ids else -1
 
     def take(self) -> bool:
         """Begins an append."""
@@ -164,18 +164,18 @@ class World:
         """The owner dies; the first records of an append on its way may be durable. `told`: it could still answer."""
         append = self.append_now
         if told:
-            self._do(self.core.given_up())
+            self._do(self.core.end_epoch())
         if append is not None:
             self._write(append.records[:lands])
         self._next_epoch()
 
     def hand_over(self) -> None:
-        self.core.is_over = True
+        self.core.has_ended = True
         if self.append_now is not None:
             self.appended()
         self.flush()
         self._write(self.core.hand_over(self.now))
-        self._do(self.core.given_up())
+        self._do(self.core.end_epoch())
         self._next_epoch()
 
     def settle(self, number: int = 0) -> None:
@@ -197,7 +197,7 @@ class World:
         """Time passes, and every topic answers."""
         for _ in range(rounds):
             self.tick(self.limits.timeout_s_max + self.limits.lease_s + self.limits.prepared_s_max)
-            self.core.hurry()
+            self.core.promote_lazy()
             self.flush()
             while self.settling:
                 self.settle()
@@ -208,7 +208,7 @@ class World:
             if isinstance(effect, Settle):
                 self.judge.told(effect)
                 self.settling.append(effect)
-            elif isinstance(effect, GiveUp):
+            elif isinstance(effect, AbandonEpoch):
                 self.gave_up = True
             else:
                 self._answered(effect)
@@ -219,13 +219,13 @@ class World:
         assert answer.request not in self.answers, "a request is answered once"
         self.answers[answer.request] = result = answer.result
         intent = self.asked[answer.request]
-        if isinstance(result, Begun) and result.ids:
+        if isinstance(result, BeginAnswer) and result.ids:
             self.judge.begun(result)
-        if isinstance(intent, AbortOpen) and isinstance(result, Row):
+        if isinstance(intent, AbortOpen) and isinstance(result, TransactionRow):
             assert result.state is not TxnState.OPEN, "what was open is aborted"
             self.judge.says(intent.txn, result.state)
         if isinstance(intent, Join | End | Status):
-            if isinstance(intent, End) and intent.verb is Verb.COMMIT and result is TxnState.COMMITTED:
+            if isinstance(intent, End) and intent.verb is EndVerb.COMMIT and result is TxnState.COMMITTED:
                 self.judge.empty |= {intent.txn} - self.judge.committed if not self._has_topics(intent.txn) else set()
             if isinstance(intent, Join) and result is TxnState.ABORTED and intent.txn < self.judge.forgotten:
                 pass  # its participants have their outcome: what is sent late counts nowhere, whatever that was
@@ -243,9 +243,10 @@ class World:
         return any(isinstance(each, Join) and each.txn == txn for each in self.asked.values())
 
 
-def _plain(state: State) -> tuple[object, ...]:
+def _plain(state: CoordinatorState) -> tuple[object, ...]:
     return (
         state.kept.ids_by_owner(), state.unsettled, state.prepared,
-        dict(state.names.items()), dict(state.sinks.items()), state.holders, state.forgotten, state.halves.open,
-        {half: state.halves.outcome(half) for half in state.halves.ended_ids()},
+        dict(state.names.items()), dict(state.sinks.items()), state.last_holder, state.forgotten_below,
+        state.halves.open,
+        {half: state.halves.find_outcome(half) for half in state.halves.ended_ids()},
     )  # fmt: skip

@@ -14,15 +14,15 @@ from magnetar.broker.transaction.intents_core import (
     AbortByAdmin,
     AbortOpen,
     CommitBatch,
-    Detach,
     End,
+    EndVerb,
     Join,
     Limits,
-    Row,
+    RemoveParticipant,
     Status,
-    Verb,
+    TransactionRow,
 )
-from magnetar.broker.transaction.records_core import Participant, Tag
+from magnetar.broker.transaction.records_core import Participant, SinkTag
 from magnetar.proto.errors import NotOwner, OutcomeUnknown, TransactionAborted, TransactionForgotten
 from magnetar.proto.states import TxnState
 from tests.broker.transaction.judge import World
@@ -53,11 +53,11 @@ def run(events: tuple[str, ...]) -> World:
             case "join a" | "join b":
                 world.ask(Join(number, txn, event[-1]))
             case "commit" | "commit again":
-                world.ask(End(number, txn, Verb.COMMIT, "me"))
+                world.ask(End(number, txn, EndVerb.COMMIT, "me"))
             case "abort":
-                world.ask(End(number, txn, Verb.ABORT, "me"))
+                world.ask(End(number, txn, EndVerb.ABORT, "me"))
             case "prepare":
-                world.ask(End(number, txn, Verb.PREPARE, "me"))
+                world.ask(End(number, txn, EndVerb.PREPARE, "me"))
             case "take":
                 world.take()
             case "appended":
@@ -148,7 +148,7 @@ class History:
                 world.ask(Status(self._request(), self._txn()))
             case "take":
                 if rng.random() < 0.3:
-                    world.core.hurry()
+                    world.core.promote_lazy()
                 world.take()
             case "appended":
                 if world.append_now is not None:
@@ -178,7 +178,7 @@ class History:
         if rng.random() < 0.3:
             options["name"] = rng.choice(("x", "y"))
         elif rng.random() < 0.3:
-            options["tag"] = Tag("sink", "query", self.batch + rng.randrange(2))
+            options["tag"] = SinkTag("sink", "query", self.batch + rng.randrange(2))
         self.world.begin(self._request(), **options)
         self._collect()
 
@@ -186,14 +186,14 @@ class History:
         self.ids = sorted(self.world.judge.given)
 
     def _end(self) -> None:
-        verb = self.rng.choices(list(Verb), (6, 2, 2))[0]
+        verb = self.rng.choices(list(EndVerb), (6, 2, 2))[0]
         self.world.ask(End(self._request(), self._txn(), verb, "me", visible=self.rng.random() < 0.3))
 
     def _batch(self) -> None:
         txns: dict[int, tuple[Participant, ...]] = {self._txn(): () for _ in range(self.rng.randrange(1, 3))}
         request = self._request()
         self.world.ask(CommitBatch(request, "me", txns, "sink", "query", self.batch))
-        stored = self.world.core.sink("sink")
+        stored = self.world.core.find_sink_batch("sink")
         self.batch = stored.batch + 1 if stored is not None else 0
 
     def _hand_over(self) -> None:
@@ -223,24 +223,24 @@ def test_of_a_deleted_topic_what_is_open_is_aborted_and_what_is_prepared_or_comm
     opened, prepared, committing = world.begin(0), world.begin(1), world.begin(2)
     for request, txn in ((3, opened), (4, prepared), (5, committing)):
         world.ask(Join(request, txn, "a"))
-    world.ask(End(6, prepared, Verb.PREPARE, "me"))
+    world.ask(End(6, prepared, EndVerb.PREPARE, "me"))
     world.ask(AbortOpen(7, prepared))
     assert 7 not in world.answers, "it may be prepared, or not"
     world.flush()
-    world.ask(End(8, committing, Verb.COMMIT, "me"))
+    world.ask(End(8, committing, EndVerb.COMMIT, "me"))
     world.ask(AbortOpen(9, committing))
     assert 9 not in world.answers, "it may be committed, or not"
     world.ask(AbortOpen(10, opened))
     world.flush()
     found = {request: world.answers[request] for request in (7, 9, 10)}
-    assert [(each.state, each.owner) for each in found.values() if isinstance(each, Row)] == [
+    assert [(each.state, each.owner) for each in found.values() if isinstance(each, TransactionRow)] == [
         (TxnState.PREPARED, "me"), (TxnState.COMMITTED, "me"), (TxnState.ABORTED, "me"),
     ]  # fmt: skip
-    world.ask(End(11, opened, Verb.COMMIT, "me"))
+    world.ask(End(11, opened, EndVerb.COMMIT, "me"))
     refused = world.answers[11]
     assert isinstance(refused, TransactionAborted)
     assert refused.fields["reason"] == "a topic of it was deleted by force"
-    world.ask(End(12, prepared, Verb.COMMIT, "me"))
+    world.ask(End(12, prepared, EndVerb.COMMIT, "me"))
     world.flush()
     assert world.answers[12] is TxnState.COMMITTED, "force ends nothing that may commit elsewhere"
 
@@ -249,14 +249,14 @@ def test_a_question_about_a_commit_in_doubt_is_not_answered_when_the_epoch_ends(
     world = World()
     txn = world.begin(0)
     world.ask(Join(1, txn, "a"))
-    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
     world.take()
     world.ask(AbortOpen(3, txn))
     world.crash(lands=1)
     assert isinstance(world.answers[3], NotOwner), "it is asked again, of the next epoch"
     world.ask(AbortOpen(4, txn))
     found = world.answers[4]
-    assert isinstance(found, Row)
+    assert isinstance(found, TransactionRow)
     assert found.state is TxnState.COMMITTED
 
 
@@ -265,16 +265,16 @@ def test_a_repeated_commit_gets_the_same_answer() -> None:
     txn = world.begin(0)
     world.ask(Join(1, txn, "a"))
     for request in (2, 3):
-        world.ask(End(request, txn, Verb.COMMIT, "me"))
+        world.ask(End(request, txn, EndVerb.COMMIT, "me"))
     world.flush()
     world.crash()
-    world.ask(End(4, txn, Verb.COMMIT, "me"))
+    world.ask(End(4, txn, EndVerb.COMMIT, "me"))
     while world.settling:
         world.settle()
-    world.core.hurry()
+    world.core.promote_lazy()
     world.flush()
     world.crash()
-    world.ask(End(5, txn, Verb.COMMIT, "me"))
+    world.ask(End(5, txn, EndVerb.COMMIT, "me"))
     assert [world.answers[request] for request in (2, 3, 4, 5)] == [TxnState.COMMITTED] * 4
 
 
@@ -282,9 +282,9 @@ def test_two_commits_at_once_make_one_record() -> None:
     world = World()
     txn = world.begin(0)
     world.ask(Join(1, txn, "a"))
-    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
     world.take()
-    world.ask(End(3, txn, Verb.COMMIT, "me"))
+    world.ask(End(3, txn, EndVerb.COMMIT, "me"))
     world.appended()
     assert not world.take(), "there is nothing else to write"
     assert world.answers[2] is world.answers[3] is TxnState.COMMITTED
@@ -295,7 +295,7 @@ def test_a_commit_that_races_the_time_out_is_told_that_it_timed_out() -> None:
     txn = world.begin(0, timeout_s=1.0)
     world.ask(Join(1, txn, "a"))
     world.tick(2.0)
-    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
     found = world.answers[2]
     assert isinstance(found, TransactionAborted)
     assert found.fields["reason"] == "timeout"
@@ -306,7 +306,7 @@ def test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows() -> None:
         world = World()
         txn = world.begin(0)
         world.ask(Join(1, txn, "a"))
-        world.ask(End(2, txn, Verb.COMMIT, "me"))
+        world.ask(End(2, txn, EndVerb.COMMIT, "me"))
         world.take()
         world.ask(Status(3, txn))
         assert 3 not in world.answers, "no answer while it is in doubt"
@@ -320,14 +320,14 @@ def test_take_over_drives_each_decided_transaction_once() -> None:
     world = World()
     txn = world.begin(0)
     world.ask(Join(1, txn, "a"))
-    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
     world.flush()
     world.crash()
-    world.ask(End(3, txn, Verb.COMMIT, "me"))
+    world.ask(End(3, txn, EndVerb.COMMIT, "me"))
     world.tick(1000.0)
     assert [(each.txn, each.participant.topic) for each in world.settling] == [(txn, "a")]
     world.settle()
-    world.core.hurry()
+    world.core.promote_lazy()
     world.flush()
     world.crash()
     assert world.settling == [], "it is done"
@@ -337,11 +337,11 @@ def test_two_completions_at_once_make_one_record() -> None:
     world = World()
     txn = world.begin(0)
     world.ask(Join(1, txn, "a"))
-    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
     world.flush()
     world.settle()
     world._do(world.core.on_settled(txn, "a"))
-    world.core.hurry()
+    world.core.promote_lazy()
     world.flush()
     assert sum(type(record).__name__ == "Done" for record in world.log) == 1
 
@@ -351,11 +351,11 @@ def test_a_participant_that_is_given_up_no_longer_holds_the_transaction() -> Non
     txn = world.begin(0)
     for request, topic in ((1, "a"), (2, "b")):
         world.ask(Join(request, txn, topic))
-    world.ask(End(3, txn, Verb.COMMIT, "me", visible=True))
+    world.ask(End(3, txn, EndVerb.COMMIT, "me", visible=True))
     world.flush()
     world.settle(0)
     world.judge.stored[txn, "b"] = True  # an administrator says that it does not matter
-    world.ask(Detach(4, txn, "b"))
+    world.ask(RemoveParticipant(4, txn, "b"))
     world.flush()
     assert world.answers[3] is TxnState.COMMITTED
     world.crash()
@@ -366,12 +366,12 @@ def test_of_what_is_forgotten_a_participant_is_told_an_outcome_and_a_client_that
     world = World(Limits(retention_s=900.0))
     txn = world.begin(0)
     world.ask(Join(1, txn, "a"))
-    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
     world.flush()
     world.settle()
     for _ in range(3):
         world.tick(901.0)
-        world.core.hurry()
+        world.core.promote_lazy()
         world.flush()
     world.ask(Status(3, txn))
     assert isinstance(world.answers[3], TransactionForgotten)
@@ -385,7 +385,7 @@ def test_all_that_is_decided_while_an_append_is_on_its_way_is_the_next_append() 
     for number, txn in enumerate(txns):
         world.ask(Join(10 + number, txn, "a"))
     for number, txn in enumerate(txns):
-        world.ask(End(20 + number, txn, Verb.COMMIT, "me"))
+        world.ask(End(20 + number, txn, EndVerb.COMMIT, "me"))
         if not number:
             world.take()
     assert world.core.take_append() is None, "one append at a time"
@@ -404,7 +404,7 @@ def test_of_a_topic_whose_receipts_the_client_lost_nothing_is_committed() -> Non
     txn = world.begin(0)
     for request, topic in ((1, "a"), (2, "b")):
         world.ask(Join(request, txn, topic))
-    world.ask(End(3, txn, Verb.COMMIT, "me", participants=(Participant("a", 2, 7, 1),)))
+    world.ask(End(3, txn, EndVerb.COMMIT, "me", participants=(Participant("a", 2, 7, 1),)))
     world.flush()
     assert world.answers[3] is TxnState.COMMITTED
     assert sorted(each.participant for each in world.settling) == [Participant("a", 2, 7, 1), Participant("b", 0)]

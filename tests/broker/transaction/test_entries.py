@@ -23,58 +23,58 @@ from magnetar.broker.transaction.records_core import (
     HandedOver,
     Kept,
     Named,
-    Owned,
     Participant,
     Prepared,
     SinkBatch,
     SinkKept,
-    Tag,
+    SinkTag,
+    TransactionOwner,
     Unnamed,
-    committed,
+    commit_record,
 )
 from magnetar.proto.errors import NewerFormat
 
-OWNED = Owned("role", 60.0, "app", 3, Tag("sink", "query", 7, "run"))
+OWNED = TransactionOwner("role", 60.0, "app", 3, SinkTag("sink", "query", 7, "run"))
 RECORDS: list[AnyRecord] = [
-    committed({1: [Participant("a", 3, 7, 9), Participant("b")], 2: [Participant("b", 0)]}, SinkBatch("s", "q", 4)),
+    commit_record({1: [Participant("a", 3, 7, 9), Participant("b")], 2: [Participant("b", 0)]}, SinkBatch("s", "q", 4)),
     Prepared(3, OWNED, [Participant("a")], 10.0), Aborted(3, ["a"]), Done([1, 2]), Detached(1, "b"), Named("n", 4),
     Unnamed(["n"]), Forgotten(7), HandedOver(2, [HandedOpen(4, OWNED, ["a"])], [HandedLease([5, 6], OWNED)]),
     Kept(512, b"\x00\xff"), Counted(4), SinkKept(SinkBatch("s", "q", -1)),
     HalfStored(9, "role", "g", "key", 10.0, [HalfMessage("a", b"\x00\xff")], 2, 3.5, "why"), HalfNoted(9, 3, 4.5, ""),
-    committed({10: [Participant("a", 1, 7, 10)]}, half=9), HalfRolledBack(11), HalvesKept(b"\x00", b"\xff"),
+    commit_record({10: [Participant("a", 1, 7, 10)]}, half=9), HalfRolledBack(11), HalvesKept(b"\x00", b"\xff"),
     HalvesForgotten(b"\x01"),
 ]  # fmt: skip
 
 
 def test_what_is_written_is_read() -> None:
-    (entry,) = entries.encode(RECORDS, 5)
-    assert entries.decode(entry, 5, "?") == (entries.RECORDS, RECORDS)
+    (entry,) = entries.encode_records(RECORDS, 5)
+    assert entries.decode_entry(entry, 5, "?") == (entries.RECORDS, RECORDS)
 
 
 def test_the_example_of_the_docstring() -> None:
-    (entry,) = entries.encode([Forgotten(7)], 3)
+    (entry,) = entries.encode_records([Forgotten(7)], 3)
     assert entry[:8].hex() == "4d58010300000003"
     assert entry[12:] == b"[[8,7]]"
 
 
 def test_a_snapshot_ends_once_however_large_it_is() -> None:
     many: list[AnyRecord] = [Named("n" * 500, number) for number in range(5_000)]
-    pieces = [entries.decode(entry, number, "?") for number, entry in enumerate(entries.encode_snapshot(many))]
+    pieces = [entries.decode_entry(entry, number, "?") for number, entry in enumerate(entries.encode_snapshot(many))]
     assert [piece.kind for piece in pieces] == [entries.SNAPSHOT] * (len(pieces) - 1) + [entries.SNAPSHOT_END]
     assert [record for piece in pieces for record in piece.records] == many
-    assert entries.decode(entries.encode_snapshot([])[0], 0, "?") == (entries.SNAPSHOT_END, [])
+    assert entries.decode_entry(entries.encode_snapshot([])[0], 0, "?") == (entries.SNAPSHOT_END, [])
 
 
 @pytest.mark.parametrize("at", range(0, 30, 3))
 def test_a_changed_byte_is_damage(at: int) -> None:
-    (entry,) = entries.encode(RECORDS, 5)
+    (entry,) = entries.encode_records(RECORDS, 5)
     with pytest.raises((entries.DamagedCoordinator, NewerFormat)):
-        entries.decode(entry[:at] + bytes([entry[at] ^ 0x40]) + entry[at + 1 :], 5, "?")
+        entries.decode_entry(entry[:at] + bytes([entry[at] ^ 0x40]) + entry[at + 1 :], 5, "?")
 
 
 def test_an_entry_in_another_place_is_damage() -> None:
-    (entry,) = entries.encode(RECORDS, 5)
+    (entry,) = entries.encode_records(RECORDS, 5)
     with pytest.raises(entries.DamagedCoordinator):
-        entries.decode(entry, 6, "?")
+        entries.decode_entry(entry, 6, "?")
     with pytest.raises(entries.DamagedCoordinator):
-        entries.decode(entry[:11], 5, "?")
+        entries.decode_entry(entry[:11], 5, "?")

@@ -14,7 +14,7 @@ from magnetar.broker.log.snapshot_ledger import StateLedgers
 from magnetar.broker.transaction import log as module
 from magnetar.broker.transaction.log import TAKE_OVER, CoordinatorFenced, CoordinatorLog
 from magnetar.broker.transaction.records_core import Named
-from magnetar.broker.transaction.state_core import State
+from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.metadata import paths
 from magnetar.metadata.records import CoordinatorRecord, TransactionsRecord, decode, encode
 from magnetar.proto.errors import DataLost, LedgerFenced, OutcomeUnknown
@@ -40,7 +40,7 @@ class Owner:
         self.session: Any = storage.session()
         ledgers = StateLedgers(self.session, SMALL, one_copy, TopicName.parse("t"), transactions="0")
         self.log = CoordinatorLog(real_world(next(SEEDS)), self.session, ledgers, 0, 0.0)
-        self.state = State()
+        self.state = CoordinatorState()
         self.epoch = 0
 
     async def open(self) -> Owner:
@@ -48,7 +48,7 @@ class Owner:
         return self
 
     async def write(self, name: str) -> None:
-        record = Named(name, self.state.holders + 1)
+        record = Named(name, self.state.last_holder + 1)
         await self.log.append([record], self.state)
         self.state.apply(record)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from magnetar.broker.transaction.begins_core import BLOCK_MAX
-from magnetar.broker.transaction.intents_core import Begin, Begun, CommitBatch, End, Join, Limits, Status, Verb
-from magnetar.broker.transaction.records_core import Tag
+from magnetar.broker.transaction.intents_core import Begin, BeginAnswer, CommitBatch, End, EndVerb, Join, Limits, Status
+from magnetar.broker.transaction.records_core import SinkTag
 from magnetar.broker.transaction.table_core import COUNTER_MAX, EPOCH_MAX
 from magnetar.proto.errors import (
     BackPressure,
@@ -24,7 +24,7 @@ def named(world: World, request: int, **options: object) -> int:
     world.begin(request, name="app", **options)
     world.flush()
     found = world.answers[request]
-    assert isinstance(found, Begun)
+    assert isinstance(found, BeginAnswer)
     return found.first
 
 
@@ -34,11 +34,11 @@ def test_a_later_holder_fences_the_one_before_whatever_it_has_open() -> None:
     prepared = old + 1
     for request, txn in ((1, old), (2, prepared)):
         world.ask(Join(request, txn, "a"))
-    world.ask(End(3, prepared, Verb.PREPARE, "me"))
+    world.ask(End(3, prepared, EndVerb.PREPARE, "me"))
     world.flush()
     named(world, 4)
     for request, txn in ((5, old), (6, prepared), (7, old + 2)):
-        world.ask(End(request, txn, Verb.COMMIT, "me"))
+        world.ask(End(request, txn, EndVerb.COMMIT, "me"))
         assert isinstance(world.answers[request], TransactionFenced)
     world.ask(Begin(8, "me", name="app", holder=1))
     assert isinstance(world.answers[8], TransactionFenced), "an older holder begins nothing"
@@ -50,13 +50,13 @@ def test_a_holder_begins_more_and_retries_its_begin_over_a_take_over() -> None:
     world = World()
     named(world, 0)
     world.begin(1, name="app", holder=1)
-    assert isinstance(world.answers[1], Begun), "the same holder goes on"
+    assert isinstance(world.answers[1], BeginAnswer), "the same holder goes on"
     world.begin(2, name="app")
     world.take()
     world.crash(lands=1)
     txn = named(world, 3)
     world.ask(Join(4, txn, "a"))
-    world.ask(End(5, txn, Verb.COMMIT, "me"))
+    world.ask(End(5, txn, EndVerb.COMMIT, "me"))
     world.flush()
     assert world.answers[5] is TxnState.COMMITTED, "its own begin of unknown outcome does not fence it"
 
@@ -69,21 +69,24 @@ def batch(world: World, request: int, number: int, *txns: int, query: str = "q",
 
 def test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_aborted() -> None:
     world = World()
-    first, twin = world.begin(0, tag=Tag("sink", "q", 0, "run 1")), world.begin(1, tag=Tag("sink", "q", 0, "run 2"))
+    first, twin = (
+        world.begin(0, tag=SinkTag("sink", "q", 0, "run 1")),
+        world.begin(1, tag=SinkTag("sink", "q", 0, "run 2")),
+    )
     for request, txn in ((2, first), (3, twin)):
         world.ask(Join(request, txn, "a"))
-    world.ask(End(4, first, Verb.COMMIT, "me"))
+    world.ask(End(4, first, EndVerb.COMMIT, "me"))
     assert isinstance(world.answers[4], InvalidRequest), "it commits with its batch alone"
     assert batch(world, 5, 0, first) is False
     assert batch(world, 6, 0, twin) is True, "the sink has it already"
     world.ask(Status(7, twin))
     assert world.answers[7] is TxnState.ABORTED
-    world.ask(Begin(8, "me", tag=Tag("sink", "q", 0, "run 3")))
-    assert world.answers[8] == Begun(0, 0, 0.0, already=True)
+    world.ask(Begin(8, "me", tag=SinkTag("sink", "q", 0, "run 3")))
+    assert world.answers[8] == BeginAnswer(0, 0, 0.0, already=True)
     world.crash()
     assert batch(world, 9, 0, twin) is True, "a take-over forgets no batch"
     assert batch(world, 10, 1) is False, "a batch may be empty"
-    world.ask(Begin(11, "me", tag=Tag("sink", "other", 0)))
+    world.ask(Begin(11, "me", tag=SinkTag("sink", "other", 0)))
     assert isinstance(world.answers[11], SinkFenced)
     assert isinstance(batch(world, 12, 0, query="other"), SinkFenced)
     assert batch(world, 13, 0, query="other", adopt=True) is False
@@ -92,9 +95,12 @@ def test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_abort
 def test_the_commit_of_a_batch_ends_what_was_begun_for_it_and_nothing_of_a_later_one() -> None:
     """A newer run may be at work on the batch after it."""
     world = World()
-    first, twin = world.begin(0, tag=Tag("sink", "q", 0, "run 1")), world.begin(1, tag=Tag("sink", "q", 0, "run 2"))
-    later = world.begin(2, tag=Tag("sink", "q", 1, "run 3"))
-    other = world.begin(3, tag=Tag("other sink", "q", 0, "run 4"))
+    first, twin = (
+        world.begin(0, tag=SinkTag("sink", "q", 0, "run 1")),
+        world.begin(1, tag=SinkTag("sink", "q", 0, "run 2")),
+    )
+    later = world.begin(2, tag=SinkTag("sink", "q", 1, "run 3"))
+    other = world.begin(3, tag=SinkTag("other sink", "q", 0, "run 4"))
     for request, txn in enumerate((first, twin, later, other), 4):
         world.ask(Join(request, txn, "a"))
     assert batch(world, 8, 0, first) is False
@@ -108,10 +114,10 @@ def test_the_commit_of_a_batch_ends_what_was_begun_for_it_and_nothing_of_a_later
 
 def test_who_adopts_a_sink_ends_what_the_query_before_has_left() -> None:
     world = World()
-    left = world.begin(0, tag=Tag("sink", "q", 5, "run 1"))
+    left = world.begin(0, tag=SinkTag("sink", "q", 5, "run 1"))
     world.ask(Join(1, left, "a"))
     assert batch(world, 2, 4) is False
-    world.ask(End(3, left, Verb.PREPARE, "me"))
+    world.ask(End(3, left, EndVerb.PREPARE, "me"))
     world.flush()
     assert world.answers[3] is TxnState.PREPARED
     assert batch(world, 4, 0, query="other", adopt=True) is False
@@ -125,7 +131,7 @@ def test_a_batch_commits_whole_or_not_at_all() -> None:
     one, two = world.begin(0), world.begin(1)
     for request, txn in ((2, one), (3, two)):
         world.ask(Join(request, txn, "a"))
-    world.ask(End(4, two, Verb.ABORT, "me"))
+    world.ask(End(4, two, EndVerb.ABORT, "me"))
     world.ask(CommitBatch(5, "me", {one: (), two: ()}))
     assert isinstance(world.answers[5], TransactionAborted)
     world.ask(Status(6, one))
@@ -140,7 +146,7 @@ def test_a_batch_commits_whole_or_not_at_all() -> None:
 
 def test_two_requests_for_one_batch_at_once_make_one_record() -> None:
     world = World()
-    first, second = (world.begin(request, tag=Tag("sink", "q", 0)) for request in (0, 1))
+    first, second = (world.begin(request, tag=SinkTag("sink", "q", 0)) for request in (0, 1))
     for request, txn in ((2, first), (3, second)):
         world.ask(Join(request, txn, "a"))
     for request, txn in ((4, first), (5, second)):
@@ -152,7 +158,7 @@ def test_two_requests_for_one_batch_at_once_make_one_record() -> None:
 def test_another_role_ends_nothing() -> None:
     world = World()
     txn = world.begin(0)
-    for request, verb in enumerate(Verb, 1):
+    for request, verb in enumerate(EndVerb, 1):
         world.ask(End(request, txn, verb, "other"))
         assert isinstance(world.answers[request], InvalidRequest)
 
@@ -161,7 +167,7 @@ def test_past_a_bound_a_begin_is_refused_and_nothing_is_dropped() -> None:
     world = World(Limits(open_max=5, open_per_role_max=3))
     for request in range(3):
         world.ask(Begin(request, "me", 10))
-        assert world.answers[request] == Begun((1 << COUNTER_BITS) + request, 1, 600.0), "fewer than asked"
+        assert world.answers[request] == BeginAnswer((1 << COUNTER_BITS) + request, 1, 600.0), "fewer than asked"
     world.ask(Begin(3, "me"))
     assert isinstance(world.answers[3], BackPressure)
     for request in (4, 5):
@@ -181,13 +187,13 @@ def test_who_takes_ids_and_uses_none_leaves_room_for_the_others() -> None:
     for request in range(300):
         world.ask(Begin(request, "greedy", 1024))
         begun = world.answers[request]
-        assert isinstance(begun, Begun)
+        assert isinstance(begun, BeginAnswer)
         sizes.append(begun.ids)
     assert BLOCK_MAX >= sizes[0] > 500
     assert sizes == sorted(sizes, reverse=True)
     world.ask(Begin(300, "other", 8))
     begun = world.answers[300]
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, BeginAnswer)
     assert begun.ids == 8
 
 
@@ -196,7 +202,7 @@ def test_a_stray_is_ended_under_its_own_id() -> None:
     stray, other = world.begin(0), world.begin(1)
     for request, txn in ((2, stray), (3, other)):
         world.ask(Join(request, txn, "a"))
-    world.ask(End(4, stray, Verb.ABORT, "me"))
+    world.ask(End(4, stray, EndVerb.ABORT, "me"))
     world.ask(Join(5, stray, "b"))
     assert world.answers[5] is TxnState.ABORTED, "a late send is refused"
     world.ask(Join(6, other, "b"))
@@ -234,5 +240,5 @@ def test_names_that_were_idle_for_long_are_forgotten_and_no_holder_number_comes_
     world.begin(1, name="app")
     world.flush()
     found = world.answers[1]
-    assert isinstance(found, Begun)
+    assert isinstance(found, BeginAnswer)
     assert found.holder == 2

@@ -15,17 +15,17 @@ import pytest
 from magnetar.broker.transaction.halves_core import MEMBERS_MAX
 from magnetar.broker.transaction.intents_core import (
     Begin,
-    Begun,
+    BeginAnswer,
     CommitBatch,
     End,
     EndHalf,
+    EndVerb,
     HalfVerb,
     Intent,
     Join,
     Limits,
     PrepareHalf,
     Status,
-    Verb,
     WatchHalves,
 )
 from magnetar.broker.transaction.records_core import (
@@ -34,14 +34,14 @@ from magnetar.broker.transaction.records_core import (
     HalfMessage,
     Kept,
     Named,
-    Owned,
     Prepared,
     SinkBatch,
     SinkKept,
-    Tag,
-    committed,
+    SinkTag,
+    TransactionOwner,
+    commit_record,
 )
-from magnetar.broker.transaction.state_core import State
+from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.proto.errors import BackPressure, InvalidRequest, MagnetarError, SinkFenced, TransactionFenced
 from magnetar.proto.states import COUNTER_BITS, TxnState
 from tests.broker.transaction.half_world import HALF_LIMITS, HalfWorld
@@ -69,7 +69,7 @@ def is_missing(world: World, txn: int, owner: str = "you") -> None:
     """The role is told of it, by every question, what it is told of an id that was never given."""
     questions: list[Callable[..., Intent]] = [
         lambda to, txn: Status(to, txn, owner),
-        *(lambda to, txn, verb=verb: End(to, txn, verb, owner) for verb in Verb),
+        *(lambda to, txn, verb=verb: End(to, txn, verb, owner) for verb in EndVerb),
         lambda to, txn: CommitBatch(to, owner, {txn: ()}),
         lambda to, txn: CommitBatch(to, owner, {txn: ()}, "sink", "q", 3),
         lambda to, txn: Join(to, txn, "stranger's", owner),
@@ -87,16 +87,16 @@ def test_what_another_role_has_is_missing_in_every_state() -> None:
     unused, opened, prepared, done, ending, aborted = (world.begin(number) for number in range(6))
     for number, txn in enumerate((opened, prepared, done, ending, aborted), 10):
         world.ask(Join(number, txn, "a"))
-    for number, (txn, verb) in enumerate(((prepared, Verb.PREPARE), (ending, Verb.COMMIT)), 20):
+    for number, (txn, verb) in enumerate(((prepared, EndVerb.PREPARE), (ending, EndVerb.COMMIT)), 20):
         world.ask(End(number, txn, verb, "me"))
     world.flush()
-    world.ask(End(30, done, Verb.COMMIT, "me"))
+    world.ask(End(30, done, EndVerb.COMMIT, "me"))
     world.flush()
     while any(each.txn == done for each in world.settling):
         world.settle(next(number for number, each in enumerate(world.settling) if each.txn == done))
-    world.core.hurry()
+    world.core.promote_lazy()
     world.flush()
-    world.ask(End(31, aborted, Verb.ABORT, "me"))
+    world.ask(End(31, aborted, EndVerb.ABORT, "me"))
     for txn in (unused, opened, prepared, done, ending, aborted):
         is_missing(world, txn)
     assert not any(each.participant.topic == "stranger's" for each in world.settling)
@@ -127,7 +127,7 @@ def test_what_was_aborted_while_it_was_prepared_is_missing_until_its_topics_have
     world = World()
     txn = world.begin(0)
     world.ask(Join(1, txn, "a"))
-    for request, verb in ((2, Verb.PREPARE), (3, Verb.ABORT)):
+    for request, verb in ((2, EndVerb.PREPARE), (3, EndVerb.ABORT)):
         world.ask(End(request, txn, verb, "me"))
         world.flush()
     is_missing(world, txn)
@@ -141,27 +141,27 @@ def test_two_roles_use_one_name_and_neither_fences_the_other() -> None:
     mine = world.begin(0, name="app")
     world.flush()
     found = world.answers[0]
-    assert isinstance(found, Begun)
+    assert isinstance(found, BeginAnswer)
     mine = found.first
     world.ask(Join(1, mine, "a"))
-    assert isinstance(answer(world, lambda to: Begin(to, "you", name="app")), Begun)
+    assert isinstance(answer(world, lambda to: Begin(to, "you", name="app")), BeginAnswer)
     assert status(world, mine) is TxnState.OPEN, "a begin of another role fences nothing"
     assert isinstance(answer(world, lambda to: Begin(to, "you", name="app", holder=found.holder)), TransactionFenced), (
         "a number of a holder is of its role"
     )
     world.crash()
-    assert isinstance(answer(world, lambda to: Begin(to, "me", name="app", holder=found.holder)), Begun)
+    assert isinstance(answer(world, lambda to: Begin(to, "me", name="app", holder=found.holder)), BeginAnswer)
 
 
 def test_two_roles_use_one_sink_and_the_batches_of_one_count_for_it_alone() -> None:
     world = World()
-    mine = world.begin(0, tag=Tag("sink", "q", 7))
+    mine = world.begin(0, tag=SinkTag("sink", "q", 7))
     world.ask(Join(1, mine, "a"))
     assert answer(world, lambda to: CommitBatch(to, "you", {}, "sink", "q", 1 << 40)) is False
     assert status(world, mine) is TxnState.OPEN, "and what the other role has open is not ended"
     assert answer(world, lambda to: CommitBatch(to, "me", {mine: ()}, "sink", "q", 7)) is False, "it is no repeat"
-    assert world.core.sink("sink", "me") == SinkBatch("sink", "q", 7, "me")
-    assert world.core.sink("sink", "third") is None
+    assert world.core.find_sink_batch("sink", "me") == SinkBatch("sink", "q", 7, "me")
+    assert world.core.find_sink_batch("sink", "third") is None
     world.crash()
     assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 7)) is True
     assert answer(world, lambda to: CommitBatch(to, "third", {}, "sink", "other", 0)) is False
@@ -170,7 +170,7 @@ def test_two_roles_use_one_sink_and_the_batches_of_one_count_for_it_alone() -> N
 def test_a_batch_has_a_number() -> None:
     world = World()
     assert isinstance(answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", -1)), InvalidRequest)
-    assert isinstance(answer(world, lambda to: Begin(to, "me", tag=Tag("sink", "q", -1))), InvalidRequest)
+    assert isinstance(answer(world, lambda to: Begin(to, "me", tag=SinkTag("sink", "q", -1))), InvalidRequest)
 
 
 def test_a_role_has_a_share_of_the_names_and_the_sinks() -> None:
@@ -183,12 +183,12 @@ def test_a_role_has_a_share_of_the_names_and_the_sinks() -> None:
         return answer(world, lambda to: CommitBatch(to, owner, {}, sink, "q", 0))
 
     for number in range(3):
-        assert isinstance(begin("you", f"n{number}"), Begun)
+        assert isinstance(begin("you", f"n{number}"), BeginAnswer)
         assert batch("you", f"s{number}") is False
     assert isinstance(begin("you", "n3"), BackPressure)
     assert isinstance(batch("you", "s3"), BackPressure)
-    assert isinstance(begin("you", "n0"), Begun), "what it has goes on"
-    assert isinstance(begin("me", "n0"), Begun)
+    assert isinstance(begin("you", "n0"), BeginAnswer), "what it has goes on"
+    assert isinstance(begin("me", "n0"), BeginAnswer)
     assert batch("me", "s0") is False
     for number in range(5):
         assert batch("", f"s{number}") is False, "of callers without roles there is one bound for all"
@@ -236,17 +236,17 @@ def test_a_sink_that_was_idle_for_long_is_forgotten_also_over_take_overs() -> No
     world = World(Limits(sink_idle_s=1000.0, name_idle_s=1000.0, lease_s=100.0))
     for owner in ("me", "you"):
         assert answer(world, lambda to, owner=owner: CommitBatch(to, owner, {}, "sink", "q", 3)) is False  # type: ignore[misc]
-        assert isinstance(answer(world, lambda to, owner=owner: Begin(to, owner, name="app")), Begun)  # type: ignore[misc]
+        assert isinstance(answer(world, lambda to, owner=owner: Begin(to, owner, name="app")), BeginAnswer)  # type: ignore[misc]
     for _ in range(6):
         world.tick(300.0)
         world.flush()
         assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 3)) is True, "what is used stays"
         world.hand_over()
-    assert world.core.sink("sink", "you") is None
+    assert world.core.find_sink_batch("sink", "you") is None
     assert world.core.state.names.find("you", "app") is None
     assert answer(world, lambda to: CommitBatch(to, "you", {}, "sink", "other", 0)) is False
     world.crash()
-    assert world.core.sink("sink", "me") is not None
+    assert world.core.find_sink_batch("sink", "me") is not None
 
 
 def test_ids_have_gaps_by_chance_and_a_block_has_none() -> None:
@@ -283,16 +283,16 @@ class OldUnnamed(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 def test_the_version_before_reads_what_is_written_now() -> None:
     """What it knows nothing of comes after what it reads."""
-    state = State()
+    state = CoordinatorState()
     for txn, owner in ((1, "me"), (2, "you"), (3, "")):
-        state.apply(committed({txn: []}, SinkBatch("sink", "q", txn, owner), owner=owner))
+        state.apply(commit_record({txn: []}, SinkBatch("sink", "q", txn, owner), owner=owner))
     state.apply(Named("app", 4, 0.0, "me"))
     old = msgspec.json.Decoder(OldKept | OldSinkKept | OldNamed)
     read = [
         old.decode(msgspec.json.encode(each)) for each in state.snapshot() if isinstance(each, Kept | SinkKept | Named)
     ]
     kept = [each for each in read if isinstance(each, OldKept)]
-    again = State()
+    again = CoordinatorState()
     again.apply(Kept(kept[0].high, kept[0].committed))
     assert len(kept) == 1
     assert [again.is_committed(txn) for txn in (1, 2, 3)] == [True, True, True], "of all roles"
@@ -303,14 +303,14 @@ def test_what_the_version_before_wrote_is_of_no_role_and_each_role_goes_on_with_
     world = World()
     before: list[AnyRecord] = [
         Committed([(5, [])], [], SinkBatch("sink", "q", 3)), Named("app", 1),
-        Prepared(6, Owned("me", 60.0), [], 100.0),
+        Prepared(6, TransactionOwner("me", 60.0), [], 100.0),
     ]  # fmt: skip
     world.log = before
     world.judge.committed.add(5)
     world._next_epoch()
     assert status(world, 5) is TxnState.COMMITTED, "whose it is was not written: nobody is told a falsehood"
     assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 3)) is True, "a batch is not done again"
-    assert isinstance(answer(world, lambda to: Begin(to, "me", name="app", holder=1)), Begun)
+    assert isinstance(answer(world, lambda to: Begin(to, "me", name="app", holder=1)), BeginAnswer)
     assert isinstance(answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "other", 0)), SinkFenced)
     assert answer(world, lambda to: CommitBatch(to, "you", {}, "sink", "q", 1 << 40)) is False
     assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 4)) is False, "the other has its own"

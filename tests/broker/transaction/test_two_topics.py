@@ -21,7 +21,7 @@ from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
 from magnetar.broker.subscription.core.pending_acks import Clash
 from magnetar.broker.topic.dedup_core import DedupVerdict
 from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
-from magnetar.broker.transaction.intents_core import End, Join, Limits, Settle, Status, Verb
+from magnetar.broker.transaction.intents_core import End, EndVerb, Join, Limits, Settle, Status
 from magnetar.broker.transaction.records_core import Participant
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId, TxnState
@@ -58,11 +58,11 @@ class Topic:
     def load(self) -> None:
         """From what is stored, and the log."""
         self.core = Transactions(self.shape, self.saved)
-        self.view.set_decided(self.core)
+        self.view.set_outcomes(self.core)
         for txn, number, position in self.log:
             if position > self.saved.position:
-                self.core.replayed(txn, "p", SequenceRange(number, number), position, position[1], 1, 10)
-        self.core.replay_done()
+                self.core.add_replayed(txn, "p", SequenceRange(number, number), position, position[1], 1, 10)
+        self.core.finish_replay()
         self.cursor = again(self.stored_cursor, self.asked)
         for txn in self.cursor.pending.of if self.cursor.pending is not None else ():
             self.core.begin_resolving(txn)
@@ -91,7 +91,7 @@ class Topic:
         wanted.add(WORK)
         new = pending_acks.judge(self.cursor, txn, wanted)
         assert not isinstance(new, Clash)
-        pending_acks.pend(self.cursor, txn, new)
+        pending_acks.add_pending(self.cursor, txn, new)
         self.stored_cursor = again(self.cursor, self.asked)
         self.acked = True
 
@@ -101,7 +101,7 @@ class Topic:
         assert not end.missing, "every entry with a receipt is there"
         pending_acks.settle(self.cursor, settlement.txn, committed=settlement.committed)
         self.stored_cursor = again(self.cursor, self.asked)
-        if not self.core.flying(settlement.txn):
+        if not self.core.count_in_flight(settlement.txn):
             self.saved = self.core.snapshot()
 
     def shown(self) -> list[Position]:
@@ -150,7 +150,7 @@ class Life:
         if self.id in topic.core.known:
             if state is TxnState.ABORTED:
                 topic.settle(Settlement(self.id, False))
-            elif (owed := self.world.core.owed(self.txn, topic.name)) is not None:
+            elif (owed := self.world.core.find_unsettled(self.txn, topic.name)) is not None:
                 topic.settle(self.settlement(True, owed))
         return False
 
@@ -181,7 +181,7 @@ class Life:
             case "commit":
                 self.commit()
             case "abort":
-                self.ask(End, Verb.ABORT, "me")
+                self.ask(End, EndVerb.ABORT, "me")
             case "expire":
                 world.tick(world.limits.timeout_s + 1)
             case "take":
@@ -205,10 +205,10 @@ class Life:
     def commit(self) -> None:
         """The client's: when every operation has its receipt; else it aborts."""
         if self.failed or not (all(each.receipts for each in self.topics.values()) and self.topics["a"].acked):
-            self.ask(End, Verb.ABORT, "me")
+            self.ask(End, EndVerb.ABORT, "me")
             return
         said = [Participant(each.name, len(each.receipts), *each.receipts[-1]) for each in self.topics.values()]
-        self.ask(End, Verb.COMMIT, "me", said)
+        self.ask(End, EndVerb.COMMIT, "me", said)
 
     def settle(self, each: Settle) -> None:
         topic = self.topics[each.participant.topic]
@@ -219,7 +219,7 @@ class Life:
     def heal(self) -> None:
         for _ in range(3):
             self.world.tick(self.world.limits.timeout_s_max + 1)
-            self.world.core.hurry()
+            self.world.core.promote_lazy()
             self.world.flush()
             while self.world.settling:
                 self.settle(self.world.settling.pop(0))

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from magnetar.bookie.maintenance import marks
-from magnetar.bookie.maintenance.copies_core import placed
+from magnetar.bookie.maintenance.copies_core import bookies_of
 from magnetar.cli.run.members import as_member
 from magnetar.metadata import paths
 from magnetar.metadata.address import parse
@@ -55,7 +55,7 @@ async def _look(metadata: str, there: Collection[str]) -> list[str]:
 
 async def _marked(store: MetadataStore) -> list[str]:
     reasons: Counter[str] = Counter()
-    for ledger in await marks.listed(store, paths.UNDER_REPLICATED):
+    for ledger in await marks.list_ledgers(store, paths.UNDER_REPLICATED):
         found = await marks.mark_of(store, ledger)
         if found is not None:
             mark = found[0]
@@ -66,12 +66,12 @@ async def _marked(store: MetadataStore) -> list[str]:
 
 async def _named(store: MetadataStore, there: Collection[str]) -> list[str]:
     gone: Counter[str] = Counter()
-    ledgers = await marks.listed(store, paths.LEDGERS)
+    ledgers = await marks.list_ledgers(store, paths.LEDGERS)
     for start in range(0, len(ledgers), AT_ONCE):
         some = ledgers[start : start + AT_ONCE]
-        for record in await asyncio.gather(*[marks.ledger(store, each) for each in some]):
+        for record in await asyncio.gather(*[marks.read_ledger(store, each) for each in some]):
             if record is not None:
-                gone.update(bookie for bookie in placed(record) if bookie not in there)
+                gone.update(bookie for bookie in bookies_of(record) if bookie not in there)
     return [f"{count} ledgers name bookie {bookie}, which is gone" for bookie, count in sorted(gone.items())]
 
 

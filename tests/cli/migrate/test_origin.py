@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.cli.migrate.source import ORIGIN_BYTES, Origin, copied, number_of, origin_of
+from magnetar.cli.migrate.source import ORIGIN_BYTES, Origin, encode_copy, number_of, origin_of
 from magnetar.proto.entry import broker_part, client_part, decode_batch, encode_batch, parse_header, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
@@ -17,7 +17,7 @@ def metadata(**more: object) -> MessageMetadata:
 
 
 def copy(entry: bytes, version: bytes | None = None) -> bytes:
-    return copied(entry, parse_header(entry), ORIGIN, version)
+    return encode_copy(entry, parse_header(entry), ORIGIN, version)
 
 
 def test_the_layout_is_that_of_the_example() -> None:
@@ -36,7 +36,9 @@ def test_a_copy_has_its_origin_and_another_entry_has_none(broker: bytes) -> None
 
 def test_a_copy_of_a_copy_has_the_place_in_its_own_source() -> None:
     first = copy(client_part(metadata(), b"hi"))
-    assert origin_of(copied(first, parse_header(first), Origin(2, Position(8, 9)), None)) == Origin(2, Position(8, 9))
+    assert origin_of(encode_copy(first, parse_header(first), Origin(2, Position(8, 9)), None)) == Origin(
+        2, Position(8, 9)
+    )
 
 
 def test_a_copy_keeps_everything_else() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from magnetar.cli.migrate.copying import Tally, Totals
+from magnetar.cli.migrate.copying import PartitionProgress, Totals
 from magnetar.cli.migrate.migrate import line
 from magnetar.proto.names import Position, TopicName
 
 
-def tally() -> Tally:
-    return Tally(TopicName.parse("orders"))
+def tally() -> PartitionProgress:
+    return PartitionProgress(TopicName.parse("orders"))
 
 
 def test_a_lag_of_entries_is_told_in_messages_by_the_batches_that_came() -> None:

@@ -47,10 +47,10 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
     topics = {str(number): topic(number) for number in range(TOPICS)}
     owned = SimpleNamespace(
         world=SimpleNamespace(clock=SystemClock()), loaded=topics, cache=SimpleNamespace(statistics=dict),
-        publish_seconds=Histogram(SECONDS), connections=dict, memory=CallerMemory(), coordinators=(),
+        publish_seconds=Histogram(SECONDS), bookie_statistics=dict, memory=CallerMemory(), coordinators=(),
     )
-    measured, page = Measured(broker=SimpleNamespace(owned=owned, topics=topics)), Page()  # type: ignore[arg-type]
-    await Measured(broker=SimpleNamespace(owned=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports
+    measured, page = Measured(broker=SimpleNamespace(topic_manager=owned, topics=topics)), Page()  # type: ignore[arg-type]
+    await Measured(broker=SimpleNamespace(topic_manager=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports
     with contextlib.closing(Steps(monkeypatch)) as steps:
         await asyncio.sleep(0)
         steps.clear()

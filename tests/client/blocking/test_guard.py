@@ -38,13 +38,13 @@ BY_ITSELF = {
 }
 TARGETS = [
     (PartitionProducer, "_turn"), (PartitionProducer, "_time_passed"), (PartitionProducer, "on_frames"),
-    (PartitionProducer, "on_open"), (PartitionProducer, "_do"), (PartitionProducer, "on_lost"),
+    (PartitionProducer, "on_opening_done"), (PartitionProducer, "_do"), (PartitionProducer, "on_lost"),
     (ProducerCore, "turn"), (ProducerCore, "_take_ready"), (ProducerCore, "_expire"), (ProducerCore, "take_confirmed"),
     (ProducerCore, "on_opened"), (PartitionConsumer, "_turn"), (PartitionConsumer, "_time_passed"),
-    (PartitionConsumer, "on_frames"), (PartitionConsumer, "on_open"), (PartitionConsumer, "_do"),
+    (PartitionConsumer, "on_frames"), (PartitionConsumer, "on_opening_done"), (PartitionConsumer, "_do"),
     (PartitionConsumer, "on_lost"), (ConsumerCore, "time_passed"), (ConsumerCore, "on_opened"), (ConsumerCore,
     "on_lost"),
-    (AckSender, "gather"), (Deliveries, "open"), (Attachment, "_open"), (Attachment, "_attempt"),
+    (AckSender, "flush"), (Deliveries, "open"), (Attachment, "_open"), (Attachment, "_attempt"),
     (Attachment, "_reopen"), (Attachment, "send"), (BrokerStream, "_hand_on"), (BrokerStream, "send"),
     (BrokerStream, "_close_with"), (PartitionsWatcher, "_run"), (TableView, "_follow"), (TableView, "_on_message"),
 ]  # fmt: skip

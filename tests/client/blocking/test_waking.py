@@ -42,8 +42,8 @@ class WatchedInbox(ReceiverQueue):
         super().__init__()
         self.waited = threading.Event()
 
-    def wait(self, wake: Callable[[], object]) -> None:
-        super().wait(wake)
+    def call_when_filled(self, wake: Callable[[], object]) -> None:
+        super().call_when_filled(wake)
         self.waited.set()
 
 
@@ -81,7 +81,7 @@ class Handler:
             message.permits = -message.permits
         self.attended = self.granted
 
-    def interrupted(self) -> None:
+    def on_interrupted(self) -> None:
         self.attended = self.granted
 
 
@@ -139,8 +139,8 @@ class RobbedInbox(ReceiverQueue):
 
     robbed = False
 
-    def wait(self, wake: Callable[[], object]) -> None:
-        super().wait(wake)
+    def call_when_filled(self, wake: Callable[[], object]) -> None:
+        super().call_when_filled(wake)
         self.put(letters(b"other's" if not self.robbed else b"ours"))
 
     def take_nowait(self) -> Any:
@@ -204,9 +204,9 @@ async def test_a_full_batch_that_nobody_waits_for_any_more_goes_back() -> None:
     inbox.put(letters(b"one", b"two", b"three"))
     batch = ReceivedBatch(inbox, monotonic)
     assert len(await batch.receive(ConsumerBatchReceivePolicy(2))) == 2
-    batch.give_back()  # Ctrl-C came between its end and the caller
+    batch.put_back()  # Ctrl-C came between its end and the caller
     late = ReceivedBatch(inbox, monotonic)
-    late.give_back()
+    late.put_back()
     await late.receive(ConsumerBatchReceivePolicy(2))
     assert [each.payload for each in inbox.messages] == [b"one", b"two", b"three"]
 

@@ -69,7 +69,7 @@ def simulate(body: Body, url: str = BOTH) -> None:
         try:
             await body(two)
         finally:
-            simulation.go_on("one")
+            simulation.resume("one")
             await client.close()
 
     async def main() -> None:
@@ -114,7 +114,7 @@ def test_owners_go_on_where_they_are_when_the_broker_goes_on() -> None:
         producer = await two.client.create_producer("t")
         two.stop()
         await asyncio.sleep(2 * NOTICED_S)
-        two.simulation.go_on("one")
+        two.simulation.resume("one")
         async with asyncio.timeout(SOON_S):
             await producer.send(b"x")
         asked = two.two.lookups
@@ -134,7 +134,7 @@ def test_of_many_owners_those_leave_whose_topics_moved() -> None:
         async with asyncio.timeout(NOTICED_S + SOON_S):
             await moved.send(b"x")
         assert not waiting.done()
-        two.simulation.go_on("one")
+        two.simulation.resume("one")
         async with asyncio.timeout(SOON_S):
             await waiting
         assert [len(each.opened) for each in (two.one, two.two)] == [2, 1]
@@ -150,7 +150,7 @@ def test_with_a_single_broker_nothing_is_lost_and_it_is_not_asked() -> None:
         sending = asyncio.ensure_future(producer.send(b"x"))
         await asyncio.sleep(4 * NOTICED_S)
         assert not sending.done()
-        two.simulation.go_on("one")
+        two.simulation.resume("one")
         async with asyncio.timeout(SOON_S):
             await sending
         assert (two.one.lookups, len(two.one.opened)) == (asked, 1)
@@ -167,7 +167,7 @@ def test_look_ups_pass_over_a_broker_that_is_silent_and_come_back_to_it() -> Non
             async with asyncio.timeout(SOON_S):
                 await two.client.connections.partitions(TOPIC)
                 await two.client.connections.find_owner(TOPIC)
-        two.simulation.go_on("one")
+        two.simulation.resume("one")
         await asyncio.sleep(NOTICED_S)
         asked = two.one.lookups
         for _ in range(4):
@@ -185,11 +185,11 @@ def test_a_broker_that_neither_answers_nor_says_who_owns_is_no_reason_to_leave()
         sending = asyncio.ensure_future(producer.send(b"x"))
         await asyncio.sleep(2 * NOTICED_S)
         assert not sending.done()
-        two.simulation.go_on("one")
+        two.simulation.resume("one")
         async with asyncio.timeout(SOON_S):
             await sending
         assert len(two.one.opened) == 1
-        two.simulation.go_on("two")
+        two.simulation.resume("two")
 
     simulate(body)
 
@@ -206,7 +206,7 @@ def test_one_that_has_two_addresses_is_one() -> None:
         await asyncio.sleep(2 * NOTICED_S)
         assert not sending.done()
         assert two.two.lookups
-        two.simulation.go_on("one")
+        two.simulation.resume("one")
         async with asyncio.timeout(SOON_S):
             await sending
         assert len(two.one.opened) == 1

@@ -29,7 +29,7 @@ class Bench:
         self.client = client
 
     async def topic(self) -> Topic:
-        return await self.running.brokers[-1].owned.topic(TopicName.parse(TOPIC))
+        return await self.running.brokers[-1].topic_manager.topic(TopicName.parse(TOPIC))
 
     async def compact(self) -> Topic:
         topic = await self.topic()
@@ -139,7 +139,7 @@ async def test_what_the_log_has_trimmed_is_still_there_compacted_also_after_a_re
             await on.send((f"k{number % 5}", b"%d" % number), batch=False)
         topic = await on.compact()
         assert [value for _, value in await on.read_all()] == [b"%d" % number for number in range(17, 22)]
-        await on.running.brokers[0].owned.unload(topic.name)
+        await on.running.brokers[0].topic_manager.unload(topic.name)
         assert [value for _, value in await on.read_all()] == [b"%d" % number for number in range(17, 22)]
         consumer = await on.client.subscribe(
             TOPIC, "s", is_read_compacted=True, initial_position=InitialPosition.Earliest
@@ -148,7 +148,7 @@ async def test_what_the_log_has_trimmed_is_still_there_compacted_also_after_a_re
         await consumer.acknowledge(first)
         await consumer.close()
         topic = await on.topic()
-        await on.running.brokers[0].owned.unload(topic.name)
+        await on.running.brokers[0].topic_manager.unload(topic.name)
         consumer = await on.client.subscribe(TOPIC, "s", is_read_compacted=True)
         assert [(await consumer.receive(5000)).data() for _ in range(4)] == [b"%d" % number for number in range(18, 22)]
 
@@ -169,8 +169,8 @@ async def test_a_durable_consumer_acknowledges_across_the_border_and_gets_nothin
             await consumer.acknowledge(message)
         await consumer.close()
         topic = await on.topic()
-        assert await backlog.count_messages(topic.log, topic.subscription("s")) == 0
-        assert topic.subscription("s").cursor.mark == topic.log.shape.last
+        assert await backlog.count_messages(topic.log, topic.find_subscription("s")) == 0
+        assert topic.find_subscription("s").cursor.mark == topic.log.shape.last
         consumer = await on.client.subscribe(TOPIC, "s", **options)
         await on.send(("d", b"1"), batch=False)
         assert (await consumer.receive(5000)).data() == b"1"
@@ -228,12 +228,12 @@ async def test_a_topic_is_compacted_by_its_policy_and_holds_what_is_not(tmp_path
             await on.send((f"k{number % 2}", b"%d" % number * 30), batch=False)
         topic = await on.topic()
         assert await topic.trim() == [], "what was never compacted is not trimmed"
-        await on.running.brokers[0].owned.look_after_topics()
+        await on.running.brokers[0].topic_manager.maintain_topics()
         await topic.compaction.wait()
         assert topic.compaction.record is not None
         assert await topic.trim()
         assert len(await on.read_all()) == 2
-        await on.running.brokers[0].owned.look_after_topics()
+        await on.running.brokers[0].topic_manager.maintain_topics()
         assert not topic.compaction.running, "nothing is due"
 
 
@@ -245,7 +245,7 @@ async def test_a_deleted_topic_leaves_no_ledger_of_compactions_behind(tmp_path: 
             await on.send(("a", value))
         await on.compact()
         topic = await on.topic()
-        owned = on.running.brokers[0].owned
+        owned = on.running.brokers[0].topic_manager
         ledgers = await on.running.store.children("/ledgers")
         assert len(ledgers) == 2, "the log's, and the compacted one"
         await owned.delete(topic.name, force=True)

@@ -13,7 +13,7 @@ import pytest
 
 import magnetar
 from magnetar import ConsumerKeySharedPolicy, ConsumerType, InitialPosition, KeySharedMode
-from magnetar.broker.session.statistics import of_subscription
+from magnetar.broker.session.statistics import subscription_stats
 from magnetar.client.client import Client
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message
@@ -327,7 +327,7 @@ async def test_a_key_keeps_its_order_when_messages_are_given_back_and_the_broker
         for key in ("k0", "k1", "k2"):
             of_key = [int(message.data()) for message in again if message.partition_key() == key]
             assert of_key == sorted(of_key)
-        await running.brokers[0].owned.unload(TopicName.parse("t"))
+        await running.brokers[0].topic_manager.unload(TopicName.parse("t"))
         again = await taken(consumer, 21)
         for key in ("k0", "k1", "k2"):
             of_key = [int(message.data()) for message in again if message.partition_key() == key]
@@ -365,7 +365,7 @@ async def test_what_stats_say_of_consumers_keys_and_limits(tmp_path: Path) -> No
         await client.subscribe("t", "s", ConsumerType.KeyShared, consumer_name="b")
         await client.subscribe("t", "f", ConsumerType.Failover, consumer_name="c")
         topic = running.brokers[0].topics["persistent://public/default/t"]
-        keyed = await of_subscription(topic, topic.subscriptions["s"])
+        keyed = await subscription_stats(topic, topic.subscriptions["s"])
         assert [(each.name, each.blocked) for each in keyed.consumers] == [("a", True), ("b", False)]
         assert keyed.key_shared_mode == "AUTO_SPLIT"
         assert sum(slots.last - slots.first + 1 for each in keyed.consumers for slots in each.slots) == 65535
@@ -374,5 +374,5 @@ async def test_what_stats_say_of_consumers_keys_and_limits(tmp_path: Path) -> No
         assert [each.slot for each in keyed.draining] == sorted(
             slot for slot in held if any(low <= slot <= high for low, high in owned)
         )
-        active = await of_subscription(topic, topic.subscriptions["f"])
+        active = await subscription_stats(topic, topic.subscriptions["f"])
         assert (active.type, active.active_consumer) == ("FAILOVER", "c")

@@ -99,7 +99,7 @@ class Walk:
     def deliver(self, entry_id: int) -> None:
         if entry_id in self.acked:
             return
-        begun = self.core.chunk(self.log[entry_id], Position(LEDGER, entry_id), b"x", self.now)
+        begun = self.core.add_chunk(self.log[entry_id], Position(LEDGER, entry_id), b"x", self.now)
         if begun is not None:
             self.complete.add(begun.metadata.uuid)
             for place in begun.places:

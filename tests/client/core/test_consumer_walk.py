@@ -140,7 +140,7 @@ class Walk:
                     freed = sum(each.permits for each in self.queue)
                     self.queue.clear()
                     if give_back and freed:
-                        self.do(self.core.dropped(freed))
+                        self.do(self.core.on_dropped(freed))
                 case Answer(request_id, error):
                     assert request_id not in self.answers, "a request gets one answer"
                     self.answers[request_id] = error
@@ -262,7 +262,7 @@ class Walk:
             return
         entry, messages, permits, connection, seeks = self.queue.popleft()
         assert seeks == self.seeks, "what came before a seek is not shown after it"
-        self.core.permits.used(permits, connection)
+        self.core.permits.count_used(permits, connection)
         self.core.track(Position(LEDGER, entry), self.now, 0.0)
         for index in messages:
             self.taken.append((entry, index))
@@ -272,7 +272,7 @@ class Walk:
         """What another thread had in its hand when the rest was thrown away."""
         while self.hand:
             each = self.hand.pop()
-            self.core.permits.used(each.permits, each.connection)
+            self.core.permits.count_used(each.permits, each.connection)
 
     def ack(self) -> None:
         if not self.taken:
@@ -307,7 +307,7 @@ class Walk:
 
     def seek(self) -> None:
         if self.connected and self.rng.random() < 0.2:
-            self.core.forget_acknowledged()
+            self.core.discard_acks()
             request_id = self.core.request()
             self.requests[request_id] = "seek"
             self.asked[request_id] = len(self.acks)

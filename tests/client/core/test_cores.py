@@ -121,7 +121,7 @@ def test_permits_are_granted_exactly_once(size: int, taken: list[int]) -> None:
     again = 0
     for messages in taken:
         permits.count_received(messages)
-        permits.used(messages, permits.stream)
+        permits.count_used(messages, permits.stream)
         again += permits.grant()
         permits.check()
         assert sum(taken) - again >= 0 or again <= sum(taken)
@@ -214,7 +214,7 @@ def test_what_a_cumulative_ack_covers_is_not_watched_any_more() -> None:
     tracker = RedeliveryTracker(1.0, 0.5)
     for entry in range(5):
         tracker.track(Position(1, entry), 0.0)
-    tracker.forget_up_to(Position(1, 2))
+    tracker.discard_up_to(Position(1, 2))
     assert [position.entry_id for position in tracker.take_due(10.0)] == [3, 4]
 
 
@@ -236,7 +236,7 @@ def test_a_nacked_entry_comes_back_once_never_early_and_a_bucket_late_at_most(
         tracker.discard(Position(1 + entry // 7, entry % 7))
         due.pop(Position(1 + entry // 7, entry % 7), None)
     if covered >= 0:
-        tracker.forget_up_to(Position(1, covered))
+        tracker.discard_up_to(Position(1, covered))
         due = {position: when for position, when in due.items() if position > Position(1, covered)}
     tracker.check()
     assert len(tracker) == len(due)

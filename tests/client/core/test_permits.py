@@ -92,7 +92,7 @@ class Walk:
         self.items[position] = Item(position, count)
 
     def pump(self) -> None:
-        want = self.dispatcher.want()
+        want = self.dispatcher.choose_read()
         if not isinstance(want, Blocked):
             positions = [want.position] if isinstance(want, Read) else list(want.positions)
             self.down.extend(self.dispatcher.assign([self.items[each] for each in positions if each in self.items]))
@@ -120,7 +120,7 @@ class Walk:
         self.dispatcher.redeliver(self.member, None)
 
     def give_back(self, charged: int) -> None:
-        self.permits.used(charged, self.permits.stream)
+        self.permits.count_used(charged, self.permits.stream)
         if granted := self.permits.grant():
             self.up.append(granted)
 
@@ -134,16 +134,16 @@ class Walk:
 
     def ack(self) -> None:
         if (position := self.some()) and self.cursor.ack(position):
-            self.dispatcher.acked(self.member, position)
+            self.dispatcher.on_acked(self.member, position)
 
     def ack_part(self) -> None:
         position = self.some()
         if position is not None and (count := self.items[position].count) > 1:
             before = self.cursor.acked_count(position)
             if self.cursor.ack_bits(position, bits_of([self.rng.randrange(count)]), count):
-                self.dispatcher.acked(self.member, position)
+                self.dispatcher.on_acked(self.member, position)
             else:
-                self.dispatcher.acked_messages(self.member, position, self.cursor.acked_count(position) - before)
+                self.dispatcher.on_messages_acked(self.member, position, self.cursor.acked_count(position) - before)
 
     def nack(self) -> None:
         if position := self.some():
@@ -203,7 +203,7 @@ async def test_a_torn_batch_with_a_valid_checksum_stalls_nobody(tmp_path: Path, 
                 await consumer.receive(timeout_millis=10_000)
             for number in range(50):
                 assert (await consumer.receive(timeout_millis=10_000)).data() == b"%d" % number
-            (member,) = running.brokers[0].topics[TOPIC].subscription("s").dispatcher.members.values()
+            (member,) = running.brokers[0].topics[TOPIC].find_subscription("s").dispatcher.members.values()
             assert member.permits <= QUEUE
         finally:
             await client.close()

@@ -182,7 +182,7 @@ class Walk:
             return
         credit = self.rng.choice([0, 1, 300, 100_000])
         self.connection = Connection(credit)
-        self.core.opening()
+        self.core.count_opening()
         self.do(self.core.on_opened("p", -1, self.entry_max(), credit, 0, self.now, int(self.now * 1000)))
 
     def entry_max(self) -> int:
@@ -235,9 +235,9 @@ class Walk:
         self.told += 1
         if kind == "credit":
             connection.credit += content
-            self.do(self.core.credit(content))
+            self.do(self.core.on_credit(content))
         elif kind == "receipt":
-            self.do(self.core.receipt(content[0], LEDGER, content[1], self.now))
+            self.do(self.core.on_receipt(content[0], LEDGER, content[1], self.now))
         else:
             self.do(self.core.on_refused(content[0], content[1], self.now))
 
@@ -368,7 +368,7 @@ def test_what_is_sent_again_names_the_schema_of_the_topic_that_is_there(chunking
     walk.do(walk.core.on_lost(ConnectionLost("its topic was deleted"), 1.0))
     walk.connect_at = None
     walk.connection = Connection(100_000)
-    walk.core.opening()
+    walk.core.count_opening()
     walk.do(walk.core.on_opened("p", -1, most, 100_000, 0, 1.0, 1000, two))
     after = [parse_header(entry) for entry in walk.connection.up]
     assert [header.metadata.schema_version for header in after] == [two] * len(before)
@@ -397,10 +397,10 @@ def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits()
     core.urgent = True
     assert not core.turn(0.0, 0), "it goes out after the first"
     assert core.urgent
-    core.receipt(0, LEDGER, 0, 0.0)
+    core.on_receipt(0, LEDGER, 0, 0.0)
     assert core.wants_flush
     assert [type(each) for each in core.turn(0.0, 0)] == [Publish]
     assert not core.urgent
-    core.receipt(1, LEDGER, 1, 0.0)
+    core.on_receipt(1, LEDGER, 1, 0.0)
     assert not core.wants_flush
     core.check()

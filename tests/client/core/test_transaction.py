@@ -13,12 +13,12 @@ from magnetar.client.core import transaction
 from magnetar.client.core.transaction import (
     End,
     Ended,
+    EndKind,
     Idle,
     InTransaction,
     Share,
     TransactionCore,
     TransactionState,
-    Verb,
 )
 from magnetar.proto import errors as wire_errors
 from magnetar.proto.names import Position
@@ -97,12 +97,12 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
         effects = core.decide()
     for effect in effects:
         if isinstance(effect, End):
-            assert (effect.verb is Verb.COMMIT) == (wants_commit and not failed)
-            if effect.verb is Verb.COMMIT:
+            assert (effect.verb is EndKind.COMMIT) == (wants_commit and not failed)
+            if effect.verb is EndKind.COMMIT:
                 told = {each.topic: (each.entries, each.last) for each in effect.participants}
                 wanted = {topic: (len(of), max(of, default=Position(-1, -1))) for topic, of in receipts.items()}
                 assert told == wanted
-            answer = TxnState.COMMITTED if effect.verb is Verb.COMMIT else TxnState.ABORTED
+            answer = TxnState.COMMITTED if effect.verb is EndKind.COMMIT else TxnState.ABORTED
             ended += sum(isinstance(each, Ended) for each in core.on_answered(answer, None))
         ended += isinstance(effect, Ended)
     assert ended == 1

@@ -32,7 +32,7 @@ def test_permits_are_given_back_once_and_an_ack_stops_before_the_first(
             assert entries.clear() == sum(held.values())
             held.clear()
         assert bool(entries) == bool(held)
-        floor = entries.floor(at)
+        floor = entries.ack_limit(at)
         assert floor <= at
         assert not any(each <= floor for each in held)
         assert floor == at or Position(floor.ledger_id, floor.entry_id + 1) in held

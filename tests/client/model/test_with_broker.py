@@ -128,7 +128,7 @@ async def test_compaction_reads_keys_and_tombstones_of_encrypted_messages(bench:
     producer = await bench.producer("t")
     for key, value in (("a", b"1"), ("b", b"2"), ("a", b"3"), ("c", b""), ("b", None)):
         await producer.send(value, partition_key=key, properties={"p": "q"})
-    topic = await bench.running.brokers[-1].owned.topic(TopicName.parse("t"))
+    topic = await bench.running.brokers[-1].topic_manager.topic(TopicName.parse("t"))
     topic.compaction.start()
     await topic.compaction.wait()
     reader = await bench.client.create_reader(

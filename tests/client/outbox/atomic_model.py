@@ -15,7 +15,15 @@ from zlib import crc32
 from magnetar.client.outbox.relay_core import RelayCore, partition_name
 from magnetar.client.outbox.rows import RowState
 from magnetar.client.outbox.together_core import Parts
-from magnetar.client.outbox.values_core import ClaimedRow, Effect, Fly, Outcome, RelaySettings, Taken, Turn
+from magnetar.client.outbox.values_core import (
+    ClaimedRow,
+    ClaimedShard,
+    DatabaseTurn,
+    Effect,
+    Outcome,
+    RelaySettings,
+    SendInTransaction,
+)
 
 from .model import SMALL, Relay, Row, Topic, World
 
@@ -116,18 +124,18 @@ class TxnWorld(World):
             assert not rows & set(found) or rows <= set(found), f"unit {unit} is there in part: {rows & set(found)}"
 
     # ------------------------------------------------------------------------------ the database
-    def take(self) -> Taken:
+    def take(self) -> ClaimedShard:
         found = super().take()
         claimed = [row._replace(unit=self.units[row.id]) for row in found.claimed]
-        return Taken(found.epoch, found.next_seq, found.stored, claimed, found.absent_s, self.was_atomic)
+        return ClaimedShard(found.epoch, found.next_seq, found.stored, claimed, found.absent_s, self.was_atomic)
 
-    def turn(self, turn: Turn) -> tuple[list[ClaimedRow], int] | None:
+    def turn(self, turn: DatabaseTurn) -> tuple[list[ClaimedRow], int] | None:
         found = super().turn(turn)
         if found is None:
             return None
         return [row._replace(unit=self.units[row.id]) for row in found[0]], found[1]
 
-    def _claim(self, turn: Turn) -> list[ClaimedRow]:
+    def _claim(self, turn: DatabaseTurn) -> list[ClaimedRow]:
         claim = turn.claim
         assert claim is not None
         if not claim.units:
@@ -149,7 +157,7 @@ class TxnWorld(World):
             self.next_seq += 1
         return [row.claimed() for row in taken]
 
-    def _may(self, row: Row, turn: Turn, unit: list[Row]) -> bool:
+    def _may(self, row: Row, turn: DatabaseTurn, unit: list[Row]) -> bool:
         assert turn.claim is not None
         if row.topic not in turn.claim.topics or row.state in (RowState.CLAIMED, RowState.PARKED):
             return False
@@ -197,7 +205,7 @@ class TxnRelay(Relay):
     def _do(self, effects: list[Effect]) -> None:
         rest: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, Fly) and not self.dead:
+            if isinstance(effect, SendInTransaction) and not self.dead:
                 self.steps.append(lambda parts=effect.parts: self._fly(parts))  # type: ignore[misc]
             else:
                 rest.append(effect)
@@ -224,7 +232,7 @@ class TxnRelay(Relay):
                 return
             self.flying.remove(arrive)
             outcome = self.at.topic(name).publish(epoch, rows, self.at.poison)
-            self.steps.append(lambda: self._do(self.core.on_settled(name, outcome, "refused", self.world.now)))
+            self.steps.append(lambda: self._do(self.core.on_group_done(name, outcome, "refused", self.world.now)))
 
         self.flying.append(arrive)
         self.steps.append(arrive)
@@ -302,7 +310,7 @@ class TxnRelay(Relay):
 
     def _landed(self, outcome: Outcome, failed: tuple[str, ...]) -> None:
         self.txn = 0
-        self.steps.append(lambda: self._do(self.core.flown(outcome, "refused", failed, self.world.now)))
+        self.steps.append(lambda: self._do(self.core.on_transaction_done(outcome, "refused", failed, self.world.now)))
 
     def die(self, *, late: bool) -> None:
         """`late`: what it had sent arrives, as far as it need not wait."""

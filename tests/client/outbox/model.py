@@ -16,17 +16,17 @@ from magnetar.client.outbox.relay_core import RelayCore, partition_name
 from magnetar.client.outbox.rows import RowState
 from magnetar.client.outbox.values_core import (
     ClaimedRow,
+    ClaimedShard,
+    DatabaseTurn,
     Effect,
     Find,
     Open,
     Outcome,
     RelaySettings,
     Resolve,
+    RunTurn,
     Send,
     Stop,
-    Taken,
-    Transact,
-    Turn,
 )
 from magnetar.proto.errors import MagnetarError
 
@@ -112,12 +112,12 @@ class World:
         return waits and any(each.place == row.place for each in parked)
 
     # ------------------------------------------------------------------------------ the database
-    def take(self) -> Taken:
+    def take(self) -> ClaimedShard:
         self.epoch += 1
         claimed = sorted((r for r in self.rows.values() if r.state is RowState.CLAIMED), key=lambda row: row.id)
-        return Taken(self.epoch, self.next_seq, dict(self.stored), [row.claimed() for row in claimed], 0.0)
+        return ClaimedShard(self.epoch, self.next_seq, dict(self.stored), [row.claimed() for row in claimed], 0.0)
 
-    def turn(self, turn: Turn) -> tuple[list[ClaimedRow], int] | None:
+    def turn(self, turn: DatabaseTurn) -> tuple[list[ClaimedRow], int] | None:
         """None: fenced."""
         if turn.epoch != self.epoch:
             return None
@@ -139,7 +139,7 @@ class World:
             return [row.claimed() for row in sorted(again, key=lambda row: row.seq)], self.next_seq
         return self._claim(turn) if turn.claim is not None else [], self.next_seq
 
-    def _claim(self, turn: Turn) -> list[ClaimedRow]:
+    def _claim(self, turn: DatabaseTurn) -> list[ClaimedRow]:
         assert turn.claim is not None
         stuck = [row for row in self.rows.values() if row.state in (RowState.HELD, RowState.PARKED)]
         found = []
@@ -202,7 +202,7 @@ class Relay:
                     self.steps.append(lambda name=destination: self._open(name))  # type: ignore[misc]
                 case Send(destination, rows):
                     self._send(destination, rows)
-                case Transact(turn):
+                case RunTurn(turn):
                     self.steps.append(lambda turn=turn: self._transact(turn))  # type: ignore[misc]
                 case Stop(error):
                     self.error, self.dead = error, True
@@ -228,20 +228,20 @@ class Relay:
         def arrive() -> None:
             self.flying.remove(arrive)
             outcome = self.world.topics[name].publish(epoch, rows, self.world.poison)
-            self.steps.append(lambda: self._do(self.core.on_settled(name, outcome, "refused", self.world.now)))
+            self.steps.append(lambda: self._do(self.core.on_group_done(name, outcome, "refused", self.world.now)))
 
         self.flying.append(arrive)
         self.steps.append(arrive)
 
-    def _transact(self, turn: Turn) -> None:
+    def _transact(self, turn: DatabaseTurn) -> None:
         found = self.world.turn(turn)
         if found is None:
-            self.steps.append(lambda: self._do(self.core.fenced()))
+            self.steps.append(lambda: self._do(self.core.on_fenced()))
         elif self.lost_turns:
             self.lost_turns -= 1
             self.steps.append(lambda: self._do(self.core.turn_failed(self.world.now)))
         else:
-            self.steps.append(lambda: self._do(self.core.turned(turn, *found, self.world.now)))
+            self.steps.append(lambda: self._do(self.core.on_turn_committed(turn, *found, self.world.now)))
 
     def step(self, rng: random.Random | None = None) -> None:
         """The next step, or one of them by chance; with none, time passes."""

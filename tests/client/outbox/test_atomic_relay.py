@@ -20,7 +20,7 @@ from magnetar.client.outbox.relay import Relay
 from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
 from magnetar.client.outbox.sender import Sender
 from magnetar.client.outbox.store import Store
-from magnetar.client.outbox.values_core import ClaimedRow, Turn
+from magnetar.client.outbox.values_core import ClaimedRow, DatabaseTurn
 from magnetar.client.transactions.transaction import Transaction
 from magnetar.proto.errors import InvalidRequest
 from tests.support.processes import Processes
@@ -70,9 +70,9 @@ class Killer:
     def __init__(self, patched: pytest.MonkeyPatch, step: int) -> None:
         self.left = step
         self.dead = threading.Event()
-        turn, begin, groups, commit = Store.turn, Sender._begin, Sender._groups, Transaction.commit
+        turn, begin, groups, commit = Store.run_turn, Sender._begin, Sender._groups, Transaction.commit
 
-        def dying_turn(store: Store, given: Turn) -> tuple[list[ClaimedRow], int]:
+        def dying_turn(store: Store, given: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
             self.dies()
             found = turn(store, given)
             self.dies()
@@ -97,7 +97,7 @@ class Killer:
             """A relay that was killed aborts nothing."""
 
         for owner, name, dying in (
-            (Store, "turn", dying_turn), (Sender, "_begin", dying_begin), (Sender, "_groups", dying_groups),
+            (Store, "run_turn", dying_turn), (Sender, "_begin", dying_begin), (Sender, "_groups", dying_groups),
             (Transaction, "commit", dying_commit), (Transaction, "abort", abort),
         ):  # fmt: skip
             patched.setattr(owner, name, dying)

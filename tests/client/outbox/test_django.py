@@ -11,7 +11,7 @@ from sqlalchemy import Engine, MetaData, create_engine, inspect, select
 
 from magnetar.client.inbox.tables import SQLAlchemyInbox
 from magnetar.client.outbox.administration import OutboxAdmin
-from magnetar.client.outbox.rows import KeyForm, schema_of
+from magnetar.client.outbox.rows import KeyForm, parse_schema
 from magnetar.client.outbox.tables import SQLAlchemyOutbox, check_tables
 from magnetar.proto.schema import SchemaType
 from tests.support.postgres import Postgres
@@ -112,7 +112,7 @@ def same_columns(engine: Engine) -> None:
     assert (row.topic, row.key, row.state) == ("persistent://public/default/orders", "MTc=", "waiting")
     with engine.connect() as connection:
         told = connection.execute(select(outbox.rows.c.value_schema, outbox.rows.c.key_form)).one()
-    assert (schema_of(told.value_schema).type, told.key_form) == (SchemaType.KEY_VALUE, KeyForm.BYTES)
+    assert (parse_schema(told.value_schema).type, told.key_form) == (SchemaType.KEY_VALUE, KeyForm.BYTES)
     engine.dispose()
 
 

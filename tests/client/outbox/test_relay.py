@@ -22,7 +22,7 @@ from magnetar.client.outbox.rows import DeduplicationOff, KeyForm, OutboxBehind,
 from magnetar.client.outbox.sender import Sender
 from magnetar.client.outbox.store import Store
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
-from magnetar.client.outbox.values_core import ClaimedRow, RelaySettings, Turn
+from magnetar.client.outbox.values_core import ClaimedRow, DatabaseTurn, RelaySettings
 from magnetar.proto.policies import Policies
 from tests.support.processes import Process, Processes
 
@@ -113,7 +113,7 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before and after each transaction, and before and after each group is sent."""
-    turn, send = Store.turn, Sender.send
+    turn, send = Store.run_turn, Sender.send
     left = [0]
 
     def dies() -> None:
@@ -121,7 +121,7 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
         if left[0] == 0:
             raise Death
 
-    def dying_turn(self: Store, given: Turn) -> tuple[list[ClaimedRow], int]:
+    def dying_turn(self: Store, given: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
         dies()
         found = turn(self, given)
         dies()
@@ -139,7 +139,7 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
         shop.send(topic, *(str(number) for number in range(8)), key="a")
         with monkeypatch.context() as patched:
             left[0] = step
-            patched.setattr(Store, "turn", dying_turn)
+            patched.setattr(Store, "run_turn", dying_turn)
             patched.setattr(Sender, "send", dying_send)
             relay = shop.relay(broker, topic).start()
             deadline = time.monotonic() + DEADLINE_S

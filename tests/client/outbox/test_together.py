@@ -10,8 +10,16 @@ import pytest
 from magnetar.client.outbox.destination_core import Destination, State
 from magnetar.client.outbox.relay_core import RelayCore
 from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
-from magnetar.client.outbox.together_core import Together
-from magnetar.client.outbox.values_core import ClaimedRow, Fly, Outcome, RelaySettings, Send, Taken, Transact
+from magnetar.client.outbox.together_core import AtomicUnits
+from magnetar.client.outbox.values_core import (
+    ClaimedRow,
+    ClaimedShard,
+    Outcome,
+    RelaySettings,
+    RunTurn,
+    Send,
+    SendInTransaction,
+)
 
 from .atomic_model import TxnRelay, TxnWorld
 from .model import SMALL
@@ -248,20 +256,20 @@ def row(id_: int, seq: int, destination: str, unit: int | None, size: int = 10) 
     return ClaimedRow(id_, seq, destination, size, None, b"", None, None, None, 0, unit)
 
 
-def together(settings: RelaySettings, last_open: dict[str, int]) -> Together:
+def together(settings: RelaySettings, last_open: dict[str, int]) -> AtomicUnits:
     destinations = {}
     for name, last in last_open.items():
         destinations[name] = each = Destination(name, settings)
-        each.open_wanted(0.0)
+        each.begin_opening(0.0)
         each.on_opened(last, sure=False)
-    return Together(settings, destinations)
+    return AtomicUnits(settings, destinations)
 
 
 def test_what_may_be_stored_is_sent_again_an_entry_for_each_row_and_the_rest_in_whole_entries() -> None:
     found = together(RelaySettings(rows_per_claim=100, rows_per_entry=10), {"a": 3, "b": 1})
     found.add([row(1, 0, "a", 1), row(2, 1, "b", 1), row(3, 2, "a", 2), row(4, 3, "a", 2)])  # both may be stored
     found.add([row(5, 4, "a", 3), row(6, 5, "a", 3), row(7, 6, "b", 4), row(8, 7, "b", 5)])
-    parts = found.take_off()
+    parts = found.start_transaction()
     assert [[each.id for each in entry] for entry in parts["a"]] == [[1], [3], [4], [5, 6]]
     assert [[each.id for each in entry] for entry in parts["b"]] == [[2], [7, 8]]
 
@@ -274,29 +282,29 @@ def test_a_unit_with_a_row_above_what_its_topic_has_is_certainly_not_stored() ->
     found.add([row(3, 1, "b", 2), row(4, 5, "a", 2)])
     assert found.may_be_stored(found.queue[0])
     assert found.take_unstored() == [], "what may be stored keeps its ids"
-    assert not found.takes, "and nothing more is claimed before it is known"
+    assert not found.may_claim, "and nothing more is claimed before it is known"
 
 
 def test_a_flight_has_as_much_as_a_claim_and_never_a_part_of_a_unit() -> None:
     found = together(RelaySettings(rows_per_claim=3, bytes_per_claim=100), {"a": -1})
     found.add([row(1, 0, "a", 1), row(2, 1, "a", 2), row(3, 2, "a", 2), row(4, 3, "a", 3)])
-    assert [each.id for entry in found.take_off()["a"] for each in entry] == [1, 2, 3]
-    assert not found.take_off(), "one at a time"
+    assert [each.id for entry in found.start_transaction()["a"] for each in entry] == [1, 2, 3]
+    assert not found.start_transaction(), "one at a time"
     found.take_stored()
     found.add([row(5, 4, "a", 4, 60), row(6, 5, "a", 4, 60)])
-    assert [each.id for entry in found.take_off()["a"] for each in entry] == [4]
+    assert [each.id for entry in found.start_transaction()["a"] for each in entry] == [4]
     found.take_stored()
-    assert [each.id for entry in found.take_off()["a"] for each in entry] == [5, 6], "a large one is alone"
+    assert [each.id for entry in found.start_transaction()["a"] for each in entry] == [5, 6], "a large one is alone"
 
 
 def test_a_refused_flight_is_tried_unit_by_unit() -> None:
     found = together(RelaySettings(rows_per_claim=10), {"a": -1})
     found.add([row(1, 0, "a", 1), row(2, 1, "a", 2), row(3, 2, "a", None), row(4, 3, "a", None)])
-    found.take_off()
+    found.start_transaction()
     assert found.take_refused() == ()
-    assert [each.id for entry in found.take_off()["a"] for each in entry] == [1]
+    assert [each.id for entry in found.start_transaction()["a"] for each in entry] == [1]
     found.take_stored()
-    assert [each.id for entry in found.take_off()["a"] for each in entry] == [2]
+    assert [each.id for entry in found.start_transaction()["a"] for each in entry] == [2]
     assert [each.id for each in found.take_refused()] == [2]
     assert [each.id for each in found.take_unstored()] == [3, 4]
 
@@ -305,16 +313,16 @@ def test_a_flight_waits_until_all_its_destinations_are_ready() -> None:
     found = together(SMALL, {"a": -1, "b": -1})
     found._at["b"].state = State.WAITS
     found.add([row(1, 0, "a", 1), row(2, 1, "b", 1), row(3, 2, "a", 2)])
-    assert not found.take_off(), "nothing passes it: ids of a destination rise"
-    assert found.waits_in_vain()
+    assert not found.start_transaction(), "nothing passes it: ids of a destination rise"
+    assert found.is_blocked()
 
 
 def test_a_row_that_an_open_transaction_may_have_is_not_given_up_without_transactions_either() -> None:
     core = RelayCore(0, 1, SMALL)
-    core.on_claimed(Taken(1, 10, {}, [row(1, 4, "a", 1), row(2, 5, "a", 1)], 0.0, was_atomic=True), 0.0)
+    core.on_claimed(ClaimedShard(1, 10, {}, [row(1, 4, "a", 1), row(2, 5, "a", 1)], 0.0, was_atomic=True), 0.0)
     effects = core.on_opened("a", 4, 0.0)
     assert [each.rows[0].id for each in effects if isinstance(each, Send)] == [1], "sent again, though the topic has 4"
-    core.on_settled("a", Outcome.ROW_REFUSED, "too large", 0.0)
+    core.on_group_done("a", Outcome.ROW_REFUSED, "too large", 0.0)
     core.check()
     assert not core.refused_rows
     assert core.destinations["a"].state is State.WAITS
@@ -323,16 +331,18 @@ def test_a_row_that_an_open_transaction_may_have_is_not_given_up_without_transac
 def test_what_was_claimed_before_a_refusal_was_known_gives_its_ids_back() -> None:
     """It may have the keys of the refused unit, which is tried again later."""
     core = RelayCore(0, 1, SMALL, atomic=True)
-    core.on_claimed(Taken(1, 1, {}, [row(1, 0, "a", 1)], 0.0), 0.0)
+    core.on_claimed(ClaimedShard(1, 1, {}, [row(1, 0, "a", 1)], 0.0), 0.0)
     effects = [*core.on_opened("a", -1, 0.0), *core.on_found(["a"], 0.0), *core.on_resolved("a", 0, 0.0)]
-    assert any(isinstance(each, Fly) for each in effects)
+    assert any(isinstance(each, SendInTransaction) for each in effects)
     assert core._turning is not None
-    claiming = next(each.turn for each in core.turned(core._turning, [], 1, 0.0) if isinstance(each, Transact))
+    claiming = next(
+        each.turn for each in core.on_turn_committed(core._turning, [], 1, 0.0) if isinstance(each, RunTurn)
+    )
     assert claiming.claim is not None
-    core.flown(Outcome.ROW_REFUSED, "too large", (), 0.0)
-    effects = core.turned(claiming, [row(2, 1, "a", 2)], 2, 0.0)
+    core.on_transaction_done(Outcome.ROW_REFUSED, "too large", (), 0.0)
+    effects = core.on_turn_committed(claiming, [row(2, 1, "a", 2)], 2, 0.0)
     core.check()
-    recording = next(each.turn for each in effects if isinstance(each, Transact))
+    recording = next(each.turn for each in effects if isinstance(each, RunTurn))
     assert [each.row.id for each in recording.failures] == [1]
     assert [each.id for each in recording.release] == [2]
 
@@ -340,12 +350,12 @@ def test_what_was_claimed_before_a_refusal_was_known_gives_its_ids_back() -> Non
 def test_a_unit_that_may_be_stored_and_is_refused_is_not_given_up() -> None:
     """What it holds is refused today; it may have been stored yesterday."""
     core = RelayCore(0, 1, SMALL, atomic=True)
-    core.on_claimed(Taken(1, 10, {}, [row(1, 4, "a", 1)], 0.0, was_atomic=True), 0.0)
+    core.on_claimed(ClaimedShard(1, 10, {}, [row(1, 4, "a", 1)], 0.0, was_atomic=True), 0.0)
     effects = core.on_opened("a", 4, 0.0)
-    assert [type(each) for each in effects if isinstance(each, Fly)] == [Fly]
-    core.flown(Outcome.ROW_REFUSED, "too large", (), 0.0)
+    assert [type(each) for each in effects if isinstance(each, SendInTransaction)] == [SendInTransaction]
+    core.on_transaction_done(Outcome.ROW_REFUSED, "too large", (), 0.0)
     core.check()
     assert not core.refused_rows
-    assert core.together is not None
-    assert [each[0].id for each in core.together.queue] == [1]
+    assert core.atomic_units is not None
+    assert [each[0].id for each in core.atomic_units.queue] == [1]
     assert core.destinations["a"].state is State.WAITS

@@ -13,7 +13,7 @@ from magnetar.client.outbox.administration import OutboxAdmin
 from magnetar.client.outbox.rows import RowState
 from magnetar.client.outbox.store import WINDOWS, Store
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
-from magnetar.client.outbox.values_core import Claim, ClaimedRow, Failure, Turn
+from magnetar.client.outbox.values_core import Claim, ClaimedRow, DatabaseTurn, Failure
 
 A, B = (f"persistent://public/default/{name}" for name in "ab")
 BOTH = {A: (0, (0,)), B: (0, (0,))}
@@ -45,8 +45,8 @@ class Shop:
         return [row.id for row in self.rows(wanted, **outcomes)]
 
     def rows(self, wanted: Claim = ALL, **outcomes: object) -> list[ClaimedRow]:
-        turn = Turn(self.epoch, self.next_seq, claim=wanted, **outcomes)  # type: ignore[arg-type]
-        found, self.next_seq = self.store.turn(turn)
+        turn = DatabaseTurn(self.epoch, self.next_seq, claim=wanted, **outcomes)  # type: ignore[arg-type]
+        found, self.next_seq = self.store.run_turn(turn)
         assert [row.seq for row in found] == list(range(self.next_seq - len(found), self.next_seq))
         return found
 
@@ -120,9 +120,9 @@ def test_a_unit_that_is_larger_than_a_claim_is_claimed_alone(shop: Shop) -> None
 
 def test_a_repeated_turn_finds_the_units_that_it_claimed(shop: Shop) -> None:
     ids = [*shop.unit((A, "x"), (B, "y")), *shop.unit((B, None))]
-    turn = Turn(shop.epoch, 0, claim=ALL)
-    assert shop.store.turn(turn) == shop.store.turn(turn)
-    assert [row.id for row in shop.store.turn(turn)[0]] == ids
+    turn = DatabaseTurn(shop.epoch, 0, claim=ALL)
+    assert shop.store.run_turn(turn) == shop.store.run_turn(turn)
+    assert [row.id for row in shop.store.run_turn(turn)[0]] == ids
     taken = shop.store.claim_shard("next")
     assert [row.id for row in taken.claimed] == ids
     assert taken.claimed[0].unit == taken.claimed[1].unit != taken.claimed[2].unit

@@ -10,7 +10,7 @@ import pytest
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration
 from magnetar.client.core.batcher import Batch, OutgoingMessage
-from magnetar.client.core.chunking import CHUNKED_BYTES_MAX, EXPIRE_S, Begun, Chunks, entries_of, split
+from magnetar.client.core.chunking import CHUNKED_BYTES_MAX, EXPIRE_S, Chunks, PartialMessage, entries_of, split
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from magnetar.proto.compression import decompress
@@ -59,7 +59,7 @@ def test_what_is_cut_is_put_together_again(compression: CompressionType) -> None
     assert len(entries) > 4
     assert max(map(len, entries)) <= SMALL_ENTRIES
     chunks = Chunks(pending_max=10, auto_ack=False)
-    found: Begun | None = None
+    found: PartialMessage | None = None
     for number, entry in enumerate(entries):
         header = parse_header(entry)
         assert (header.metadata.chunk_id, header.sequence_id) == (number, 7)
@@ -93,7 +93,7 @@ def test_what_is_large_once_it_is_unfolded_is_in_chunks(compression: int) -> Non
     entries = split(metadata, payload, SMALL_ENTRIES, "u")
     headers = [parse_header(entry) for entry in entries]
     assert len(headers) >= 2
-    assert {header.unfolded for header in headers} == {len(payload)}
+    assert {header.uncompressed_size for header in headers} == {len(payload)}
     body = b"".join(entry[header.payload_offset :] for entry, header in zip(entries, headers, strict=True))
     assert decompress(compression, body, len(payload)) == payload
 
@@ -227,16 +227,16 @@ def test_sizes_are_checked_before_anything_is_kept() -> None:
 def test_a_cumulative_ack_stops_in_front_of_what_ends_behind_it() -> None:
     chunks = Chunks(pending_max=2, auto_ack=False)
     one = pieces()
-    assert chunks.floor(at(9)) == at(9)
+    assert chunks.ack_limit(at(9)) == at(9)
     chunks.add(*_order(one[0], 3), 0.0)
-    assert chunks.floor(at(9)) == at(2)
-    assert chunks.floor(at(2)) == at(2)
+    assert chunks.ack_limit(at(9)) == at(2)
+    assert chunks.ack_limit(at(2)) == at(2)
     chunks.add(*_order(one[1], 5), 0.0)
     chunks.add(*_order(one[2], 7), 0.0)
-    assert chunks.floor(at(6)) == at(2)
-    assert chunks.floor(at(7)) == at(7)
+    assert chunks.ack_limit(at(6)) == at(2)
+    assert chunks.ack_limit(at(7)) == at(7)
     chunks.entries_of_message(at(7))
-    assert chunks.floor(at(6)) == at(6)
+    assert chunks.ack_limit(at(6)) == at(6)
 
 
 def test_the_id_of_a_message_in_chunks_survives_as_bytes() -> None:

@@ -107,12 +107,12 @@ def test_producers_and_receiver_queues_use_what_the_others_do_not_and_half_at_le
     assert receive.window(0.0, 1.0, 1000) == 250, "half of the half that is theirs, for one of them"
     receive.claimed_bytes = 900.0
     assert send.limit_now == 500
-    send.free(600)
+    send.release(600)
     assert send.reserve(100)
     assert not send.reserve(1)
     receive.claimed_bytes = 0.0
     assert send.reserve(500)
-    send.free(1000)
+    send.release(1000)
     assert send.reserve(5000), "one is taken when nothing is pending"
     assert Claim(receive, 1000).window >= 1
 
@@ -132,7 +132,7 @@ def test_a_consumer_beside_a_producer_that_fills_its_part_receives_all() -> None
 def test_who_begins_to_wait_while_others_are_told_is_not_forgotten() -> None:
     memory, told = SendMemory(1), threading.Event()
     assert memory.reserve(1)
-    freeing = threading.Thread(target=memory.free, args=(1,))
+    freeing = threading.Thread(target=memory.release, args=(1,))
 
     class Late(deque[Callable[[], object]]):
         """Another thread frees between the look at the queue and the append."""

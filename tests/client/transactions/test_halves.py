@@ -195,7 +195,7 @@ async def test_a_prepare_that_is_cancelled_is_rolled_back(tmp_path: Path) -> Non
         preparing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await preparing
-        coordinators = found.brokers[0].owned.transactions
+        coordinators = found.brokers[0].topic_manager.transactions
         await until(lambda: sum(each.half_statistics()["rolled_back"] for each in coordinators.loaded) == 2)
         assert not any(each.half_statistics()["open"] for each in coordinators.loaded)
 

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.checksum import varint
-from magnetar.runtime.grpc.messages import LONG_BYTES, LongItem, item_at, long_fields, take_long
+from magnetar.runtime.grpc.messages import LONG_BYTES, LongItem, item_at, long_fields, split_long
 from magnetar.runtime.network import rpc
 
 FIELDS = long_fields(wire.ClientFrames)
@@ -17,7 +17,7 @@ PUBLISH = 0x1A
 
 
 def taken(data: bytes | bytearray) -> tuple[list[LongItem], int]:
-    return take_long(data, FIELDS, wire.ClientFrame)
+    return split_long(data, FIELDS, wire.ClientFrame)
 
 
 def read(frame: Any) -> tuple[int, str, bytes]:
@@ -43,7 +43,7 @@ def test_long_items_are_what_protobuf_makes_of_them(kind: type[bytes]) -> None:
         items, rest = taken(data)
         assert rest == len(data)
         assert [read(each) for each in items] == [read(each) for each in frames]
-        assert [each.kept() for each in items] == frames
+        assert [each.to_message() for each in items] == frames
         assert not hasattr(items[0], "permits")
 
 

@@ -105,7 +105,7 @@ async def test_who_waits_for_room_gets_it_in_turn_and_not_all_at_once() -> None:
     memory, came = MemoryBudget(100), list[int]()
 
     async def wait(number: int) -> None:
-        await memory.room()
+        await memory.wait_room()
         came.append(number)
         memory.held += 1000
 
@@ -161,14 +161,14 @@ class Read(MessageStream):
         self.is_read, self.connection = True, self  # type: ignore[assignment]
         self.window = self
 
-    def consumed(self, stream: MessageStream, size: int) -> None:
+    def credit_stream(self, stream: MessageStream, size: int) -> None:
         pass
 
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
         self.came.append(len(data))
 
     def input_ended(self) -> None:
-        self.over = not self.ends_early()
+        self.over = not self.defer_input_end()
 
     def too_slow(self) -> None:
         raise AssertionError("nothing is slow")

@@ -14,7 +14,7 @@ from magnetar.runtime.peer.envelope import (
     WrongMagic,
     decode,
     encode,
-    refuse,
+    encode_refusal,
 )
 
 IDENTITY = bytes(range(16))
@@ -92,7 +92,7 @@ def test_any_flipped_or_random_bytes_raise_nothing_else() -> None:
 
 
 def test_a_refusal_names_the_identity_and_the_ids() -> None:
-    envelope = decode(refuse(EnvelopeKind.WRONG_IDENTITY, IDENTITY, [4, 5]))
+    envelope = decode(encode_refusal(EnvelopeKind.WRONG_IDENTITY, IDENTITY, [4, 5]))
     assert (envelope.kind, envelope.identity, [item.id for item in envelope.items]) == (
         EnvelopeKind.WRONG_IDENTITY,
         IDENTITY,

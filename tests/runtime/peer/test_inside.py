@@ -14,7 +14,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerService, PeerServing, Reply, Request
 from magnetar.runtime.peer import inside
-from magnetar.runtime.peer.inside import InsideNetwork
+from magnetar.runtime.peer.inside import InProcessNetwork
 from magnetar.runtime.peer.keys import CLEAR, PeerCalling, PeerListening
 from magnetar.runtime.peer.sockets import TURN_BYTES
 from magnetar.runtime.process import SystemNetwork
@@ -34,7 +34,7 @@ class Bench:
     """A network, and all ends made in a test, closed after it."""
 
     def __init__(self) -> None:
-        self.network = InsideNetwork(SystemNetwork(SystemClock()), SystemClock())
+        self.network = InProcessNetwork(SystemNetwork(SystemClock()), SystemClock())
         self.ends: list[Peer | PeerServing] = []
 
     async def serve(

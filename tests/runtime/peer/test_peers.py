@@ -473,13 +473,13 @@ async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkey
     for peer in (sender, other):  # connecting is no part of a turn
         assert (await peer.request(b"hello", timeout_s=SOON_S)).head == b"hello"
     rests: list[float] = []
-    rest = sockets.Wire.rest
+    rest = sockets.Wire.pause
 
     def resting(wire: sockets.Wire, seconds: float) -> None:
         rests.append(seconds)
         rest(wire, seconds if len(taken) < 6 else 0.5)
 
-    monkeypatch.setattr(sockets.Wire, "rest", resting)
+    monkeypatch.setattr(sockets.Wire, "pause", resting)
     server.slow_down(True)
     futures = [sender.request(b"%d" % number, [bytes(600_000)], timeout_s=6 * SOON_S) for number in range(100)]
     await until(lambda: len(taken) >= 6)

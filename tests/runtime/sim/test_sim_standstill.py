@@ -46,7 +46,7 @@ def test_a_process_that_stands_still_answers_when_it_goes_on_and_its_timers_are_
         ringing = simulation.spawn("b", ring())
         await asyncio.sleep(0.5)
         assert simulation.pause("b")
-        simulation.loop.call_later(5.0, simulation.go_on, "b")
+        simulation.loop.call_later(5.0, simulation.resume, "b")
         answered = await simulation.spawn("a", ask(simulation.world("a"), endpoint, 20.0))
         await ringing
         return answered
@@ -71,7 +71,7 @@ def test_one_that_is_killed_while_it_stands_still_takes_no_step_again() -> None:
         simulation.pause("b")
         await asyncio.sleep(2.0)
         simulation.crash("b")
-        simulation.go_on("b")
+        simulation.resume("b")
         await asyncio.sleep(2.0)
 
     simulation.run(scenario())

@@ -20,7 +20,7 @@ from magnetar.runtime.grpc import client, server
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, rpc
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import BrokenRules, Code, HeaderDecoder, Setting, block
+from magnetar.runtime.tcp.http2_frames import BrokenRules, Code, HeaderDecoder, Setting, encode_headers
 from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
@@ -31,7 +31,7 @@ HEAD = (
     (b"te", b"trailers"), (b"content-type", b"application/grpc"),
 )  # fmt: skip
 OPENED = frames.PREFACE + frames.settings({})
-HEADERS = frames.header_block(1, block(HEAD), 0, frames.FRAME_DEFAULT)
+HEADERS = frames.header_block(1, encode_headers(HEAD), 0, frames.FRAME_DEFAULT)
 
 
 def in_pieces(item: Any) -> tuple[bytes, ...]:
@@ -88,14 +88,14 @@ class Pair:
 
     def stream(self) -> client._ClientStream:
         stream = client._ClientStream(HERE, CONNECT)
-        self.client.start(stream, block(HEAD))
+        self.client.start(stream, encode_headers(HEAD))
         return stream
 
     def call(self, topic: str) -> client._UnaryCall:
         data = wire.LookupRequest(topic=topic).SerializeToString()
         call = client._UnaryCall(HERE, client.prefix(len(data)) + data)
         head = [(b":path", LOOKUP.path.encode()) if name == b":path" else (name, value) for name, value in HEAD]
-        self.client.start(call, block(head))
+        self.client.start(call, encode_headers(head))
         return call
 
     async def close(self) -> None:
@@ -205,7 +205,7 @@ async def test_the_credit_for_many_bytes_leaves_a_turn_before_they_are_worked_on
         loop.call_soon(turn)
 
     turn()
-    honest = http2.ReceiveWindow.consumed
+    honest = http2.ReceiveWindow.credit_stream
 
     def consumed(window: http2.ReceiveWindow, stream: http2.Http2Stream, size: int) -> None:
         if window is pair.client.window:
@@ -213,7 +213,7 @@ async def test_the_credit_for_many_bytes_leaves_a_turn_before_they_are_worked_on
         else:
             honest(window, stream, size)
 
-    monkeypatch.setattr(http2.ReceiveWindow, "consumed", consumed)
+    monkeypatch.setattr(http2.ReceiveWindow, "credit_stream", consumed)
     (item,) = await stream.receive()
     assert (item.id, passed - credited[0]) == (size, turns)
 
@@ -266,8 +266,8 @@ BROKEN = {
     "data of no stream": (OPENED + data(1, 0), Code.PROTOCOL_ERROR),
     "data of a stream that is not open": (OPENED + data(1, 5), Code.PROTOCOL_ERROR),
     "data of an even stream": (OPENED + data(1, 2), Code.PROTOCOL_ERROR),
-    "an even stream": (OPENED + frames.header_block(2, block(HEAD), 0, 16_384), Code.PROTOCOL_ERROR),
-    "headers of no stream": (OPENED + frames.header_block(0, block(HEAD), 0, 16_384), Code.PROTOCOL_ERROR),
+    "an even stream": (OPENED + frames.header_block(2, encode_headers(HEAD), 0, 16_384), Code.PROTOCOL_ERROR),
+    "headers of no stream": (OPENED + frames.header_block(0, encode_headers(HEAD), 0, 16_384), Code.PROTOCOL_ERROR),
     "a frame of 16 MiB": (OPENED + frames.header((1 << 24) - 1, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
     "headers of 1 MiB": (OPENED + frames.header(1 << 20, frames.HEADERS, 4, 1), Code.FRAME_SIZE_ERROR),
     "an unknown frame of 1 MiB": (OPENED + frames.header(1 << 20, 77, 0, 0), Code.FRAME_SIZE_ERROR),
@@ -282,8 +282,8 @@ BROKEN = {
     "a promise": (OPENED + raw(frames.PUSH_PROMISE, bytes(8), 4, 1), Code.PROTOCOL_ERROR),
     "a continuation of nothing": (OPENED + raw(frames.CONTINUATION, b"", 4, 1), Code.PROTOCOL_ERROR),
     "another frame in a header block": (
-        OPENED + raw(frames.HEADERS, block(HEAD), 0, 1) + frames.ping(bytes(8)), Code.PROTOCOL_ERROR),
-    "data in a header block": (OPENED + raw(frames.HEADERS, block(HEAD), 0, 1) + data(1), Code.PROTOCOL_ERROR),
+        OPENED + raw(frames.HEADERS, encode_headers(HEAD), 0, 1) + frames.ping(bytes(8)), Code.PROTOCOL_ERROR),
+    "data in a header block": (OPENED + raw(frames.HEADERS, encode_headers(HEAD), 0, 1) + data(1), Code.PROTOCOL_ERROR),
     "a continuation of another stream": (
         OPENED + raw(frames.HEADERS, b"", 0, 1) + raw(frames.CONTINUATION, b"", 4, 3), Code.PROTOCOL_ERROR),
     "continuations without an end": (
@@ -334,7 +334,7 @@ OF_A_STREAM = {
     "a window above its maximum": (frames.window_update(1, frames.WINDOW_MAX), Code.FLOW_CONTROL_ERROR),
     "data after its end": (data(5, 1, frames.END_STREAM) + data(5, 1), Code.STREAM_CLOSED),
     "headers after its end": (
-        data(5, 1, frames.END_STREAM) + frames.header_block(1, block(HEAD), 0, 16_384), Code.STREAM_CLOSED),
+        data(5, 1, frames.END_STREAM) + frames.header_block(1, encode_headers(HEAD), 0, 16_384), Code.STREAM_CLOSED),
 }  # fmt: skip
 
 
@@ -357,7 +357,7 @@ async def test_frames_of_a_stream_that_is_over_and_of_a_later_kind_are_ignored(p
 
 
 async def test_padding_and_priorities_are_taken_off(pair: Pair) -> None:
-    padded = raw(frames.HEADERS, b"\x03" + bytes(5) + block(HEAD) + bytes(3), 4 | 8 | 0x20, 1)
+    padded = raw(frames.HEADERS, b"\x03" + bytes(5) + encode_headers(HEAD) + bytes(3), 4 | 8 | 0x20, 1)
     frame = wire.ClientFrames(items=[wire.ClientFrame(publish=b"abc")]).SerializeToString()
     message = client.prefix(len(frame)) + frame
     give(pair.server, OPENED + padded + raw(frames.DATA, b"\x02" + message + b"\0\0", 8 | 1, 1))
@@ -488,7 +488,7 @@ def test_each_thread_reads_into_a_buffer_of_its_own() -> None:
 @pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 254, 255, 5000, 20_000])
 def test_a_header_of_any_length_is_read_as_it_was_written(size: int) -> None:
     headers = [(b"a" * max(1, size), b"b" * size), (b":status", b"200"), (b"x", bytes(range(256)))]
-    assert HeaderDecoder(list, 1 << 20).decode(block(headers)) == headers
+    assert HeaderDecoder(list, 1 << 20).decode(encode_headers(headers)) == headers
 
 
 def test_a_block_with_state_is_not_remembered() -> None:
@@ -502,7 +502,7 @@ def test_a_block_with_state_is_not_remembered() -> None:
 def test_a_decoder_remembers_few_blocks() -> None:
     decoder: HeaderDecoder[Any] = HeaderDecoder(list, 1000)
     for number in range(1000):
-        decoder.decode(block([(b"n", b"%d" % number)]))
+        decoder.decode(encode_headers([(b"n", b"%d" % number)]))
     assert len(decoder._known) <= 32
     with pytest.raises(BrokenRules):
-        decoder.decode(block([(b"n", b"x" * 2000)]))
+        decoder.decode(encode_headers([(b"n", b"x" * 2000)]))

@@ -17,7 +17,7 @@ from magnetar.runtime.tcp.http2_frames import (
     Code,
     Header,
     HeaderDecoder,
-    block,
+    encode_headers,
 )
 
 LIST_BYTES_MAX = 32 << 10
@@ -107,7 +107,7 @@ def a_block(rng: random.Random, encoder: hpack.Encoder) -> bytes:
         for _ in range(rng.randrange(12))
     ]
     if rng.random() < 0.2:
-        return block(headers)
+        return encode_headers(headers)
     if rng.random() < 0.1:
         encoder.header_table_size = rng.choice((0, 50, 1000, 4096))
     return encoder.encode(headers, huffman=rng.random() < 0.7)
@@ -139,7 +139,7 @@ def test_blocks_of_a_connection_are_what_the_library_makes_of_them(seed: int) ->
 
 def test_the_longest_headers_are_refused_as_by_the_library() -> None:
     for size in (LIST_BYTES_MAX - 33, LIST_BYTES_MAX - 32):
-        data = block([(b"x", bytes(size))])
+        data = encode_headers([(b"x", bytes(size))])
         found = read(HeaderDecoder(lambda found: found, LIST_BYTES_MAX), data)
         assert found == read_by_library(hpack.Decoder(LIST_BYTES_MAX), data)
 

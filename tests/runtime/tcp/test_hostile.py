@@ -21,7 +21,7 @@ from magnetar.runtime.grpc.limits import CALLS_MAX
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import BrokenRules, Code, HeaderDecoder, Setting, block
+from magnetar.runtime.tcp.http2_frames import BrokenRules, Code, HeaderDecoder, Setting, encode_headers
 from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
@@ -31,7 +31,7 @@ OPENED = frames.PREFACE + frames.settings({})
 
 def head(path: str) -> bytes:
     named = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"x"))
-    return block([*named, (b"te", b"trailers"), (b"content-type", b"application/grpc")])
+    return encode_headers([*named, (b"te", b"trailers"), (b"content-type", b"application/grpc")])
 
 
 LOOKUP, CONNECT, NOWHERE = (head(f"/magnetar.wire.Broker/{name}") for name in ("Lookup", "Connect", "Nowhere"))
@@ -167,7 +167,7 @@ async def test_who_breaks_the_rules_and_does_not_read_is_aborted(made: Callable[
     served = made(unread := Unread())
     aborted: list[bool] = []
     unread.abort = lambda: aborted.append(True)  # type: ignore[method-assign]
-    served.end.patience.allow(math.inf, 0)
+    served.end.allowance.allow(math.inf, 0)
     give(served.end, OPENED + b"".join(frames.ping(bytes(8)) for _ in range(70_000)))
     assert served.end.out.is_paused
     give(served.end, frames.window_update(0, 0))
@@ -193,7 +193,7 @@ async def test_streams_that_are_reset_at_once_begin_no_more_handlers_than_calls_
 ) -> None:
     served = made(Wire())
     give(served.end, OPENED)
-    served.end.patience.allow(math.inf, 0)
+    served.end.allowance.allow(math.inf, 0)
     for first in range(0, 20_000, 500):
         numbers = range(2 * first + 1, 2 * first + 1001, 2)
         give(served.end, b"".join(begun(id_, LOOKUP) + frames.rst_stream(id_, Code.CANCEL) for id_ in numbers))
@@ -214,7 +214,7 @@ async def test_one_settings_that_changes_a_window_thousands_of_times_visits_each
     made: Callable[[Wire], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = made(Wire())
-    served.end.patience.allow(math.inf, 0)
+    served.end.allowance.allow(math.inf, 0)
     give(served.end, OPENED + b"".join(begun(2 * n + 1, CONNECT) for n in range(CALLS_MAX)))
     visited: list[Any] = []
     monkeypatch.setattr(http2.Http2Output, "on_window_opened", lambda out, stream: visited.append(stream))
@@ -305,8 +305,8 @@ async def test_headers_in_the_middle_of_a_request_end_its_stream_alone(made: Cal
     served = made(Wire())
     give(served.end, OPENED + begun(1, CONNECT) + begun(3, LOOKUP) + data(1, b"\0") + begun(1, CONNECT))
     assert (frames.RST_STREAM, 1, Code.PROTOCOL_ERROR.to_bytes(4, "big")) in served.answered()
-    give(served.end, data(3, ASKED) + begun(3, block([(b"x", b"y")]), frames.END_STREAM))  # trailers
-    give(served.end, begun(3, block([(b"x", b"y")]), frames.END_STREAM))
+    give(served.end, data(3, ASKED) + begun(3, encode_headers([(b"x", b"y")]), frames.END_STREAM))  # trailers
+    give(served.end, begun(3, encode_headers([(b"x", b"y")]), frames.END_STREAM))
     assert (frames.RST_STREAM, 3, Code.STREAM_CLOSED.to_bytes(4, "big")) in served.answered()
     assert not served.end.is_lost
     assert not served.end.streams
@@ -403,7 +403,7 @@ async def test_an_answer_with_two_heads_ends_its_call_alone() -> None:
     first, second = client._UnaryCall(HERE, ASKED), client._UnaryCall(HERE, ASKED)
     for each in (first, second):
         end.start(each, LOOKUP)
-    answer = begun(1, block([(b":status", b"200"), (b"content-type", b"application/grpc")]))
+    answer = begun(1, encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")]))
     give(end, answer + answer)
     assert isinstance(first.done.exception(), ConnectionLost)
     assert bytes(written.written).endswith(frames.rst_stream(1, Code.PROTOCOL_ERROR))

@@ -28,7 +28,7 @@ from magnetar.runtime.tcp.http2_frames import (
     Code,
     HeaderDecoder,
     Setting,
-    block,
+    encode_headers,
 )
 from tests.compiled import replaces_code
 from tests.runtime.tcp.test_connection import Pair, ended_with
@@ -40,7 +40,7 @@ HEAD = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"), (b"
 
 def begun(id_: int, method: str = "Connect", flags: int = 0, **more: bytes) -> bytes:
     headers = {b":path": f"/magnetar.wire.Broker/{method}".encode(), **{k.encode(): v for k, v in more.items()}}
-    return frames.header_block(id_, block([*HEAD, *headers.items()]), flags, frames.FRAME_DEFAULT)
+    return frames.header_block(id_, encode_headers([*HEAD, *headers.items()]), flags, frames.FRAME_DEFAULT)
 
 
 def data(id_: int, payload: bytes, flags: int = 0) -> bytes:
@@ -191,7 +191,7 @@ async def test_a_stranger_that_sends_what_carries_nothing_is_told_to_be_calm_soo
 async def known(served: Served) -> None:
     give(served.end, OPENED + begun(1, authorization=b"right"))
     await served.turns()
-    assert served.end.patience.is_known
+    assert served.end.allowance.is_known
 
 
 @pytest.mark.parametrize("what", [
@@ -216,7 +216,7 @@ async def test_patience_grows_with_time(served: Served, monkeypatch: pytest.Monk
     await known(served)
     monkeypatch.setattr(http2, "CHARGED_A_TURN", 1e9)
     now = served.end.loop.time()
-    monkeypatch.setattr(served.end.patience, "_loop", Clock(lambda: now))
+    monkeypatch.setattr(served.end.allowance, "_loop", Clock(lambda: now))
     for _ in range(10):
         give(served.end, frames.ping(bytes(8)) * 10_000)
         now += 10_000 / limits.PATIENCE_RATE
@@ -230,7 +230,7 @@ async def test_an_idle_client_that_pings_every_few_seconds_uses_no_patience_for_
 ) -> None:
     await known(served)
     now = served.end.loop.time()
-    monkeypatch.setattr(served.end.patience, "_loop", Clock(lambda: now))
+    monkeypatch.setattr(served.end.allowance, "_loop", Clock(lambda: now))
     for _ in range(int(2 * limits.PATIENCE_KNOWN)):
         give(served.end, frames.ping(bytes(8)))
         served.wire.written.clear()
@@ -256,7 +256,7 @@ async def test_honest_traffic_uses_no_patience() -> None:
         assert call.done.done()
     stream = pair.stream()
     await pair.run(rng, 1 << 20)
-    begin = pair.server.patience._left
+    begin = pair.server.allowance._left
     for each in range(300):
         stream.send_nowait(wire.ClientFrame(publish=rng.randbytes(rng.choice((1, 100, 100_000)))))
         sent = pair.server.out.send_left
@@ -266,7 +266,7 @@ async def test_honest_traffic_uses_no_patience() -> None:
             give(pair.server, frames.window_update(0, size) + frames.window_update(stream.id, size))
     for end in (pair.client, pair.server):
         end.check()
-    assert begin - pair.server.patience._left <= 25, "some bytes are given back twice here"
+    assert begin - pair.server.allowance._left <= 25, "some bytes are given back twice here"
     await pair.close()
 
 
@@ -311,7 +311,7 @@ async def test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn
 ) -> None:
     """What the buffer has beyond the slice waits, and the socket is not read; it is taken in later turns, in order."""
     await known(served)
-    served.end.patience.allow(1e9, 0)
+    served.end.allowance.allow(1e9, 0)
     monkeypatch.setattr(http2, "perf_counter", clock := Ticks())
     count = http2.READ_BYTES // len(flood) - 1
     slices, others = list[float](), list[int]()
@@ -366,8 +366,8 @@ async def test_a_flood_is_handled_a_hundred_frames_at_a_time_and_rests_between(
 ) -> None:
     """Counted in what is charged, on a clock that stands still: however fast the machine is."""
     await known(served) if is_known else give(served.end, OPENED)
-    served.end.patience.allow(1e9, 0)
-    served.end.patience.is_known = is_known
+    served.end.allowance.allow(1e9, 0)
+    served.end.allowance.is_known = is_known
     monkeypatch.setattr(http2, "perf_counter", lambda: 0.0)
     charged = [0]
     honest = limits.FrameAllowance.charge
@@ -398,7 +398,7 @@ async def test_honest_traffic_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> 
     rests = list[bool]()
     monkeypatch.setattr(pair.client, "_rest_later", lambda: pytest.fail("a client rests"))
     honest = pair.server._rest_later
-    monkeypatch.setattr(pair.server, "_rest_later", lambda: (rests.append(pair.server.patience.is_known), honest())[1])
+    monkeypatch.setattr(pair.server, "_rest_later", lambda: (rests.append(pair.server.allowance.is_known), honest())[1])
     calls = [pair.call(f"t{each}") for each in range(60)]
     async with asyncio.timeout(30):
         while not all(call.done.done() for call in calls):
@@ -415,7 +415,7 @@ async def test_honest_traffic_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_reads_of_one_turn_have_one_slice(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system hands over one full buffer after the other."""
     await known(served)
-    served.end.patience.allow(1e9, 0)
+    served.end.allowance.allow(1e9, 0)
     monkeypatch.setattr(http2, "perf_counter", Ticks())
     long = frames.header(16_000, 77, 0, 0) + bytes(16_000)
     stream = memoryview(long * (40 * http2.READ_BYTES // len(long)))
@@ -432,7 +432,7 @@ async def test_reads_of_one_turn_have_one_slice(served: Served, monkeypatch: pyt
 
 async def test_a_connection_that_is_lost_while_its_bytes_wait_takes_none_of_them(served: Served) -> None:
     await known(served)
-    served.end.patience.allow(1e9, 0)
+    served.end.allowance.allow(1e9, 0)
     sent = frames.ping(bytes(8)) * 14_000
     served.end.get_buffer(-1)[: len(sent)] = sent
     served.end.buffer_updated(len(sent))
@@ -462,7 +462,7 @@ async def test_bytes_of_streams_that_are_reset_before_they_are_read_are_credited
 @pytest.mark.parametrize("seed", range(10))
 async def test_windows_are_conserved_whatever_comes(served: Served, seed: int) -> None:
     rng = random.Random(seed)
-    served.end.patience.allow(1e9, 0)
+    served.end.allowance.allow(1e9, 0)
     give(served.end, OPENED)
     last, open_ = -1, list[int]()
     for _ in range(400):

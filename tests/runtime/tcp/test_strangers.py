@@ -36,7 +36,7 @@ class One:
 
 def test_the_oldest_of_the_address_that_has_most_leaves() -> None:
     strangers = Strangers(Limits(connections=40))
-    assert strangers.most == 20
+    assert strangers.count_max == 20
     honest, flood = One(), [One() for _ in range(100)]
     assert strangers.add(honest, "10.0.0.1:1")
     assert all(strangers.add(each, f"10.0.0.2:{port}") for port, each in enumerate(flood))
@@ -62,9 +62,9 @@ def test_one_that_is_asked_who_it_is_stays_and_when_all_are_none_comes() -> None
 
 def test_strangers_of_a_port_have_an_eighth_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Descriptors, "connections_max", 800)
-    assert Strangers(Limits()).most == 100
+    assert Strangers(Limits()).count_max == 100
     monkeypatch.setattr(Descriptors, "connections_max", 8)
-    assert Strangers(Limits()).most == STRANGERS_MIN
+    assert Strangers(Limits()).count_max == STRANGERS_MIN
 
 
 async def _echo(stream: ByteStream) -> None:
@@ -122,7 +122,7 @@ async def test_handshakes_that_never_end_are_bounded_and_keep_no_honest_caller_o
     assert handshakes is not None
     with flooded(serving.endpoint.port, says):
         await echoed(serving.endpoint.port, context)
-        assert len(handshakes) <= handshakes.most == 32
+        assert len(handshakes) <= handshakes.count_max == 32
         assert handshakes.pushed_out >= FLOOD - 33
         assert PROCESS.connections - before <= 34, "each has its place among the connections of the process"
     async with asyncio.timeout(20):

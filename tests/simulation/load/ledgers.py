@@ -133,7 +133,7 @@ class LedgerLoad:
         at = 0
         for _ in range(looks):
             if reader.last_entry < at and await self._cluster.call("look for more", reader.refresh()) < at:
-                if reader.closed:
+                if reader.is_closed:
                     break
                 await asyncio.sleep(0.5)
                 continue

@@ -23,8 +23,8 @@ import random
 from collections import deque
 from typing import Any
 
-from magnetar.broker.pulsar.frames import Frames, frame, parse
-from magnetar.broker.pulsar.translate import ack_set, signed, unsigned
+from magnetar.broker.pulsar.frames import FrameCutter, encode_frame, parse_frame
+from magnetar.broker.pulsar.translate import encode_ack_set, signed_long, unsigned_long
 from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, Result, Timeout
 from magnetar.client.core.batcher import Batch, Batcher, Callback, OutgoingMessage, encode
@@ -132,7 +132,7 @@ class Connection:
         self.consumers: dict[int, PulsarConsumer] = {}
         self._stream = stream
         self._client = client
-        self._frames = Frames(64 << 20)
+        self._frames = FrameCutter(64 << 20)
         self._waiting: dict[tuple[str, int], asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
         self._heard = True
@@ -165,7 +165,7 @@ class Connection:
             self._waiting.pop((answer, number), None)
 
     def say(self, entry: bytes = b"", **command: Any) -> None:
-        data = frame(**command)
+        data = encode_frame(**command)
         if entry:
             data = (len(data) - 4 + len(entry)).to_bytes(4, "big") + data[4:] + entry
         self._stream.write_nowait(data)
@@ -181,10 +181,10 @@ class Connection:
 
     async def _read(self) -> None:
         try:
-            while size := await self._stream.read_into(lambda: self._frames.room()):
+            while size := await self._stream.read_into(lambda: self._frames.read_buffer()):
                 self._heard = True
-                for each in self._frames.took(size):
-                    command, rest = parse(each)
+                for each in self._frames.receive(size):
+                    command, rest = parse_frame(each)
                     self._take(pulsar.BaseCommand.Type.Name(command.type).lower(), command, bytes(rest))
         except MagnetarError:
             pass
@@ -356,7 +356,7 @@ class PulsarProducer(_Handle):
     def send_nowait(self, content: bytes, callback: Callback, *, deliver_at: int | None = None) -> None:
         if self.over:
             raise AlreadyClosed("the producer is closed")
-        if sum(each.count for each in self._pending) + self._batcher.open_messages >= self._pending_max:
+        if sum(each.count for each in self._pending) + self._batcher.open_message_count >= self._pending_max:
             raise ProducerQueueIsFull("too many messages wait")
         self._batcher.add_message(OutgoingMessage(content, deliver_at=deliver_at), callback)
         self._empty.clear()
@@ -391,7 +391,7 @@ class PulsarProducer(_Handle):
         elif head is not None and asked.sequence_id == head.sequence_id:
             self._pending.popleft()
             self._sent -= 1
-            place = signed(asked.message_id.ledgerId), signed(asked.message_id.entryId)
+            place = signed_long(asked.message_id.ledgerId), signed_long(asked.message_id.entryId)
             self._done(head, Result.Ok, place)
         elif head is not None and asked.sequence_id > head.sequence_id:
             self._client.violations.append(f"receipt: of {asked.sequence_id}, and {head.sequence_id} has none yet")
@@ -401,7 +401,7 @@ class PulsarProducer(_Handle):
             inside = index if batch.message is None and place[0] >= 0 else -1
             if callback is not None:
                 callback(result, MessageId(-1, *place, inside))
-        if not self._pending and not self._batcher.open_messages:
+        if not self._pending and not self._batcher.open_message_count:
             self._empty.set()
 
     async def _time_out(self) -> None:
@@ -503,7 +503,9 @@ class PulsarConsumer(_Handle):
             return
         left = {index for index in range(len(contents)) if _is_set(asked.ack_set, index)}
         acked = set(range(len(contents))) - left if asked.ack_set else set[int]()
-        entry = _Entry((signed(asked.message_id.ledgerId), signed(asked.message_id.entryId)), len(contents), acked)
+        entry = _Entry(
+            (signed_long(asked.message_id.ledgerId), signed_long(asked.message_id.entryId)), len(contents), acked
+        )
         batched = header.metadata.HasField("num_messages_in_batch")
         for index, content in enumerate(contents):
             if index not in acked:
@@ -537,9 +539,9 @@ class PulsarConsumer(_Handle):
         entry.acked.add(max(0, message.index))
         if self.connection is None:
             return  # it comes again
-        place = MessageIdData(ledgerId=unsigned(entry.place[0]), entryId=unsigned(entry.place[1]))
+        place = MessageIdData(ledgerId=unsigned_long(entry.place[0]), entryId=unsigned_long(entry.place[1]))
         if len(entry.acked) < entry.count:
-            place.ack_set.extend(ack_set(sorted(entry.acked), entry.count))
+            place.ack_set.extend(encode_ack_set(sorted(entry.acked), entry.count))
         self.connection.say(ack=pulsar.CommandAck(
             consumer_id=self.number, ack_type=pulsar.CommandAck.Individual, message_id=[place]
         ))  # fmt: skip
@@ -548,10 +550,10 @@ class PulsarConsumer(_Handle):
         if self.connection is None:
             raise ConnectionLost("the consumer is not connected")
         entry = message.entry
-        place = MessageIdData(ledgerId=unsigned(entry.place[0]), entryId=unsigned(entry.place[1]))
+        place = MessageIdData(ledgerId=unsigned_long(entry.place[0]), entryId=unsigned_long(entry.place[1]))
         if message.index >= 0:
             place.batch_size = entry.count
-            place.ack_set.extend(ack_set([message.index], entry.count))
+            place.ack_set.extend(encode_ack_set([message.index], entry.count))
         _unrefused(await self.connection.ask("ack_response", ack=pulsar.CommandAck(
             consumer_id=self.number, ack_type=pulsar.CommandAck.Individual, message_id=[place], **txn.numbers
         )))  # fmt: skip
@@ -565,7 +567,7 @@ class PulsarConsumer(_Handle):
         asked = pulsar.CommandRedeliverUnacknowledgedMessages(consumer_id=self.number)
         if not self._exclusive:
             place = message.entry.place
-            asked.message_ids.append(MessageIdData(ledgerId=unsigned(place[0]), entryId=unsigned(place[1])))
+            asked.message_ids.append(MessageIdData(ledgerId=unsigned_long(place[0]), entryId=unsigned_long(place[1])))
         elif self._epoch is not None:
             self._epoch += 1
             asked.consumer_epoch = self._epoch

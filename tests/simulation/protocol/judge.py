@@ -27,9 +27,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.ledger import metadata_core as m
-from magnetar.ledger.pending_core import AddOf
+from magnetar.ledger.pending_core import PayloadAdd
 from magnetar.ledger.reader_core import StoredCopy
-from magnetar.ledger.writer_core import Outcome, Writer, WriterState
+from magnetar.ledger.writer_core import EntryOutcome, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
 
 from .bookie import Bookie
@@ -56,7 +56,7 @@ class Ledger:
         self.appended: list[bytes] = []
         self.sent_at: list[float] = []
         self.acked = 0  # entries 0 … acked-1
-        self.failed: dict[int, Outcome] = {}
+        self.failed: dict[int, EntryOutcome] = {}
         self.closed_at: float | None = None
         self.last_entry = -1  # of the closed ledger, also when it was deleted since
         self.read_upto = -1
@@ -82,7 +82,7 @@ class Judge:
         seen.appended.append(payload)
         seen.sent_at.append(self._simulation.scheduler.now)
 
-    def confirmed(self, ledger: int, entry: int, writer: Writer[AddOf[bytes]]) -> None:
+    def confirmed(self, ledger: int, entry: int, writer: Writer[PayloadAdd[bytes]]) -> None:
         seen = self.ledgers[ledger]
         promise(entry == seen.acked, f"8: entry {entry} of ledger {ledger} is confirmed after {seen.acked - 1}")
         promise(entry not in seen.failed, f"8: entry {entry} of ledger {ledger} is confirmed after it failed")
@@ -113,13 +113,13 @@ class Judge:
         if copies < record.ack_quorum:
             raise Violation(text.format(entry, ledger, copies, record.ack_quorum))
 
-    def failed(self, ledger: int, entry: int, why: Outcome) -> None:
+    def failed(self, ledger: int, entry: int, why: EntryOutcome) -> None:
         seen = self.ledgers[ledger]
         promise(entry >= seen.acked, f"8: entry {entry} of ledger {ledger} fails after it was confirmed")
         promise(entry not in seen.failed, f"8: entry {entry} of ledger {ledger} fails twice")
         seen.failed[entry] = why
         record = self._simulation.register.records.get(ledger)
-        if why is Outcome.NOT_STORED and record is not None:
+        if why is EntryOutcome.NOT_STORED and record is not None:
             promise(record.state == CLOSED and record.last_entry < entry,
                     f"8: entry {entry} of ledger {ledger} is said to be not stored, and may be")  # fmt: skip
 
@@ -237,6 +237,6 @@ class Judge:
             record = self._simulation.register.records.get(ledger)
             if record is not None and record.state == CLOSED:
                 for entry, why in seen.failed.items():
-                    promise(why is not Outcome.NOT_STORED or entry > record.last_entry,
+                    promise(why is not EntryOutcome.NOT_STORED or entry > record.last_entry,
                             f"8: entry {entry} of ledger {ledger} is said to be not stored and is in it")  # fmt: skip
                 promise(seen.acked <= record.last_entry + 1, f"4: ledger {ledger} ends before what is confirmed")

@@ -29,7 +29,7 @@ class Reader:
         self.client = client
         self.ledger = ledger
         self.record = record
-        self.bound = rd.Bound(record)
+        self.bound = rd.ReadBound(record)
         self.next = 0
         self.done = done
         self._tries = 0
@@ -57,11 +57,11 @@ class Reader:
     def _step(self, read: rd.RangeRead, effect: rd.Effect | None) -> None:
         if effect is None:
             return
-        if isinstance(effect, rd.Ask):
+        if isinstance(effect, rd.AskBookie):
             self._ask(read, effect)
             return
         self._read = None
-        if isinstance(effect, rd.Done):
+        if isinstance(effect, rd.ReadDone):
             self._tries = 0
             for stored in effect.entries:
                 self.simulation.judge.was_read(self.ledger, stored)
@@ -76,13 +76,13 @@ class Reader:
             else:
                 self._refresh()
 
-    def _ask(self, read: rd.RangeRead, ask: rd.Ask) -> None:
+    def _ask(self, read: rd.RangeRead, ask: rd.AskBookie) -> None:
         name, count = ask.bookie, min(ask.count, RANGE_MAX)
 
         def answered(found: tuple[Status, int, list[StoredCopy | None]]) -> None:
             status, lac, entries = found
             if status is Status.OK:
-                self.bound.learn_lac(lac)
+                self.bound.raise_to(lac)
                 self._learn(read, rd.EntriesRead(name, [self._frame(stored) for stored in entries]))
             elif status in CERTAIN:
                 self._learn(read, rd.EntryMissing(name))
@@ -93,8 +93,8 @@ class Reader:
             self.client, name, lambda bookie, reply: bookie.read(self.ledger, ask.entry, count, False, reply),
             answered, lambda: self._learn(read, rd.ReadFailed(name)), READ_TIMEOUT_S,
         )  # fmt: skip
-        if read.speculates:
-            self.simulation.scheduler.after(SPECULATIVE_S, self.client.take, self._learn, read, rd.Waited())
+        if read.may_speculate:
+            self.simulation.scheduler.after(SPECULATIVE_S, self.client.take, self._learn, read, rd.SpeculationDue())
 
     def _frame(self, stored: StoredCopy | None) -> bytes:
         if stored is None:
@@ -115,7 +115,7 @@ class Reader:
                 self.done(False)
             else:
                 self.record = record
-                self.bound.learn_record(record)
+                self.bound.apply_record(record)
                 if record.state == CLOSED:
                     self._later()
                 else:
@@ -130,7 +130,7 @@ class Reader:
 
         def answered(found: tuple[Status, int]) -> None:
             if found[0] is Status.OK:
-                self.bound.learn_lac(found[1])
+                self.bound.raise_to(found[1])
             self._later()
 
         self.simulation.network.request(

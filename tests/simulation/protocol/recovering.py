@@ -14,7 +14,7 @@ from magnetar.ledger import metadata_core as m
 from magnetar.ledger import recovery as real
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger.peer_format import Flags, Op, Status, decode_request
-from magnetar.ledger.pending_core import AddAcked, AddFailed, AddOf, SendAdd
+from magnetar.ledger.pending_core import AddAcked, AddFailed, PayloadAdd, SendAdd
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
@@ -123,7 +123,7 @@ class Recoverer:
             self.client, send.bookie, serve, answered, lambda: self._learn(r.ReadFailed(entry, slot)), READ_TIMEOUT_S
         )
 
-    def _write_back(self, send: SendAdd[AddOf[StoredCopy]]) -> None:
+    def _write_back(self, send: SendAdd[PayloadAdd[StoredCopy]]) -> None:
         found = send.add.payload
         stored = StoredCopy(found.entry, send.lac, found.length, found.payload)
         place = found.entry, send.slot, send.bookie

@@ -145,7 +145,7 @@ class Change:
                 self._client, lambda: register.write(self._ledger, record, version, self._client.name),
                 partial(self._written, record, version), self._again, writing=True,
             )  # fmt: skip
-        elif isinstance(answer, m.Settled):
+        elif isinstance(answer, m.AlreadyStored):
             self._done(answer.record)
         else:
             assert answer is not None

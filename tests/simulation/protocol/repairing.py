@@ -30,7 +30,7 @@ class Repairer:
     """Begins at once; ends by itself."""
 
     def __init__(
-        self, simulation: Simulation, client: Client, record: LedgerRecord, fragment: copies.Final, slot: int
+        self, simulation: Simulation, client: Client, record: LedgerRecord, fragment: copies.FinalFragment, slot: int
     ) -> None:
         self._simulation = simulation
         self._client = client

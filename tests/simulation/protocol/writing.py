@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger import writer_core as w
 from magnetar.ledger.peer_format import Status
-from magnetar.ledger.pending_core import AddFailed, AddOf, AddsAcked, SendAdd, Striping
+from magnetar.ledger.pending_core import AddFailed, AddsAcked, PayloadAdd, SendAdd, Striping
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.metadata.records import LedgerRecord
 
@@ -21,7 +21,7 @@ from .bookie import Bookie
 from .network import Client
 from .register import Change, Outcome
 
-_Add = AddOf[bytes]
+_Add = PayloadAdd[bytes]
 
 if TYPE_CHECKING:
     from .run import Simulation
@@ -67,7 +67,13 @@ class WriterClient:
         mine = m.new_record(ledger, striping, ensemble, key=KEY, token=f"{self.client.name} {ledger}", created_ms=0,
                             properties={})  # fmt: skip
         self.core, self.closes = None, 0
-        Change(simulation, self.client, ledger, partial(m.create, mine=mine), partial(self._created, ledger, striping))
+        Change(
+            simulation,
+            self.client,
+            ledger,
+            partial(m.create_record, mine=mine),
+            partial(self._created, ledger, striping),
+        )
 
     def _created(self, ledger: int, striping: Striping, outcome: Outcome) -> None:
         if not isinstance(outcome, LedgerRecord):
@@ -102,7 +108,7 @@ class WriterClient:
                 self.number += 1
                 payload = b"%s %d" % (self.client.name.encode(), self.number)
             simulation.judge.appended(self.ledger, payload)
-            effects += core.append(AddOf(payload), len(payload))
+            effects += core.append(PayloadAdd(payload), len(payload))
         self._run(effects)
         simulation.scheduler.after(simulation.around(options.pause_s), self.client.take, self._turn, core)
 
@@ -185,7 +191,7 @@ class WriterClient:
         entry, why = effect.add.entry, effect.why.name
         self.simulation.story(f"{self.client.name}: entry {entry} of ledger {self.ledger} ends {why}")
         self.simulation.judge.failed(self.ledger, entry, effect.why)
-        if effect.why is w.Outcome.NOT_STORED:
+        if effect.why is w.EntryOutcome.NOT_STORED:
             self._again.append(effect.add.payload)
 
     def _send(self, core: w.Writer[_Add], slot: int, name: str, sends: list[SendAdd[_Add]], tries: int) -> None:
@@ -218,7 +224,7 @@ class WriterClient:
         if first is Status.OK:
             self._learn(core, AddsAcked([send.add.entry for send in sends], slot, name))
         elif first is Status.FENCED:
-            self._learn(core, w.AddRefused(w.Outcome.FENCED))
+            self._learn(core, w.AddRefused(w.EntryOutcome.FENCED))
         elif first is Status.BUSY and tries * RETRY_S <= ADD_TIMEOUT_S:
             again = partial(self._send, core, slot, name, sends, tries + 1)
             self.simulation.scheduler.after(RETRY_S, self.client.take, again)

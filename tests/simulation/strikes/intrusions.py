@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from magnetar.bookie.disk_monitor import DiskMonitor
-from magnetar.bookie.maintenance.garbage import Collector
+from magnetar.bookie.maintenance.garbage import GarbageCollector
 from magnetar.bookie.maintenance.limbo import LimboExit
 from magnetar.bookie.maintenance.repair import Auditor, RepairKeeper
-from magnetar.bookie.maintenance.repair_worker import Worker
+from magnetar.bookie.maintenance.repair_worker import RepairWorker
 from magnetar.bookie.maintenance.scrub import EntryRepairer, Scrubber
 from magnetar.bookie.registration import Registration
 from magnetar.bookie.server import Bookie
@@ -49,8 +49,8 @@ WAITS_S = (0.0, 0.0005, 0.005, 0.05, 0.5)
 KEEPERS = {
     each.__qualname__
     for each in (
-        Registration.run, DiskMonitor.run, Collector.run_forever, LimboExit.run, Scrubber.run, EntryRepairer.run,
-        RepairKeeper.run, Auditor.run, Worker.run, Broker._keep_session, Broker._look_after_topics, Broker._sweep,
+        Registration.run, DiskMonitor.run, GarbageCollector.run_forever, LimboExit.run, Scrubber.run, EntryRepairer.run,
+        RepairKeeper.run, Auditor.run, RepairWorker.run, Broker._follow_session, Broker._maintain_topics, Broker._sweep,
     )
 }  # fmt: skip
 """Tasks that live as long as their bookie, or broker."""

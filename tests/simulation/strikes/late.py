@@ -35,7 +35,7 @@ def late_deletions(cluster: Cluster) -> Iterator[None]:
         if cluster.late == (what, name.full) and serves and not cluster.healed and cluster.simulation.pause(node):
             cluster.late = "", ""
             cluster.late_deletions += 1
-            cluster.later(LATE_S, cluster.simulation.go_on, node)
+            cluster.later(LATE_S, cluster.simulation.resume, node)
             await asyncio.sleep(0)
 
     async def topic(self: Topic, **options: Any) -> list[int]:

@@ -228,7 +228,7 @@ def _blackout(cluster: Cluster, rng: random.Random) -> None:
 def _stand_still(cluster: Cluster, name: str, rng: random.Random) -> None:
     if cluster.simulation.pause(name):
         seconds = rng.choice((_down(cluster, rng), SESSION_TIMEOUT_S * rng.uniform(1.1, 3.0)))
-        cluster.later(seconds, cluster.simulation.go_on, name)
+        cluster.later(seconds, cluster.simulation.resume, name)
 
 
 def _pause_bookie(cluster: Cluster, rng: random.Random) -> None:

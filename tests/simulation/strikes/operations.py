@@ -147,12 +147,12 @@ def _delete_ledger(cluster: Cluster, rng: random.Random) -> None:
     closed = [ledger for ledger, record in cluster.observer.records.items() if record.state == CLOSED]
     if closed:
         ledger = rng.choice(closed)
-        _ask(cluster, f"delete ledger {ledger}", lambda world, store: deletions.delete(store, [ledger]))
+        _ask(cluster, f"delete ledger {ledger}", lambda world, store: deletions.delete_ledgers(store, [ledger]))
 
 
 def _repair_off(cluster: Cluster, rng: random.Random) -> None:
     def switch(on: bool) -> Callable[[World, MetadataStore], Any]:
-        return lambda world, store: marks.enable(store, on)
+        return lambda world, store: marks.set_repair_enabled(store, on)
 
     _ask(cluster, "repair is switched off", switch(False))
     cluster.on_heal.append(lambda: cluster.ask("repair is switched on", switch(True)))

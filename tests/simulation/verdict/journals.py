@@ -68,7 +68,7 @@ def payload_crc(stored: bytes) -> int:
 def indexed_fences(data: bytes) -> list[int]:
     """Ledgers that the rows of a write into a ledger index call fenced."""
     start = framing.FILE_HEADER_BYTES if data.startswith(ledger_index.MAGIC) else 0
-    rows = [ledger_index.decode(data, at) for at in range(start, len(data), ledger_index.RECORD_BYTES)]
+    rows = [ledger_index.intact_record(data, at) for at in range(start, len(data), ledger_index.RECORD_BYTES)]
     return [row.ledger for row in rows if isinstance(row, ledger_index.LedgerState) and row.fenced]
 
 
@@ -82,7 +82,7 @@ def journal_blocks(data: bytes, at: int) -> list[Block]:
             break
         header = journal.BlockHeader(*rest)
         start = offset + journal.BLOCK_HEADER_BYTES
-        records = journal.decode_records(header, data[start : start + header.length])
+        records = journal.intact_records(header, data[start : start + header.length])
         if records is not None:
             found.append(Block(header.journal, at + offset, header.padded_bytes, list(records.rows())))
         offset += header.padded_bytes

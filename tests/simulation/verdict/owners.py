@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from magnetar.broker.transaction.coordinator import RunningCoordinator
-from magnetar.broker.transaction.intents_core import Begun, HalfVerb, Reason, Verb
-from magnetar.broker.transaction.records_core import Participant, Tag
-from magnetar.broker.transaction.table_core import Table
+from magnetar.broker.transaction.intents_core import AbortReason, BeginAnswer, EndVerb, HalfVerb
+from magnetar.broker.transaction.records_core import Participant, SinkTag
+from magnetar.broker.transaction.table_core import TransactionTable
 from magnetar.broker.transaction.together import Question
 from magnetar.proto.states import TxnId
 from tests.simulation.security import OWNER, THIEF
 
 ROLES = (OWNER, THIEF)
 """Of others operators delete topics."""
-BY_ITSELF = (Reason.TIMEOUT, Reason.LEASE, Reason.LOST, Reason.FAILED)
+BY_ITSELF = (AbortReason.TIMEOUT, AbortReason.LEASE, AbortReason.LOST, AbortReason.FAILED)
 
 
 class Began(NamedTuple):
@@ -48,7 +48,7 @@ class Owners:
         self._batches: dict[tuple[str, str], int] = {}  # the highest number that the role asked for
 
     # ------------------------------------------------------------------ events
-    def begun(self, role: str, name: str, tag: Tag | None, found: Begun, number: int) -> None:
+    def begun(self, role: str, name: str, tag: SinkTag | None, found: BeginAnswer, number: int) -> None:
         sink = tag.sink_id if tag is not None else ""
         for least in range(found.first, found.first + found.ids) if role in ROLES else ():
             self._began[TxnId(number, least)] = Began(role, name, sink)
@@ -62,18 +62,18 @@ class Owners:
     def wanted(self, role: str, txn: TxnId, *, commit: bool) -> None:
         self._wanted.setdefault((txn, role), set()).add(commit)
 
-    def _had(self, role: str, tag: Tag, asked: int) -> None:
+    def _had(self, role: str, tag: SinkTag, asked: int) -> None:
         if asked < tag.batch:
             self._violated(f"60: {tag.sink_id} of {role} has batch {tag.batch}, and {role} asked for {asked} at most")
 
-    def aborted(self, txn: TxnId, reason: Reason) -> None:
+    def aborted(self, txn: TxnId, reason: AbortReason) -> None:
         began = self._began.get(txn)
         if began is None or reason in BY_ITSELF:
             return
         its_own = {
-            Reason.CLIENT: False in self._wanted.get((txn, began.role), ()),
-            Reason.FENCED: self._holders.get((began.role, began.name), 0) > 1,
-            Reason.SUPERSEDED: (began.role, began.sink) in self._batches,
+            AbortReason.CLIENT: False in self._wanted.get((txn, began.role), ()),
+            AbortReason.FENCED: self._holders.get((began.role, began.name), 0) > 1,
+            AbortReason.SUPERSEDED: (began.role, began.sink) in self._batches,
         }
         if not its_own.get(reason, False):
             self._violated(f"60: {txn} of {began.role} is aborted ({reason.value}), and {began.role} did not want it")
@@ -95,9 +95,13 @@ class Owners:
     def watching(self) -> Iterator[None]:
         """As long as it lasts."""
         begin, commit_batch = RunningCoordinator.begin, RunningCoordinator.commit_batch
-        ask_end, end_half, remember = RunningCoordinator.ask_end, RunningCoordinator.end_half, Table._remember
+        ask_end, end_half, remember = (
+            RunningCoordinator.start_end,
+            RunningCoordinator.end_half,
+            TransactionTable._record_abort,
+        )
 
-        async def begun(running: RunningCoordinator, owner: str, *args: Any, **kwargs: Any) -> Begun:
+        async def begun(running: RunningCoordinator, owner: str, *args: Any, **kwargs: Any) -> BeginAnswer:
             name = kwargs.get("name", "")
             if name and not kwargs.get("holder"):
                 self._holders[owner, name] = self._holders.get((owner, name), 0) + 1
@@ -107,7 +111,7 @@ class Owners:
 
         async def batch(
             running: RunningCoordinator, owner: str, txns: Mapping[TxnId, Sequence[Participant]],
-            tag: Tag | None = None, **kwargs: Any,
+            tag: SinkTag | None = None, **kwargs: Any,
         ) -> bool:  # fmt: skip
             before = self._batches.get((owner, tag.sink_id), -1) if tag is not None else -1
             for txn in txns:
@@ -120,25 +124,25 @@ class Owners:
             return had
 
         def end(
-            running: RunningCoordinator, to: Question, txn: TxnId, verb: Verb, owner: str, *args: Any, **kwargs: Any
+            running: RunningCoordinator, to: Question, txn: TxnId, verb: EndVerb, owner: str, *args: Any, **kwargs: Any
         ) -> None:
-            if verb is not Verb.PREPARE:
-                self.wanted(owner, txn, commit=verb is Verb.COMMIT)
+            if verb is not EndVerb.PREPARE:
+                self.wanted(owner, txn, commit=verb is EndVerb.COMMIT)
             ask_end(running, to, txn, verb, owner, *args, **kwargs)
 
         async def half(running: RunningCoordinator, txn: TxnId, verb: HalfVerb, owner: str, *args: Any) -> Any:
             self.wanted(owner, txn, commit=verb is HalfVerb.COMMIT)
             return await end_half(running, txn, verb, owner, *args)
 
-        def remembered(table: Table, txn: int, reason: Reason, owner: str) -> None:
+        def remembered(table: TransactionTable, txn: int, reason: AbortReason, owner: str) -> None:
             self.aborted(TxnId(table.number, txn), reason)
             remember(table, txn, reason, owner)
 
         with (
             mock.patch.object(RunningCoordinator, "begin", begun),
             mock.patch.object(RunningCoordinator, "commit_batch", batch),
-            mock.patch.object(RunningCoordinator, "ask_end", end),
+            mock.patch.object(RunningCoordinator, "start_end", end),
             mock.patch.object(RunningCoordinator, "end_half", half),
-            mock.patch.object(Table, "_remember", remembered),
+            mock.patch.object(TransactionTable, "_record_abort", remembered),
         ):
             yield

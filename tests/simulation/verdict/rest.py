@@ -95,7 +95,7 @@ class _Rest:
             if late := network.late():
                 return f"{late} requests within {name}, which have no outcome"
         for name, broker in cluster.brokers.items():
-            if held := broker.owned.memory.requests.held:
+            if held := broker.topic_manager.memory.requests.held:
                 return f"{name}, which counts {held} bytes of publishes as under way"
         return ""
 

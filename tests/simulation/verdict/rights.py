@@ -58,13 +58,13 @@ class RightsJudge:
         self._read: dict[tuple[str, Key], float] = {}  # by node: when it had read that the right is lost
         self._resumed: dict[str, float] = {}
         self.uses = self.changes = 0
-        go_on = simulation.go_on
+        go_on = simulation.resume
 
         def resumed(name: str) -> None:
             go_on(name)
             self._resumed[name] = simulation.loop.elapsed_s
 
-        simulation.go_on = resumed  # type: ignore[method-assign]
+        simulation.resume = resumed  # type: ignore[method-assign]
 
     # ------------------------------------------------------------------ the grants
     def committed(self, operation: object) -> None:

@@ -37,7 +37,7 @@ from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.broker.transaction.intents_core import Result
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.records_core import AnyRecord, Committed, HalfStored
-from magnetar.broker.transaction.state_core import State
+from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.broker.transaction.together import Question
 from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.sim.world import Simulation
@@ -106,13 +106,13 @@ class Coordination:
         if txn in self._aborted:
             self._violated(f"64: {txn} is committed, and was answered to be aborted")
 
-    def taken_over(self, number: int, state: State) -> None:
+    def taken_over(self, number: int, state: CoordinatorState) -> None:
         self.take_overs += 1
         for txn in [each for each in self.durable if each.most == number]:
-            if not _is_committed(state, txn.least) and txn.least >= state.forgotten:
+            if not _is_committed(state, txn.least) and txn.least >= state.forgotten_below:
                 self._violated(f"66: coordinator {number} is taken over without the commit of {txn}")
         for half in [each for each in self._stored if each.most == number]:
-            if half.least not in state.halves.open and state.halves.outcome(half.least) is None:
+            if half.least not in state.halves.open and state.halves.find_outcome(half.least) is None:
                 self._violated(f"98: coordinator {number} is taken over without the half {half}, which did not end")
         for txn in [each for each in self._doubtful if each.most == number]:
             del self._doubtful[txn]
@@ -142,10 +142,10 @@ class Coordination:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """As long as it lasts."""
-        append, append_now, take_over = CoordinatorLog.append, CoordinatorLog.append_now, CoordinatorLog.take_over
+        append, append_now, take_over = CoordinatorLog.append, CoordinatorLog.append_nowait, CoordinatorLog.take_over
         state_of, begin = RunningCoordinator._state, RunningCoordinator.begin
-        join, end, status = RunningCoordinator.join, RunningCoordinator.end, RunningCoordinator.status
-        join_now, ask_end = RunningCoordinator.join_now, RunningCoordinator.ask_end
+        join, end, status = RunningCoordinator.join, RunningCoordinator.end, RunningCoordinator.get_status
+        join_now, ask_end = RunningCoordinator.join_nowait, RunningCoordinator.start_end
 
         async def appended(log: CoordinatorLog, records: Sequence[AnyRecord], *args: Any) -> None:
             own, txns = self.appending(log.number, records)
@@ -161,7 +161,7 @@ class Coordination:
                 )
             return future
 
-        async def taken(log: CoordinatorLog) -> tuple[State, int]:
+        async def taken(log: CoordinatorLog) -> tuple[CoordinatorState, int]:
             found = await take_over(log)
             self.taken_over(log.number, found[0])
             return found
@@ -201,20 +201,20 @@ class Coordination:
         assert state_of, "every question about a state goes through it"
         with (
             mock.patch.object(CoordinatorLog, "append", appended),
-            mock.patch.object(CoordinatorLog, "append_now", appended_now),
+            mock.patch.object(CoordinatorLog, "append_nowait", appended_now),
             mock.patch.object(CoordinatorLog, "take_over", taken),
             mock.patch.object(RunningCoordinator, "begin", begun),
             mock.patch.object(RunningCoordinator, "join", joined),
-            mock.patch.object(RunningCoordinator, "join_now", joined_now),
-            mock.patch.object(RunningCoordinator, "ask_end", end_asked),
+            mock.patch.object(RunningCoordinator, "join_nowait", joined_now),
+            mock.patch.object(RunningCoordinator, "start_end", end_asked),
             mock.patch.object(RunningCoordinator, "end", ended),
-            mock.patch.object(RunningCoordinator, "status", asked),
+            mock.patch.object(RunningCoordinator, "get_status", asked),
         ):
             yield
 
 
-def _is_committed(state: State, least: int) -> bool:
-    return state.is_committed(least) or state.halves.outcome(least) is TxnState.COMMITTED
+def _is_committed(state: CoordinatorState, least: int) -> bool:
+    return state.is_committed(least) or state.halves.find_outcome(least) is TxnState.COMMITTED
 
 
 # ---------------------------------------------------------------------------------- what clients did and saw

@@ -129,7 +129,7 @@ def test_a_block_begins_in_the_seal_that_finds_no_other_one_on_its_way() -> None
 
         async def work() -> None:
             journal, done = store._journal, asyncio.Event()
-            await store.sealed()
+            await store.seal_and_wait()
             put(store, 1, 0)
             store.seal(lambda ok: None)
             assert len(journal._flying) == 1, "no task is waited for"
@@ -218,7 +218,7 @@ def test_direct_blocks_are_in_the_disk_at_once_and_answered_in_order() -> None:
 
                 store.seal(answered)
                 await asyncio.sleep(0.0001)
-            await store.sealed()
+            await store.seal_and_wait()
 
         await simulation.spawn(NODE, work())
         assert answers == list(range(12))
@@ -325,9 +325,9 @@ def test_room_is_looked_for_by_allocating_it(error: int) -> None:
             disk.faults.append(FileFault("pwrite", ".jnl", errno.ENOSPC))
             assert await add(store, 1, 0, payload(1, 0)) is Status.READ_ONLY
             disk.faults.append(FileFault("allocate", "probe", error))
-            await store.room.ensure(0.0)
+            await store.room.ensure_room(0.0)
             assert store.room.no_space
-            await store.room.ensure(0.0)
+            await store.room.ensure_room(0.0)
             assert not store.room.no_space
 
         if error == errno.ENOSPC:
@@ -400,7 +400,7 @@ def test_a_journal_rolls_only_when_all_of_it_is_synced() -> None:
                     await asyncio.sleep(0.0002)  # both memtables are full
                 store.seal(lambda ok: None)
                 await asyncio.sleep(0.0002)
-            await store.sealed()
+            await store.seal_and_wait()
 
         ends: dict[str, int] = {}
         headers: list[bytes] = []

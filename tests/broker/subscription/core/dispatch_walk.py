@@ -28,7 +28,7 @@ from magnetar.broker.subscription.core.pending_acks import first_of, freed_entri
 from magnetar.broker.subscription.core.policy import AT_THE_END, Member, SubscriptionOptions
 from magnetar.broker.subscription.core.slot_owners import KeySharedOptions, key_shared_options
 from magnetar.broker.subscription.core.subscription_types import type_of
-from magnetar.broker.subscription.pump import Returns
+from magnetar.broker.subscription.pump import ReturnQueue
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import TransactionConflict
 from magnetar.proto.names import Position
@@ -103,7 +103,7 @@ class Walk:
 
     def begin(self, state: CursorState) -> None:
         self.cursor = Cursor(self.shape, state)
-        self.cursor.fit()
+        self.cursor.adapt_to_log()
         self.dispatcher = Dispatcher(
             self.shape, self.cursor, type_of(self.type).policy(self.options), limits=self.limits,
             delays=DelayIndex(self.shape, self.cursor) if self.delays else None,
@@ -160,10 +160,10 @@ class Walk:
                 for position in list(account.held):
                     self.ack_entry(account, position)
         self.dispatcher.check()
-        assert not self.pending(), f"never delivered: {self.pending()[:5]}, {self.dispatcher.want()}"
+        assert not self.pending(), f"never delivered: {self.pending()[:5]}, {self.dispatcher.choose_read()}"
         assert self.cursor.mark == self.shape.last
         assert self.dispatcher.replay_entries == 0
-        assert self.dispatcher.want() in (*AT_THE_END, Blocked.NO_PERMITS)
+        assert self.dispatcher.choose_read() in (*AT_THE_END, Blocked.NO_PERMITS)
 
     # ------------------------------------------------------------------ the log
     def grow(self) -> None:
@@ -199,7 +199,7 @@ class Walk:
         if delays is None or item is None or position in self.acked or self.dispatcher.read_position > position:
             return
         if item.deliver_at_ms > self.now_ms:
-            delays.hold(position, item.deliver_at_ms)
+            delays.add_entry(position, item.deliver_at_ms)
 
     def pending(self) -> list[Position]:
         """Neither acknowledged nor held, nor held back, nor early, in log order."""
@@ -280,7 +280,7 @@ class Walk:
             self.ack_beside_transactions(account, position)
             return
         if self.cursor.ack(position):
-            self.dispatcher.acked(account.member if account else None, position)
+            self.dispatcher.on_acked(account.member if account else None, position)
         self.done(position)
 
     def ack_by_another(self) -> None:
@@ -299,7 +299,7 @@ class Walk:
                 self.ack_set_beside_transactions(account, ledger_id, several)
                 return
             done = self.cursor.ack_set(ledger_id, BitMap(several))
-            self.dispatcher.acked_set(account.member, ledger_id, done)
+            self.dispatcher.on_set_acked(account.member, ledger_id, done)
             for entry_id in several:
                 self.done(Position(ledger_id, entry_id))
 
@@ -317,9 +317,9 @@ class Walk:
             before.add(index)
             self.count_anew(position, index)
         if self.cursor.ack_bits(position, bits_of([index]), account.held[position] if not known else 0):
-            self.dispatcher.acked(account.member, position)
+            self.dispatcher.on_acked(account.member, position)
         else:
-            self.dispatcher.acked_messages(account.member, position, len(before) - known)
+            self.dispatcher.on_messages_acked(account.member, position, len(before) - known)
         if len(before) == count:
             self.done(position)
         elif len(before) > known:
@@ -341,7 +341,7 @@ class Walk:
                 self.acks.ack_cumulative(found[0].member, AckedEntry(mark))
             return
         self.cursor.ack_cumulative(mark)
-        self.dispatcher.acked_up_to(self.cursor.mark)
+        self.dispatcher.on_mark_acked(self.cursor.mark)
         for position in [each for each in self.items if each <= mark]:
             self.done(position)
 
@@ -395,8 +395,8 @@ class Walk:
         if (found := self.some_held()) and (self.individual or self.ordered):
             account, position = found
             self.fails(account, [position])
-            self.cursor.given_back(position)
-            self.dispatcher.held.hold(position, None)
+            self.cursor.count_redelivery(position)
+            self.dispatcher.held.add(position, None)
             self.held_back.add(position)
             self.dispatcher.redeliver(account.member, [position], counted=False)
             self.give_back(account, [position])
@@ -557,7 +557,7 @@ class Walk:
         twice = rest and bool(own & asked if bits else own and self.is_done(position))
         wanted.add(position, bits)
         try:
-            self.acks.pend(account.member, txn, wanted, None, 1 << 60, rest=rest)
+            self.acks.add_pending(account.member, txn, wanted, None, 1 << 60, rest=rest)
         except TransactionConflict:
             assert not sure, f"{position} is free, and was refused"
             assert asked & taken or position in self.acked or twice, f"{position} was refused without a reason"
@@ -584,7 +584,7 @@ class Walk:
         others = {each for other, own in self.in_txn.items() if other != txn for each in own}
         free = self.cumulative in (None, txn) and not any(each <= mark for each in others)
         try:
-            self.acks.pend(account.member, txn, TxnAcks(), AckedEntry(mark), 1 << 60)
+            self.acks.add_pending(account.member, txn, TxnAcks(), AckedEntry(mark), 1 << 60)
         except TransactionConflict:
             assert not free, "nothing of it is in another transaction, and it was refused"
             return
@@ -614,8 +614,8 @@ class Walk:
             for account in self.accounts.values():
                 account.held = {each: held for each, held in account.held.items() if each < first}
             self.unblock()
-        returns = Returns(self.dispatcher, lambda: None, None)  # type: ignore[arg-type]
-        returns.freed_in_part(sorted(settled.shown))
+        returns = ReturnQueue(self.dispatcher, lambda: None, None)  # type: ignore[arg-type]
+        returns.add_partly_freed(sorted(settled.shown))
         for position in sorted(settled.shown) if self.ordered else ():
             for account in self.accounts.values():
                 self.note_failed(account, [position])
@@ -623,7 +623,7 @@ class Walk:
             account.held = {each: held for each, held in account.held.items() if each not in own}
         self.unblock()
         returns.add_freed(freed_entries(self.cursor, settled, tail=not self.individual))
-        returns.all()
+        returns.return_all()
         for position in own:
             self.counts[position] = self.counts.get(position, 0) + 1
 
@@ -708,7 +708,7 @@ class Walk:
         if rng.random() < 0.3 and not self.dispatcher.policy.rebalance(rng.choice([1, 2])) and not sure:
             return  # the rest in another turn
         for _ in range(500):
-            want = self.dispatcher.want()
+            want = self.dispatcher.choose_read()
             if isinstance(want, Blocked):
                 self.nobody_could(want)
                 return
@@ -717,7 +717,7 @@ class Walk:
             before = self.dispatcher.progress
             self.hand(self.read(want.position) if isinstance(want, Read) else self.again(want.positions))
             progress = self.dispatcher.progress != before
-            assert progress or self.dispatcher.blocked(), f"{want}, and nothing came of it"
+            assert progress or self.dispatcher.why_blocked(), f"{want}, and nothing came of it"
         raise AssertionError("the dispatcher wants without end")
 
     def read(self, position: Position) -> list[Item]:

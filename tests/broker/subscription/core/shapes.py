@@ -37,5 +37,5 @@ class Item:
     size: int = 100
     slots: tuple[int, ...] = ()
     chunk_of: str = ""
-    is_continued: bool = False
+    has_more_chunks: bool = False
     deliver_at_ms: int = 0

@@ -39,7 +39,7 @@ class Desk:
 
     def pump(self) -> tuple[list[Delivery], Blocked]:
         given: list[Delivery] = []
-        while not isinstance(want := self.dispatcher.want(), Blocked):
+        while not isinstance(want := self.dispatcher.choose_read(), Blocked):
             wanted = [want.position] if isinstance(want, Read) else want.positions
             given += self.dispatcher.assign([self.items[each] for each in wanted])
             self.dispatcher.check()
@@ -48,7 +48,7 @@ class Desk:
     def ack(self, member: Member, *positions: Position) -> None:
         for position in positions or list(member.outstanding):
             self.cursor.ack(position)
-            self.dispatcher.acked(member, position)
+            self.dispatcher.on_acked(member, position)
 
     def drain(self, members: list[Member]) -> None:
         """Everybody takes and acknowledges: the whole backlog is done in the end."""
@@ -174,14 +174,14 @@ def test_complaint_08_with_a_backlog_and_permits_something_is_always_wanted() ->
         rng, desk = random.Random(seed), Desk(rng_type(seed), 100, keys=7)
         members = [desk.join(permits=5) for _ in range(2)]
         for _ in range(5000):
-            want = desk.dispatcher.want()
+            want = desk.dispatcher.choose_read()
             if want is Blocked.CAUGHT_UP:
                 break
             if isinstance(want, Blocked):
                 for member in members:
                     desk.ack(member)
                     desk.dispatcher.flow(member, max(0, 5 - member.permits))
-                again = desk.dispatcher.want()
+                again = desk.dispatcher.choose_read()
                 assert not isinstance(again, Blocked) or again is Blocked.CAUGHT_UP, again
             elif rng.random() < 0.5:  # else the read failed
                 wanted = [want.position] if isinstance(want, Read) else want.positions[:1]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from magnetar.broker.log.log_shape_core import LogShape, Safe
+from magnetar.broker.log.log_shape_core import LogShape, TrimLimit
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of
 from magnetar.proto.names import Position
@@ -125,17 +125,17 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     shape = shape_of(2, 2, 2, 1)
     cursor = Cursor(shape, CursorState(Position(10, -1)))
     cursor.ack(Position(20, 0))
-    assert cursor.safe.done == set()
+    assert cursor.trim_limit.done == set()
     cursor.ack(Position(20, 1))
-    assert cursor.safe.done == set(), "a crash would forget it"
+    assert cursor.trim_limit.done == set(), "a crash would forget it"
     cursor.on_stored(cursor.version, cursor.mark)
-    assert cursor.safe == Safe(Position(10, -1), frozenset({20}))
+    assert cursor.trim_limit == TrimLimit(Position(10, -1), frozenset({20}))
     cursor.ack(Position(30, 0))
-    assert cursor.safe.done == {20}, "later changes, which are not stored, take nothing back"
+    assert cursor.trim_limit.done == {20}, "later changes, which are not stored, take nothing back"
     cursor.seek(Position(10, -1))
-    assert cursor.safe.done == set(), "it is needed again"
+    assert cursor.trim_limit.done == set(), "it is needed again"
     cursor.ack_set(20, BitMap([0, 1]))
-    assert cursor.safe.done == set(), "and what is stored is of a time before"
+    assert cursor.trim_limit.done == set(), "and what is stored is of a time before"
     cursor.on_stored(cursor.version, cursor.mark)
     shape.remove(20)
     cursor.on_trimmed(20)
@@ -151,13 +151,13 @@ def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() ->
     cursor = Cursor(shape, CursorState(Position(10, -1)))
     cursor.ack(Position(20, 0))
     cursor.on_stored(cursor.version, cursor.mark)
-    assert cursor.safe.done == {20}
+    assert cursor.trim_limit.done == {20}
     shape.tail.last_entry += 1
-    assert cursor.safe.done == set()
+    assert cursor.trim_limit.done == set()
     cursor.ack(Position(20, 1))
-    assert cursor.safe.done == set(), "it was full before, but what came since is not stored"
+    assert cursor.trim_limit.done == set(), "it was full before, but what came since is not stored"
     cursor.on_stored(cursor.version, cursor.mark)
-    assert cursor.safe.done == {20}
+    assert cursor.trim_limit.done == {20}
 
 
 def test_the_size_of_a_batch_may_come_later() -> None:
@@ -184,7 +184,7 @@ def test_a_recovered_state_is_fitted_into_the_log_that_is_left() -> None:
     after = shape_of(3, 3, 2)  # the last ledger was recovered without its last, unconfirmed entry
     after.remove(10)
     again = Cursor(after, state)
-    again.fit()
+    again.adapt_to_log()
     again.check()
     assert again.mark == (30, 0)
     assert not again.is_acked(Position(30, 1))
@@ -208,9 +208,9 @@ def test_what_is_partly_acknowledged_and_counted_goes_with_its_entry() -> None:
     cursor = cursor_on(shape_of(10))
     for entry in (2, 3, 5, 7):
         cursor.ack_bits(Position(10, entry), 0b10, 3)
-        assert cursor.given_back(Position(10, entry)) == 1
-    assert cursor.given_back(Position(10, 7), 99) == 2
-    assert cursor.redeliveries(Position(10, 7)) == 2
+        assert cursor.count_redelivery(Position(10, entry)) == 1
+    assert cursor.count_redelivery(Position(10, 7), 99) == 2
+    assert cursor.redelivery_count(Position(10, 7)) == 2
     assert len(cursor.ack_set(10, BitMap([2, 3, 9]))) == 3
     assert (list(cursor.partial), list(cursor.counts)) == ([(10, 5), (10, 7)], [(10, 5), (10, 7)])
     cursor.ack_cumulative(Position(10, 6))
@@ -224,13 +224,13 @@ def test_what_is_partly_acknowledged_and_counted_goes_with_its_entry() -> None:
 def test_in_order_a_count_is_that_of_the_first_message_that_is_left() -> None:
     cursor, place = cursor_on(shape_of(4)), Position(10, 1)
     cursor.counts_first = True
-    assert [cursor.given_back(place) for _ in range(2)] == [1, 2]
+    assert [cursor.count_redelivery(place) for _ in range(2)] == [1, 2]
     cursor.ack_bits(place, bits_of([1]), BATCH)
-    assert cursor.redeliveries(place) == 2, "the first one is left"
+    assert cursor.redelivery_count(place) == 2, "the first one is left"
     cursor.changed_chunks.clear()
     cursor.ack_bits(place, bits_of([0]), BATCH)
-    assert (cursor.redeliveries(place), len(cursor.changed_chunks)) == (0, 2), "and its absence is stored"
-    assert cursor.given_back(place) == 1
+    assert (cursor.redelivery_count(place), len(cursor.changed_chunks)) == (0, 2), "and its absence is stored"
+    assert cursor.count_redelivery(place) == 1
     cursor.counts_first = False
     cursor.ack_cumulative_batch(place, 1, BATCH)
-    assert cursor.redeliveries(place) == 1
+    assert cursor.redelivery_count(place) == 1

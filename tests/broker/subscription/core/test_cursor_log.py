@@ -7,7 +7,7 @@ from pyroaring import BitMap
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.positions import Bounds, CursorLog, Ends
+from magnetar.broker.subscription.core.positions import Bounds, CursorLog, RollReason
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 
@@ -57,7 +57,7 @@ def test_moving_the_mark_rewrites_nothing_but_the_marker() -> None:
     second = log.plan(cursor, 2)
     assert len(second.entries) == 1
     found = Cursor(shape_of(*[SIZE] * LEDGERS), state_of(second.entries, [*first.entries, *second.entries]))
-    found.fit()
+    found.adapt_to_log()
     assert found.copy_state() == cursor.copy_state()
 
 
@@ -73,24 +73,24 @@ def test_what_a_failed_write_held_is_in_the_next_one() -> None:
 def test_a_cursor_ledger_ends_by_entries_bytes_and_when_little_of_it_is_valid() -> None:
     cursor, log = full_of_holes(), CursorLog()
     log.on_write_confirmed(log.plan(cursor, 1))
-    assert log.ends(BOUNDS) is None
-    assert log.ends(Bounds(10, 64 << 20, 0.2)) is Ends.ENTRIES
+    assert log.why_roll(BOUNDS) is None
+    assert log.why_roll(Bounds(10, 64 << 20, 0.2)) is RollReason.ENTRIES
     writes = 1
-    while log.ends(BOUNDS) is None:
+    while log.why_roll(BOUNDS) is None:
         writes += 1
         cursor.ack(Position(10 * (writes % LEDGERS + 1), 8 + 2 * writes))
         log.on_write_confirmed(log.plan(cursor, writes))
-    assert log.ends(BOUNDS) is Ends.EMPTY
+    assert log.why_roll(BOUNDS) is RollReason.EMPTY
     assert 300 < writes < 600, "a valid state is a fifth of the ledger's 4 MiB or so when it ends"
     cursor.ack_cumulative(Position(10 * (LEDGERS - 1), 0))
     log.on_write_confirmed(log.plan(cursor, writes + 1))
-    assert log.ends(Bounds(100_000, 1 << 20, 0.0)) is Ends.BYTES
+    assert log.why_roll(Bounds(100_000, 1 << 20, 0.0)) is RollReason.BYTES
 
 
 def test_a_state_larger_than_the_bound_of_a_ledger_does_not_roll_without_end() -> None:
     cursor, log = full_of_holes(), CursorLog()
     log.on_write_confirmed(log.plan(cursor, 1))
-    assert log.ends(Bounds(100_000, 1000, 0.2)) is None
+    assert log.why_roll(Bounds(100_000, 1000, 0.2)) is None
 
 
 def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory() -> None:

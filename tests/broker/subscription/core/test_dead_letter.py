@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.broker.subscription.core.redelivery_backoff import Source, chunk_letter, letters_of
+from magnetar.broker.subscription.core.redelivery_backoff import LetterOrigin, chunk_letter, letters_of
 from magnetar.proto.entry import (
     broker_part,
     client_part,
@@ -15,7 +15,7 @@ from magnetar.proto.entry import (
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position, TopicName
 
-SOURCE = Source(TopicName.parse("persistent://public/default/t-partition-3"), "s", Position(7, 9), 4, 3)
+SOURCE = LetterOrigin(TopicName.parse("persistent://public/default/t-partition-3"), "s", Position(7, 9), 4, 3)
 NOBODY: frozenset[int] = frozenset()
 
 

@@ -63,7 +63,7 @@ class Walk:
     def start(self) -> None:
         """A broker takes over: the cursor as it was stored, and the buckets that are named."""
         self.cursor = Cursor(self.shape, self.state)
-        self.cursor.fit()
+        self.cursor.adapt_to_log()
         self.delays = DelayIndex(self.shape, self.cursor, seal_entries=20, memory_bytes_max=40 * core.FRESH_BYTES)
         self.draft: Draft | None = None
         self.loads: list[Load] = []
@@ -89,7 +89,7 @@ class Walk:
             if self.cursor.is_acked(position) or position >= self.read:
                 continue  # in front of it, it is read in its turn
             if self.times[position] > self.now_ms:  # of a lost bucket
-                self.delays.hold(position, self.times[position])
+                self.delays.add_entry(position, self.times[position])
             else:
                 self.deliver(position)
         for _ in range(self.rng.randrange(40)):
@@ -97,11 +97,11 @@ class Walk:
             if not self.shape.readable(self.read):
                 break
             if self.times[self.read] > self.now_ms:
-                self.delays.hold(self.read, self.times[self.read])
+                self.delays.add_entry(self.read, self.times[self.read])
             else:
                 self.deliver(self.read)
             self.read = Position(self.read[0], self.read[1] + 1)
-        self.loads += self.delays.wanted(self.now_ms)
+        self.loads += self.delays.take_loads(self.now_ms)
 
     def deliver(self, position: Position) -> None:
         assert self.times[position] <= self.now_ms, "delivered before its time"
@@ -113,10 +113,10 @@ class Walk:
         self.now_ms += self.rng.choice((10, 300, 5_000, 30_000, -4_000, -60_000, 100_000))
 
     def seal(self) -> None:
-        if self.draft is None and (self.delays.seals or self.rng.random() < 0.3):
+        if self.draft is None and (self.delays.must_seal or self.rng.random() < 0.3):
             self.draft = self.delays.seal(self.now_ms, least=self.rng.choice((None, 1)))
         elif self.draft is not None and self.rng.random() < 0.2:
-            self.delays.kept()
+            self.delays.on_seal_failed()
             self.draft = None
         elif self.draft is not None:
             ledger_id = self.storage.write(self.draft)
@@ -127,7 +127,7 @@ class Walk:
             if self.rng.random() < 0.1:
                 self.crash()
                 return
-            self.delays.sealed(ledger_id)
+            self.delays.on_sealed(ledger_id)
             self.draft = None
 
     def load(self) -> None:
@@ -152,7 +152,7 @@ class Walk:
     def skip(self) -> None:
         if self.times and self.rng.random() < 0.1:
             self.cursor.ack_cumulative(self.rng.choice(sorted(self.times)))
-            self.delays.forget_up_to(self.cursor.mark)
+            self.delays.discard_up_to(self.cursor.mark)
             self.read = max(self.read, self.shape.after(self.cursor.mark))
 
     def store(self) -> None:
@@ -168,12 +168,12 @@ class Walk:
             self.pump()
             self.load()
             if self.draft is not None:
-                self.delays.kept()
+                self.delays.on_seal_failed()
                 self.draft = None
         missing = [each for each in self.times if each not in self.delivered and not self.cursor.is_acked(each)]
         assert not missing, "never delivered"
         assert self.delays.count == 0, "something is still held"
-        assert self.delays.next_look_ms is None, "something is still waited for"
+        assert self.delays.next_due_ms is None, "something is still waited for"
         self.drop()
         assert not self.storage.named, "a bucket stays that nobody needs"
 
@@ -198,14 +198,14 @@ def held(entries: int, at_ms: int = 0) -> DelayIndex:
     shape = shape_of(entries)
     delays = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
     for entry in range(entries):
-        delays.hold(Position(10, entry), at_ms or 100_000 + entry)
+        delays.add_entry(Position(10, entry), at_ms or 100_000 + entry)
     return delays
 
 
 def sealed(delays: DelayIndex, ledger_id: int = 500) -> list[DelaySegment]:
     draft = delays.seal(0, least=1)
     assert draft is not None, "there was something to seal"
-    delays.sealed(ledger_id)
+    delays.on_sealed(ledger_id)
     return draft.segments
 
 
@@ -213,14 +213,14 @@ def test_they_come_in_order_of_time_and_not_before() -> None:
     shape = shape_of(5)
     delays = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
     for entry, at_ms in enumerate((50, 10, 30, 20, 40)):
-        delays.hold(Position(10, entry), at_ms)
+        delays.add_entry(Position(10, entry), at_ms)
     assert delays.take_due(9, 10) == []
     assert [each.entry_id for each in delays.take_due(30, 10)] == [1, 3, 2]
-    assert delays.next_look_ms == 40
+    assert delays.next_due_ms == 40
     assert [each.entry_id for each in delays.take_due(99, 1)] == [4]
     assert [each.entry_id for each in delays.take_due(99, 1)] == [0]
     assert delays.count == 0
-    assert delays.next_look_ms is None
+    assert delays.next_due_ms is None
 
 
 def test_a_leap_over_a_ledger_is_one_step_and_goes_over_what_is_acknowledged_too() -> None:
@@ -230,7 +230,7 @@ def test_a_leap_over_a_ledger_is_one_step_and_goes_over_what_is_acknowledged_too
     for ledger in (10, 20):
         for entry in range(1000):
             if entry % 2 or not entry:
-                delays.hold(Position(ledger, entry), 10)
+                delays.add_entry(Position(ledger, entry), 10)
             else:
                 cursor.ack(Position(ledger, entry))
     assert delays.next_after(Position(10, 0)) == (30, 0)
@@ -243,10 +243,10 @@ def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_mor
     again.add_bucket(500, segments, now_ms=0)
     assert again.count == 10_000
     assert again.next_after(Position(10, 0)) == (10, 10_000)
-    assert again.wanted(0) == []
+    assert again.take_loads(0) == []
     assert again.memory_bytes == 5 * ROW_BYTES
-    assert again.next_look_ms == 100_000 - LOOKAHEAD_MS
-    assert again.wanted(100_000 - LOOKAHEAD_MS) == [Load(500, 0, 0)]
+    assert again.next_due_ms == 100_000 - LOOKAHEAD_MS
+    assert again.take_loads(100_000 - LOOKAHEAD_MS) == [Load(500, 0, 0)]
 
 
 def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
@@ -256,14 +256,14 @@ def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
     again.add_bucket(500, segments, now_ms=104_500)
     assert again.next_after(Position(10, 0)) == (10, 0), "read in its turn"
     assert again.is_delayed(Position(10, 4501))
-    assert again.wanted(104_500) == [Load(500, 2, 3)]
+    assert again.take_loads(104_500) == [Load(500, 2, 3)]
 
 
 def test_a_lost_bucket_gives_up_what_it_held_a_few_at_a_time() -> None:
     delays = held(5000)
     sealed(delays)
     delays.mark_lost(500)
-    assert delays.next_look_ms == 0
+    assert delays.next_due_ms == 0
     assert delays.take_due(0, 100) == [Position(10, entry) for entry in range(100)]
     assert delays.count == 4900
     delays.check()
@@ -272,9 +272,9 @@ def test_a_lost_bucket_gives_up_what_it_held_a_few_at_a_time() -> None:
 def test_what_is_near_is_not_sealed_unless_memory_demands_it() -> None:
     delays = held(5000, at_ms=core.NEAR_MS - 1)
     assert delays.seal(0) is None
-    assert not delays.seals
+    assert not delays.must_seal
     delays.memory_bytes_max = 5000 * core.FRESH_BYTES - 1
-    assert delays.seals
+    assert delays.must_seal
     assert delays.seal(0) is not None
 
 
@@ -283,9 +283,9 @@ def test_a_draft_still_serves_what_is_due_and_what_was_served_does_not_come_agai
     draft = delays.seal(0, least=1)
     assert draft is not None
     assert len(delays.take_due(102_499, 10_000)) == 2500
-    delays.sealed(500)
+    delays.on_sealed(500)
     assert delays.count == 2500
-    assert delays.wanted(102_499) == [Load(500, 1, 2)]
+    assert delays.take_loads(102_499) == [Load(500, 1, 2)]
     delays.add_loaded(Load(500, 1, 2), b"".join(draft.bodies[1:3]))
     assert [each.entry_id for each in delays.take_due(200_000, 10_000)] == list(range(2500, 5000))
     assert delays.take_drained() == [500]
@@ -297,32 +297,32 @@ def left_over(buckets: int, keys: int = 100) -> tuple[DelayIndex, dict[int, Draf
     delays, drafts = DelayIndex(shape, Cursor(shape, CursorState(shape.start))), dict[int, Draft]()
     for number in range(buckets):
         for entry in range(number * keys, (number + 1) * keys):
-            delays.hold(Position(10, entry), 10**9 + entry * 7919 % 10_000)
+            delays.add_entry(Position(10, entry), 10**9 + entry * 7919 % 10_000)
         draft = delays.seal(0, least=1)
         assert draft is not None
         drafts[500 + number] = draft
-        delays.sealed(500 + number)
+        delays.on_sealed(500 + number)
     return delays, drafts
 
 
 def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twice() -> None:
     delays, drafts = left_over(MERGE_MIN)
-    loads = delays.wanted(0)
+    loads = delays.take_loads(0)
     assert [load.ledger_id for load in loads] == list(drafts)
     for load in loads[:-1]:
         delays.add_loaded(load, b"".join(drafts[load.ledger_id].bodies))
-    assert not delays.seals, "one is not read yet"
+    assert not delays.must_seal, "one is not read yet"
     delays.add_loaded(loads[-1], b"".join(drafts[loads[-1].ledger_id].bodies))
-    assert delays.seals, "although they are few"
+    assert delays.must_seal, "although they are few"
     assert delays.take_drained() == [], "a crash before they are sealed anew costs no reading of the log"
     draft = delays.seal(0)
     assert draft is not None
     assert sum(segment.keys for segment in draft.segments) == 100 * MERGE_MIN == delays.count
-    delays.sealed(900)
+    delays.on_sealed(900)
     delays.check()
     assert sorted(delays.take_drained()) == list(drafts)
     assert delays.buckets == 1
-    loads = delays.wanted(10**9)
+    loads = delays.take_loads(10**9)
     delays.add_loaded(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
     assert len(set(delays.take_due(2 * 10**9, 10_000))) == 100 * MERGE_MIN
     assert delays.take_drained() == [900]
@@ -330,18 +330,18 @@ def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twic
 
 def test_a_bucket_that_is_lost_while_it_is_merged_costs_reading_the_log() -> None:
     delays, drafts = left_over(MERGE_MIN)
-    first, *others = delays.wanted(0)
+    first, *others = delays.take_loads(0)
     delays.mark_lost(first.ledger_id)
     for load in others:
         delays.add_loaded(load, b"".join(drafts[load.ledger_id].bodies))
-    assert delays.seals
+    assert delays.must_seal
     assert delays.seal(0) is not None
-    delays.sealed(900)
+    delays.on_sealed(900)
     assert sorted(delays.take_drained()) == list(drafts)
     found = delays.take_due(0, 10_000)
     assert {Position(10, entry) for entry in range(100)} <= set(found), "read from the log, and held again"
     for position in found:
-        delays.hold(position, 10**9)
+        delays.add_entry(position, 10**9)
     delays.check()
 
 
@@ -352,14 +352,14 @@ def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
     now_ms, most = 0, 0
     for number in range(400):
         for entry in range(100 * number, 100 * (number + 1)):
-            delays.hold(Position(10, entry), 10**10 + entry if entry % 100 == 7 else now_ms + 20_000)
+            delays.add_entry(Position(10, entry), 10**10 + entry if entry % 100 == 7 else now_ms + 20_000)
         draft = delays.seal(now_ms)
         assert draft is not None
         stored[500 + number] = draft
-        delays.sealed(500 + number)
+        delays.on_sealed(500 + number)
         now_ms += 30_000
         for _ in range(3):
-            for load in delays.wanted(now_ms):
+            for load in delays.take_loads(now_ms):
                 delays.add_loaded(load, b"".join(stored[load.ledger_id].bodies[load.first : load.last + 1]))
             delays.take_due(now_ms, 1 << 30)
         most = max(most, delays.buckets)
@@ -371,9 +371,9 @@ def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
 def test_a_cleared_backlog_frees_every_bucket() -> None:
     delays = held(5000)
     sealed(delays)
-    delays.hold(Position(10, 4999), 5)
+    delays.add_entry(Position(10, 4999), 5)
     delays.cursor.ack_cumulative(Position(10, 4999))
-    delays.forget_up_to(Position(10, 4999))
+    delays.discard_up_to(Position(10, 4999))
     assert delays.count == 0
     assert delays.take_drained() == [500]
     assert delays.take_drained() == []

@@ -50,7 +50,7 @@ class Desk:
     def pump(self, chunk: int = 3) -> tuple[list[Delivery], Blocked]:
         given: list[Delivery] = []
         while True:
-            want = self.dispatcher.want()
+            want = self.dispatcher.choose_read()
             if isinstance(want, Blocked):
                 return given, want
             first = want.position if isinstance(want, Read) else want.positions[0]
@@ -61,7 +61,7 @@ class Desk:
 
     def ack(self, member: Member, position: Position) -> None:
         if self.cursor.ack(position):
-            self.dispatcher.acked(member, position)
+            self.dispatcher.on_acked(member, position)
 
 
 def entries(deliveries: list[Delivery]) -> list[tuple[int, int]]:
@@ -121,9 +121,9 @@ def test_what_is_given_back_comes_before_anything_new_in_log_order_with_its_coun
     given, _ = desk.pump()
     assert [(each.entry.position.entry_id, each.redelivery_count) for each in given] == [(0, 1), (2, 1), (4, 0)]
     desk.dispatcher.redeliver(member, None)
-    assert isinstance(desk.dispatcher.want(), Blocked)
+    assert isinstance(desk.dispatcher.choose_read(), Blocked)
     desk.dispatcher.flow(member, 1)
-    assert desk.dispatcher.want() == ReplayRange(tuple(Position(10, entry) for entry in range(5)))
+    assert desk.dispatcher.choose_read() == ReplayRange(tuple(Position(10, entry) for entry in range(5)))
 
 
 def test_leaving_gives_back_without_counting() -> None:
@@ -144,7 +144,7 @@ def test_a_cumulative_ack_frees_what_it_covers_even_out_of_order() -> None:
     desk.dispatcher.flow(member, 1)
     desk.pump()  # 0 stands behind 1, 2, 3 now
     desk.cursor.ack_cumulative(Position(10, 2))
-    desk.dispatcher.acked_up_to(desk.cursor.mark)
+    desk.dispatcher.on_mark_acked(desk.cursor.mark)
     assert list(member.outstanding) == [(10, 3)]
     desk.dispatcher.check()
 
@@ -173,7 +173,7 @@ def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_ha
     desk.dispatcher.limit(DispatchLimits(10, 15))
     first = desk.join(1, permits=100)
     assert len(desk.pump()[0]) == 10
-    assert desk.dispatcher.want() is Blocked.TOO_MANY_UNACKED
+    assert desk.dispatcher.choose_read() is Blocked.TOO_MANY_UNACKED
     second = desk.join(2, permits=100)
     given, why = desk.pump()
     assert (len(given), why) == (5, Blocked.TOO_MANY_UNACKED)
@@ -181,7 +181,7 @@ def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_ha
     for position in list(first.outstanding)[:4]:
         desk.ack(first, position)
     assert (desk.dispatcher.unacked, first.unacked) == (11, 6)
-    assert desk.dispatcher.want() is Blocked.TOO_MANY_UNACKED  # less than the limit, more than half of it
+    assert desk.dispatcher.choose_read() is Blocked.TOO_MANY_UNACKED  # less than the limit, more than half of it
     desk.ack(first, next(iter(first.outstanding)))
     assert not first.blocked
     for position in list(second.outstanding)[:3]:
@@ -220,7 +220,7 @@ def test_a_reader_holds_nothing() -> None:
     assert len(desk.pump()[0]) == 50
     assert not member.outstanding
     desk.dispatcher.redeliver(member, None)
-    assert desk.dispatcher.want() is Blocked.CAUGHT_UP
+    assert desk.dispatcher.choose_read() is Blocked.CAUGHT_UP
 
 
 def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dropped() -> None:
@@ -232,23 +232,23 @@ def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dr
     dispatcher.join(member)
     dispatcher.flow(member, 10_000)
     done = 0
-    while (want := dispatcher.want()) is not Blocked.HOLES:
+    while (want := dispatcher.choose_read()) is not Blocked.HOLES:
         assert isinstance(want, Read)
         (given,) = dispatcher.assign([Item(want.position)])
         if given.entry.position.entry_id % 2:
             cursor.ack(given.entry.position)
-            dispatcher.acked(member, given.entry.position)
+            dispatcher.on_acked(member, given.entry.position)
             done += 1
     assert cursor.hole_entries == done > 100
     last = dispatcher.read_position
     held = [each for each in member.outstanding if each.entry_id < 4]
     dispatcher.redeliver(member, held)
-    assert isinstance(dispatcher.want(), ReplayRange), "what was delivered before is delivered again"
+    assert isinstance(dispatcher.choose_read(), ReplayRange), "what was delivered before is delivered again"
     assert [each.redelivery_count for each in dispatcher.assign([Item(each) for each in held])] == [1] * len(held)
     for position in sorted(member.outstanding)[: done // 2]:
         cursor.ack(position)
-        dispatcher.acked(member, position)
-    assert dispatcher.want() == Read(last), "it goes on by itself"
+        dispatcher.on_acked(member, position)
+    assert dispatcher.choose_read() == Read(last), "it goes on by itself"
 
 
 def test_complaint_10_after_a_restart_past_the_budget_what_lies_between_the_holes_still_comes() -> None:
@@ -260,7 +260,7 @@ def test_complaint_10_after_a_restart_past_the_budget_what_lies_between_the_hole
     dispatcher.join(member)
     dispatcher.flow(member, 10_000)
     came = []
-    while isinstance(want := dispatcher.want(), Read):
+    while isinstance(want := dispatcher.choose_read(), Read):
         came += [each.entry.position.entry_id for each in dispatcher.assign([Item(want.position)])]
     assert want is Blocked.HOLES
     assert came == list(range(0, 799, 2))
@@ -276,9 +276,9 @@ def test_complaint_11_one_unacked_message_replays_itself_and_nothing_else() -> N
     member = Member(1, "c")
     dispatcher.join(member)
     dispatcher.flow(member, 10)
-    assert dispatcher.want() == Read(Position(10, 0))
+    assert dispatcher.choose_read() == Read(Position(10, 0))
     assert len(dispatcher.assign([Item(Position(10, 0))])) == 1
-    assert dispatcher.want() == Read(Position(20, 499_000)), "the entries between are not even read"
+    assert dispatcher.choose_read() == Read(Position(20, 499_000)), "the entries between are not even read"
 
 
 @pytest.mark.parametrize("type_", [SHARED, wire.Subscribe.KEY_SHARED])
@@ -286,9 +286,9 @@ def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_:
     desk = Desk(type_, shape_of(8))
     later = desk.delay()
     for entry, at_ms in ((0, 1), (3, 1), (4, 2), (7, 2)):
-        later.hold(Position(10, entry), at_ms)
+        later.add_entry(Position(10, entry), at_ms)
     member = desk.join(1, permits=99)
-    assert desk.dispatcher.want() == Read(Position(10, 1))
+    assert desk.dispatcher.choose_read() == Read(Position(10, 1))
     given, why = desk.pump(chunk=8)
     assert ([each.entry.position.entry_id for each in given], why) == ([1, 2, 5, 6], Blocked.DELAYED)
     desk.dispatcher.add_due(later.take_due(1, 99))
@@ -305,10 +305,10 @@ def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_:
 def test_what_is_left_and_comes_by_itself_is_not_called_delivered() -> None:
     desk = Desk(SHARED, shape_of(3))
     later = desk.delay()
-    later.hold(Position(10, 1), 5)
+    later.add_entry(Position(10, 1), 5)
     member = desk.join(1, permits=99)
     assert desk.pump()[1] is Blocked.DELAYED
-    desk.dispatcher.held.hold(Position(10, 2), 9)
+    desk.dispatcher.held.add(Position(10, 2), 9)
     desk.dispatcher.redeliver(member, [Position(10, 2)])
     assert desk.pump()[1] is Blocked.DELAYED, "also of what failed"
     desk.ack(member, Position(10, 1))
@@ -323,11 +323,11 @@ def test_an_early_entry_is_held_when_it_is_read_and_one_that_is_held_and_due_com
     delays = desk.delay()
     member = desk.join(1, permits=99)
     items = [Item(Position(10, entry), deliver_at_ms=5 if entry in (0, 2) else 0) for entry in range(4)]
-    delays.hold(Position(10, 2), 5)  # noted when it was stored, and not read yet
+    delays.add_entry(Position(10, 2), 5)  # noted when it was stored, and not read yet
     given = desk.dispatcher.assign(items, now_ms=4)
     assert [each.entry.position.entry_id for each in given] == [1, 3]
     assert delays.count == 2
-    delays.hold(Position(10, 4), 5)
+    delays.add_entry(Position(10, 4), 5)
     assert desk.dispatcher.assign(items, now_ms=9) == [], "it comes through `due`, whatever is read meanwhile"
     desk.dispatcher.add_due(delays.take_due(9, 99))
     assert [each.entry.position.entry_id for each in desk.dispatcher.assign(items, now_ms=9)] == [0, 2]

@@ -18,7 +18,7 @@ from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import NOWHERE, CursorState, Partial, TxnAcks
+from magnetar.broker.subscription.core.cursor_state import NOWHERE, CursorState, PartialBatch, TxnAcks
 from magnetar.broker.subscription.core.pending_acks import Clash, Conflict
 from magnetar.broker.subscription.core.positions import CursorLog
 from magnetar.proto.names import Position
@@ -98,14 +98,14 @@ def ack_in(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHER
     assert (cursor.copy_state(), cursor.version) == (before, version), "judging changed something"
     if isinstance(new, Clash):
         return new
-    pending_acks.pend(cursor, txn, new)
+    pending_acks.add_pending(cursor, txn, new)
     return None
 
 
 def up_to(cursor: Cursor, shape: LogShape, txn: TxnId, position: Position, index: int, size: int) -> Clash | None:
     wanted = TxnAcks(up_to=position)
     if index + 1 < size:
-        wanted = TxnAcks(parts={position: Partial((1 << index + 1) - 1, size)}, up_to=shape.before(position))
+        wanted = TxnAcks(parts={position: PartialBatch((1 << index + 1) - 1, size)}, up_to=shape.before(position))
     return ack_in(cursor, txn, wanted, position)
 
 
@@ -117,15 +117,15 @@ def compare(cursor: Cursor, model: Model) -> None:
         states = [model.of[each] for each in model.whole(entry)]
         assert cursor.is_acked(position) == all(each == ACKED for each in states), position
         assert cursor.is_done(position) == (FREE not in states), position
-        if cursor.is_acked(position) or (pending is not None and pending.holds(position)):
+        if cursor.is_acked(position) or (pending is not None and pending.is_pending(position)):
             continue
-        hidden = [bool(cursor.hidden(position) >> index & 1) for index in range(model.sizes[entry])]
+        hidden = [bool(cursor.hidden_bits(position) >> index & 1) for index in range(model.sizes[entry])]
         assert hidden == [each != FREE for each in states], position
     for txn in (X, Y):
         acks = pending.of.get(txn, TxnAcks()) if pending is not None else TxnAcks()
         for entry, position in enumerate(model.positions):
             if not cursor.is_acked(position):
-                mine = (1 << model.sizes[entry]) - 1 if acks.holds(position) else acks.bits_at(position)
+                mine = (1 << model.sizes[entry]) - 1 if acks.has_entry(position) else acks.bits_at(position)
                 partial = cursor.partial[position].bits if position in cursor.partial else 0
                 expected = sum(1 << index for _, index in model.whole(entry) if model.of[entry, index] == txn)
                 assert mine & ~partial == expected, (txn, position)
@@ -142,7 +142,7 @@ def again(cursor: Cursor, shape: LogShape) -> Cursor:
     plan = CursorLog().plan(cursor, 1)
     cursor.changed_chunks.update(plan.chunks)
     found = Cursor(shape, stored.decode_snapshot(stored.encode_snapshot(plan.entries)))
-    found.fit()
+    found.adapt_to_log()
     return found
 
 
@@ -236,7 +236,7 @@ def test_every_message_is_free_acknowledged_or_pending_in_one_transaction(
             model.of = {each: ACKED if each[0] < entry else FREE for each in model.of}
             model.cumulative.clear()
         elif name == "count" and not cursor.is_done(position):
-            cursor.given_back(position)
+            cursor.count_redelivery(position)
         compare(cursor, model)
 
 
@@ -428,7 +428,7 @@ def test_an_aborted_cumulative_acknowledgement_ends_at_the_start_of_the_log_wher
         named = positions[3]
         new = pending_acks.judge(cursor, X, TxnAcks(up_to=named), named)
         assert isinstance(new, TxnAcks)
-        pending_acks.pend(cursor, X, new)
+        pending_acks.add_pending(cursor, X, new)
         settled = pending_acks.settle(cursor, X, committed=False)
         assert settled is not None
         again = list(islice(pending_acks.freed_entries(cursor, settled, tail=True), 10))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from magnetar.broker.subscription.core.cursor_state import Count
+from magnetar.broker.subscription.core.cursor_state import RedeliveryCount
 from magnetar.broker.subscription.core.redelivery_backoff import (
     LADDER,
     MAX_COUNT,
@@ -54,7 +54,7 @@ def test_an_entry_is_let_go_once_and_not_before_its_time(actions: list[tuple[int
     held, model = BackoffQueue(), dict[Position, int | None]()
     for entry, until_ms, dropped in actions:
         position = Position(1, entry)
-        held.hold(position, until_ms)
+        held.add(position, until_ms)
         model[position] = until_ms
         if dropped:
             held.drop(position)
@@ -71,8 +71,9 @@ def test_an_entry_is_let_go_once_and_not_before_its_time(actions: list[tuple[int
 
 def test_a_restart_goes_on_with_what_was_held_and_with_the_dead_letters() -> None:
     counts = {
-        Position(1, 0): Count(1, 500), Position(1, 1): Count(1, 1500), Position(1, 2): Count(3),
-        Position(1, 3): Count(2),
+        Position(1, 0): RedeliveryCount(1, 500), Position(1, 1): RedeliveryCount(1, 1500), Position(1,
+        2): RedeliveryCount(3),
+        Position(1, 3): RedeliveryCount(2),
     }  # fmt: skip
     held = BackoffQueue()
     assert held.restore(counts, DeadLetterPolicy(2, "", (1.0,)), 1000) == [Position(1, 2)]
@@ -83,5 +84,5 @@ def test_a_restart_goes_on_with_what_was_held_and_with_the_dead_letters() -> Non
 def test_a_clock_that_was_a_day_ahead_makes_nothing_wait_longer_than_the_policy() -> None:
     held = BackoffQueue()
     day_ms = 86_400_000
-    assert held.restore({Position(1, 0): Count(2, day_ms)}, DeadLetterPolicy(5, "", (1.0, 4.0)), 1000) == []
+    assert held.restore({Position(1, 0): RedeliveryCount(2, day_ms)}, DeadLetterPolicy(5, "", (1.0, 4.0)), 1000) == []
     assert held.next_ms == 5000
