@@ -352,7 +352,7 @@ class Adds:
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
 
     def close(self) -> None:
-        """Closes: held adds and adds under way are not answered any more."""
+        """Drops the held adds; neither they nor adds under way are answered any more."""
         self.closed = True
         self._held, self._held_recovery = _Queue(), _Queue()
 

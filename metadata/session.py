@@ -214,7 +214,7 @@ class ReconnectingStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its owner's
     def suspend(self) -> None:
-        """The session is lost: calls wait for the next one."""
+        """Called when the session is lost: calls wait for the next one."""
         self._lost = self._session
         self._changed.clear()
 
@@ -224,7 +224,9 @@ class ReconnectingStore(MetadataStore):
         self._changed.set()
 
     def stop_reconnecting(self) -> None:
-        """There will be no further session: every call, also one that waits, raises SessionExpired."""
+        """Ends the store, because there will be no further session: every call, also one that waits, raises
+        SessionExpired.
+        """
         self._ended = True
         self._changed.set()
 

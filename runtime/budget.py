@@ -71,13 +71,13 @@ class Arrivals:
         return True
 
     def on_whole(self, message: LongMessage) -> None:
-        """The message has arrived in full, and is not read yet."""
+        """Called when the message has arrived in full; it is not read yet."""
         size, _ = self._coming.pop(message, (0, 0))
         if size:
             self._whole[message] = self._whole.get(message, 0) + size
 
     def on_read(self, message: LongMessage) -> None:
-        """All messages that have arrived on this stream in full were read: frees their memory."""
+        """Called when all messages that have arrived in full on this stream were read: frees their memory."""
         size = self._whole.pop(message, 0)
         if size:
             self.long -= size

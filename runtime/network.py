@@ -308,12 +308,12 @@ class Peer(Protocol):
 
 
 Room = Callable[[], memoryview]
-"""Gives at least one byte of room. It is asked when bytes are here, so that who waits holds no buffer."""
+"""Returns memory for at least one byte. Called when bytes have arrived, so that a reader that waits needs no buffer."""
 
 
 Enough = Callable[[int], bool]
-"""Is told of each piece that came, whose bytes are where `room` said. False: the reader need not be woken for it, as
-most of a large frame is of no use to it. It must not raise."""
+"""Called with the size of each piece that has arrived in the memory of `room`. Returns whether the reader must be woken
+now: most pieces of a large frame are of no use to it alone. Must not raise."""
 
 
 class ByteStream(Protocol):

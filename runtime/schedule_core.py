@@ -27,7 +27,7 @@ from typing import NamedTuple
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 30.0
 SOUND_S = 10.0
-"""Seconds after which a process that runs is sound: its end is a new misfortune, and not the last one again."""
+"""Seconds after which a process that runs is sound: if it ends later, that is a new failure, not the last one again."""
 STOP_S = 15.0
 """Seconds for an end in order: half as long again as a part of a process has (runtime/lifecycle.py)."""
 

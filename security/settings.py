@@ -171,7 +171,7 @@ class SecuritySettings:
 
     @property
     def has_callers(self) -> bool:
-        """Whether it says how callers show who they are."""
+        """Returns whether the file has a section by which callers can show who they are."""
         return bool(self.token or self.oidc or self.basic or self.certificate)
 
     @property
@@ -184,7 +184,9 @@ class SecuritySettings:
 
     @classmethod
     def load(cls, path: str) -> SecuritySettings:
-        """InvalidConfiguration: the file cannot be read, or says something that it may not."""
+        """Returns the settings in the file. Raises InvalidConfiguration if the file cannot be read, or a setting is
+        unknown or wrong.
+        """
         try:
             with open(path, "rb") as file:
                 text = file.read(SETTINGS_BYTES_MAX).decode()

@@ -154,7 +154,7 @@ class _Sums:
 
 
 def _weight(holder: Holder) -> tuple[bool, int]:
-    """The sort key for the holders to show: live ledgers first, because they keep the log, then by bytes."""
+    """Returns the sort key for the holders to show: live ledgers first, because they keep the log, then by bytes."""
     return holder.live, holder.bytes
 
 

@@ -35,7 +35,7 @@ _LOG = logging.getLogger("magnetar.bookie.repair")
 R = TypeVar("R", bound=Record)
 
 DROP_S = 2.0
-"""Seconds that giving a node up may take."""
+"""Seconds that deleting a node may take."""
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -117,7 +117,7 @@ async def set_repair_enabled(store: MetadataStore, on: bool) -> None:
 
 
 Change = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
-"""The mark that stands → the one that should; None: none."""
+"""Takes the present mark and returns the one that should replace it; None means no mark."""
 
 
 async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:

@@ -65,9 +65,9 @@ _LOG = logging.getLogger("magnetar.bookie.repair")
 READS_AT_ONCE = 32
 """Reads of the metadata during a scan."""
 RECOVERING_S = 30.0
-"""Seconds in which a recovery that goes well has ended, many times over."""
+"""Seconds after which a recovery counts as stuck: many times as long as one that goes well takes."""
 FORGET_PAUSE_S = 30.0
-"""Seconds between two scans that are only to see whether a departed bookie may be forgotten."""
+"""Seconds between two scans that are only to see whether a departed bookie may be removed."""
 
 
 class Auditor:

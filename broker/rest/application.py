@@ -28,10 +28,15 @@ from ...runtime.grpc.limits import Callers
 from ...runtime.network import CallContext
 from ..grpc.checked import CheckedService
 from ..node.topic_manager import TopicManager
-from . import routes
 from .call import ROUTES, BadRequest, Call, JsonResponse, RouteRow, error_response, make_response
 from .measure import Measure
 from .stats import RateMeters
+
+# Importing these registers their routes, the more special paths first.
+# isort: off
+from . import cluster_routes, schemas_routes, tenants_routes, policies_routes, namespaces_routes, transactions_routes
+from . import rows_routes, subscriptions_routes, topics_routes
+# isort: on
 
 BODY_BYTES_MAX = 1 << 20
 QUERY_BYTES_MAX = 16 << 10
@@ -40,7 +45,11 @@ AUTHENTICATIONS = Limits().authentications
 
 _ABSOLUTE = re.compile(r"https?://[^/]+", re.IGNORECASE)
 
-assert routes, "its modules register the routes"
+HANDLERS = (
+    cluster_routes, schemas_routes, tenants_routes, policies_routes, namespaces_routes, transactions_routes,
+    rows_routes, subscriptions_routes, topics_routes,
+)  # fmt: skip
+"""The modules that have the handlers."""
 
 
 class _Domain(Convertor[str]):

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from magnetar.broker.rest import routes
+from magnetar.broker.rest import application
 from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC
 from magnetar.cli.common.lazy import LazyGroup
 from magnetar.cli.main import root
@@ -29,7 +29,7 @@ GROUPS = (
     "tenants", "namespaces", "topics", "subscriptions", "transactions", "schemas", "spark", "brokers", "bookies",
     "ledgers",
 )  # fmt: skip
-assert routes, "the routes are registered"
+assert application.HANDLERS, "the routes are registered"
 VARIABLES = {each.name: variable for variable, each in vars(operations).items() if isinstance(each, Operation)}
 
 

@@ -17,7 +17,7 @@ from magnetar.bookie.server import BookieConfig
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.broker.access.table_core import RULES
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.broker.rest import routes as rest_routes
+from magnetar.broker.rest import application
 from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC, RouteRow
 from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.cli.common.exits import code_of
@@ -49,7 +49,7 @@ CONFIGURATIONS: dict[str, type] = {
     "producer": ProducerSettings,
     "consumer": ConsumerSettings,
 }
-assert rest_routes, "the routes are registered"
+assert application.HANDLERS, "the routes are registered"
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
