@@ -14,11 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ADMINISTRATION = (
-    "proto/operations.py", "proto/operations.py", "proto/states.py", "proto/statistics.py", "proto/translation.py",
+    "proto/operations.py", "proto/states.py", "proto/statistics.py", "proto/translation.py",
     "proto/policy_table.py", "proto/pulsar_json.py", "client/admin",
     "broker/access/table_core.py",
     "broker/rest", "broker/grpc/admin.py", "broker/session/administration.py",
-    "broker/session/administration.py", "broker/session/statistics.py", "cli/admin", "cli/run/metrics.py",
+    "broker/session/statistics.py", "cli/admin", "cli/run/metrics.py",
 )  # fmt: skip
 NO_CODE = frozenset((tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
                      tokenize.ENCODING, tokenize.ENDMARKER))  # fmt: skip
