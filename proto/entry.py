@@ -168,9 +168,9 @@ def encode_batch(
 
 
 def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | None = None) -> bytes:
-    """Encodes the client-part with this payload (one message, or joined items): compressed by `metadata.compression`,
-    then encrypted. An encrypted one always gets `uncompressed_size`, because Go's client needs it even without
-    compression."""
+    """Encodes the client-part of an entry, metadata and payload (one message, or the joined items of a batch):
+    compressed by `metadata.compression`, then encrypted. An encrypted one always gets `uncompressed_size`, because Go's
+    client needs it even without compression."""
     if metadata.compression or encrypt is not None:
         metadata.uncompressed_size = len(payload)
     if metadata.compression:

@@ -69,8 +69,8 @@ def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: 
 
 
 def parse_listeners(text: str) -> dict[str, tuple[str, ...]]:
-    """Parses the setting `pulsar_listeners`: returns URLs by the name of the listener; "" is the first one. Raises
-    InvalidConfiguration."""
+    """Parses the setting `pulsar_listeners`. Returns the URL of each listener by its name; the key "" has that of the
+    first one, the default. Raises InvalidConfiguration if it does not parse."""
     found: dict[str, tuple[str, ...]] = {}
     for part in text.split(","):
         name, _, url = part.strip().partition(":")

@@ -1,6 +1,7 @@
 """The decisions on publishing: which entries and which producers may publish, with their reasons.
 
-`why_refused` decides for one entry, in the order of `PublishRefusal`; `ProducerTable` for the producers (Pulsar PR1):
+`why_refused` decides what is known before an entry is parsed (the rest: broker/topic/producer.py); `ProducerTable` for
+the producers (Pulsar PR1):
 
 | access mode | joins | |
 |---|---|---|
@@ -58,8 +59,8 @@ class ProducerRegistration(NamedTuple):
     """The role of the producer; None: one that may write for each (broker/common/transactions.py `writing_role`)."""
 
     def may_replace(self, other: ProducerRegistration) -> bool:
-        """Returns True if it may be another connection of that producer. A caller that names no instance is recognised
-        by its role alone."""
+        """Returns True if this registration may be a later connection of the same producer as `other`. One that names
+        no instance is recognised by its role alone."""
         if self.owner is not None and self.owner != other.owner:
             return False
         return not (other.instance and self.instance) or other.instance == self.instance

@@ -380,8 +380,8 @@ class TopicTransactions:
             self._ledger.refresh()
 
     def trim_limit(self, applied: Applied) -> TrimLimit | None:
-        """Returns what transactions no longer need of the log: up to the last stored write, and before the first entry
-        of an open transaction. None if the topic has seen none."""
+        """Returns the last position that transactions no longer need: not after what the last write of their state has,
+        and before the first entry of any open transaction. None if the topic has seen no transaction."""
         if self.core is None or self._ledger is None:
             return None
         first, stored = self.core.first_hidden, self._ledger.position

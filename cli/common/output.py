@@ -203,7 +203,7 @@ def id_text(message_id: MessageId) -> str:
 
 
 def shown_of(message: StoredMessage) -> PrintedMessage:
-    """Returns a message of the admin client as it is shown."""
+    """Returns a stored message, as the admin client reads it, as the dictionary that the command line prints."""
     place = id_text(message.message_id)
     return PrintedMessage(
         message.topic, place, message.key, message.properties, message.publish_time_ms, 0, message.payload

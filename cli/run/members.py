@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def as_member(world: World, settings: str | None, role: str) -> World:
-    """The world of a process that brings a member's certificate to the metadata service, or serves the metadata; with
-    settings without [members] the world as it is. InvalidConfiguration."""
+    """Returns a world whose connections to the metadata service use the member's certificate; for the metadata service
+    itself, its listener too. Returns `world` unchanged if the settings have no [members]. Raises InvalidConfiguration
+    if they are wrong."""
     members = section_of(settings)
     if members is None:
         return world

@@ -416,7 +416,7 @@ def print_ready(url: str, **facts: object) -> None:
 
 
 class StatusOutput(Protocol):
-    """Reports that a server serves, and has its page of metrics."""
+    """Prints that a server is ready, with its addresses, and serves its page of metrics where one was asked for."""
 
     def report_ready(self, url: str, **facts: object) -> None: ...
 

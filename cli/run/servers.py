@@ -406,8 +406,8 @@ def planned(
     file: str | None, option: int | None, *, broker: BrokerConfig | None = None, bookie: BookieConfig | None = None,
     bookies: int = 1, metadata: bool = False, most: int | None = None, processes: int = 1,
 ) -> Plan:  # fmt: skip
-    """Plans the memory of a process with these parts, as they are loaded from `file` and the environment; it is one of
-    so many `processes` that have the memory together, equal parts of it."""
+    """Returns the plan of the memory of a process with these parts, by the settings of `file` and the environment. The
+    memory is shared equally by `processes` processes."""
     from ...runtime import process
     from ...runtime.config import explicit_settings, value_of
     from ...runtime.memory_shares import NO_LIMIT, plan, process_memory_bytes

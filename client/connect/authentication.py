@@ -68,8 +68,8 @@ class WrongParameters(InvalidConfiguration, RuntimeError):
 
 
 class NotLoaded(Authentication):
-    """A library of Pulsar's C++ client, which is not loaded here. As there, opening something with it fails, not making
-    it."""
+    """Stands for an authentication library of Pulsar's C++ client, which is not supported here. As in that client, it
+    can be made; opening a producer or a consumer with it fails."""
 
     def __init__(self, name: str) -> None:
         self.auth_method_name = name

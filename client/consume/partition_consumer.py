@@ -286,7 +286,8 @@ class PartitionConsumer:
         self._do(self.core.redeliver_all(self._untouched()))
 
     def redeliver_in_order(self) -> None:
-        """Redelivers everything in order: the application gets nothing more of what was delivered before."""
+        """Asks the broker to deliver all unacknowledged messages again, in order. What was received and not yet given
+        to the application is dropped first: it comes again too."""
         self.acks.flush()
         self._do(self.core.redeliver_all(self._untouched(), in_order=True))
 

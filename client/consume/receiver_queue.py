@@ -463,7 +463,7 @@ class Requests:
             answer.set_exception(error)
 
     async def wait_changed(self) -> None:
-        """Returns when the consumer is connected or finished."""
+        """Waits until the consumer is connected, closed or failed; returns at once if it is so already."""
         if self._changed is None:
             self._changed = self._loop.create_future()
         await asyncio.shield(self._changed)

@@ -190,7 +190,7 @@ class InTransaction:
         raise NotImplementedError
 
     def on_refused(self, messages: int, error: MagnetarError) -> None:
-        """Fact: an entry is not stored, or may not be."""
+        """Fact: an entry was not stored, or it is not known whether it was."""
         raise NotImplementedError
 
     def on_acknowledged(self, error: MagnetarError | None) -> None:

@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Enum)
 
 
 class Text(Enum):
-    """The encoding that a field's value is converted for."""
+    """The text encoding of a schema, of JSON or of Avro, to which a field's value is converted."""
 
     JSON = "json"  # bytes as text, enums by value
     AVRO = "avro"  # bytes as they are, enums by name

@@ -201,7 +201,7 @@ class Message:
         return self.fields.null_value
 
     def has_null_key(self) -> bool:
-        """Whether the message has no key; an empty key is one."""
+        """Whether the message has no key. False if its key is the empty string."""
         return self.fields.null_partition_key or not self.fields.HasField("partition_key")
 
     def event_timestamp(self) -> int:

@@ -533,8 +533,8 @@ class Cursor:
         )
 
     def check(self) -> None:
-        """Checks that no hole is at or before the mark, none touches it, no empty bitmap is kept, and partial entries
-        are not done."""
+        """Checks that each hole (an acknowledged range) is after the mark and does not adjoin it, that no empty bitmap
+        is kept, and that no partly acknowledged entry counts as acknowledged."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
         self.holes.check(self.mark, self._shape.after(self.mark))
         for position, partial in self.partial.items():
