@@ -447,11 +447,11 @@ class OneOfProcesses:
     async def attach(self) -> None:
         await self.child.attach(self._text)
 
-    def ready(self, url: str, **facts: object) -> None:
+    def report_ready(self, url: str, **facts: object) -> None:
         self.said = True
         self.child.report_ready(url=url, **facts)
 
-    def measure(self, own: Measure) -> Measure:
+    def combine_metrics(self, own: Measure) -> Measure:
         self._own = own
         return self._all if self._shows else own
 

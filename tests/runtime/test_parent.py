@@ -31,7 +31,7 @@ async def serve(child):
     child.report_ready(url=child.name)
     if child.name == "asker":
         await asyncio.sleep(0.2)
-        others = await child.others()
+        others = await child.ask_others()
         pages = sorted((name, page.decode()) for name, page in others.pages.items())
         print("pages", pages, others.restarts, flush=True)
     try:
