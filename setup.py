@@ -118,8 +118,6 @@ def compiled() -> list[Extension]:
 
     root = Path.cwd()
     place = root / "build" / "compiled"
-    for stale in root.glob("build/lib.*/**/*.so"):  # of a module that is compiled no more
-        stale.unlink()
     place.mkdir(parents=True, exist_ok=True)
     link = place / "magnetar"
     if not link.is_symlink():
@@ -198,6 +196,8 @@ class Modules(build_py):
         return [each for each in super().find_package_modules(package, package_dir) if each[1:2] != ("setup",)]
 
     def run(self) -> None:
+        if not self.editable_mode:  # an earlier build leaves modules that have moved since, and hide what is there now
+            shutil.rmtree(Path(self.build_lib, "magnetar"), ignore_errors=True)
         super().run()
         if WHY_NOT:
             say(f"not compiled: {WHY_NOT}; {SLOWER}")
