@@ -37,21 +37,27 @@ from magnetar.runtime.sim.world import NodeCrashed
 from tests.simulation.cluster import FIRST_BOOKIE_PORT, METADATA, Cluster, _awaited
 from tests.simulation.verdict.observer import STRANGER
 
+
+def _name(of: type, method: str) -> str:
+    """The name that a task of this method has; on the compiled twin too, where methods have no `__qualname__`."""
+    assert callable(getattr(of, method))
+    return f"{of.__name__}.{method}"
+
+
 SINGLE = {
-    each.__qualname__
-    for each in (rpc_server._call, BookieService._read_disk, BookieService._find_held, _awaited)
-}
+    _name(rpc_server, "_call"), _name(BookieService, "_read_disk"), _name(BookieService, "_find_held"),
+    _awaited.__qualname__,
+}  # fmt: skip
 """Handlers of one request each, in a server; and what goes through `Cluster.call`."""
-STREAMS_OPEN = {rpc_server._stream.__qualname__}
+STREAMS_OPEN = {_name(rpc_server, "_stream")}
 WAITS_S = (0.0, 0.0005, 0.005, 0.05, 0.5)
 """How long a call may go on before it is cancelled: at its first await, or at a later one."""
 
 KEEPERS = {
-    each.__qualname__
-    for each in (
-        Registration.run, DiskMonitor.run, GarbageCollector.run_forever, LimboExit.run, Scrubber.run, EntryRepairer.run,
-        RepairKeeper.run, Auditor.run, RepairWorker.run, Broker._follow_session, Broker._maintain_topics, Broker._sweep,
-    )
+    _name(Registration, "run"), _name(DiskMonitor, "run"), _name(GarbageCollector, "run_forever"),
+    _name(LimboExit, "run"), _name(Scrubber, "run"), _name(EntryRepairer, "run"), _name(RepairKeeper, "run"),
+    _name(Auditor, "run"), _name(RepairWorker, "run"), _name(Broker, "_follow_session"),
+    _name(Broker, "_maintain_topics"), _name(Broker, "_sweep"),
 }  # fmt: skip
 """Tasks that live as long as their bookie, or broker."""
 
