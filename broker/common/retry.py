@@ -1,4 +1,8 @@
-"""Repeats work that bookies or the metadata refuse for now, with a log line when the reason changes."""
+"""Repeats work that bookies or the metadata refuse for now, with a log line when the reason changes (`LogThrottle`).
+
+Also work that several callers ask for at once, which is done once (`SharedRuns`), and values that serve while the newer
+one cannot be read (`LastKnown`).
+"""
 
 from __future__ import annotations
 

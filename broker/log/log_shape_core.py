@@ -275,8 +275,8 @@ class LogShape:
         assert self._ids == sorted(self._spans), "ids are not the spans, in order"
         for ledger_id in self._ids[:-1]:
             assert not self._spans[ledger_id].open, "a ledger that is not the last is open"
-        for before, behind in zip(self.spans, self.spans[1:], strict=False):
-            assert before.end_index <= behind.first_index, "indexes of two ledgers overlap"
+        for before, after in zip(self.spans, self.spans[1:], strict=False):
+            assert before.end_index <= after.first_index, "indexes of two ledgers overlap"
 
 
 # --------------------------------------------------------------------------------------------------- lookup_core

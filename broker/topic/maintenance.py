@@ -156,6 +156,7 @@ class TopicMaintenance:
         """Checks the backlog quota: producers are held or refused, or the oldest messages are evicted, as the policy
         says."""
         applied, shape, durable = self._topic.applied, self._topic.log.shape, self._durable()
+        logged, self._evicts = self._evicts, False
         if not (applied.backlog_quota_bytes or applied.backlog_quota_s) or not durable:
             self._decide(None)
             return
@@ -166,20 +167,27 @@ class TopicMaintenance:
         if not applied.backlog_quota_counts_delayed and slowest.delayed is not None:
             backlog -= delayed_bytes(shape, slowest.delayed.core.held_in)
         quota = over_quota(applied, backlog, age_s)
-        evicted_before = self.evicted
         if quota is BacklogQuotaState.EVICT:
-            for subscription in durable:
-                if applied.backlog_quota_bytes:
-                    mark = min(mark_within(shape, applied.backlog_quota_bytes), self._topic.shown.shape.stable)
-                    self.evicted += await self.skip_whole_messages(subscription, mark)
-                if applied.backlog_quota_s:
-                    self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)
+            before = self.evicted
+            try:
+                for subscription in durable:
+                    await self._evict(subscription)
+            finally:  # what was given up is logged, also when another subscription fails
+                evicted = self.evicted - before
+                self._evicts = logged or evicted > 0
+                if evicted and not logged:
+                    _LOG.warning("%s: %s: %d entries so far", self._topic.name, quota.value, evicted)
             quota = None
-        evicted = self.evicted - evicted_before
-        if evicted and not self._evicts:
-            _LOG.warning("%s: %s: %d entries so far", self._topic.name, BacklogQuotaState.EVICT.value, evicted)
-        self._evicts = evicted > 0
         self._decide(quota)
+
+    async def _evict(self, subscription: Subscription) -> None:
+        """Acknowledges what the subscription holds beyond the backlog quota."""
+        topic, applied = self._topic, self._topic.applied
+        if applied.backlog_quota_bytes:
+            mark = min(mark_within(topic.log.shape, applied.backlog_quota_bytes), topic.shown.shape.stable)
+            self.evicted += await self.skip_whole_messages(subscription, mark)
+        if applied.backlog_quota_s:
+            self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)
 
     def _decide(self, quota: BacklogQuotaState | None) -> None:
         if quota is self.quota:

@@ -1,7 +1,7 @@
 """Begins of transactions: ids are given in blocks, within the bounds of each role; of a name only the last holder
 counts.
 
-A block begins after a gap of random length, so that nobody can guess other ids from one of them.
+A block begins after a gap of random length, so that no caller can guess other ids from one of them.
 An id that is not used within `lease_s` is void. A begin that gives a name and no holder takes the name over: this is a
 record. The open transactions of earlier holders are aborted when it is decided, and again when it is durable. Names and
 sinks are of a role (state_core.py). A name without a begin for `name_idle_s`, and a sink without a begin or a batch for

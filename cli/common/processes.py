@@ -22,6 +22,7 @@ from typing import Self
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 PORTS = range(20_000, 32_000)  # below those that Linux gives to programs that ask for any, and to connections
+DRAWS = 1000
 
 
 class NotReady(Exception):
@@ -31,12 +32,13 @@ class NotReady(Exception):
 def free_port(*hosts: str, count: int = 1) -> int:
     """Draws a port at which nothing listens now, at any of these addresses; nor at the ports after it, `count` in all.
 
-    One that the system gave may go to the connection of another program while its server is away.
+    One that the system gave may go to the connection of another program while its server is away. Raises OSError if
+    none was found, as of an address that is not of this machine.
     """
-    while True:
-        port = random.SystemRandom().choice(PORTS)
+    for port in random.SystemRandom().sample(PORTS, DRAWS):
         if all(_is_free(host, port + number) for host in hosts for number in range(count)):
             return port
+    raise OSError(f"no free port at {', '.join(hosts)}")
 
 
 def _is_free(host: str, port: int) -> bool:

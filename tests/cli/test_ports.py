@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.cli.common.processes import free_port
 from magnetar.cli.run import standalone
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import Endpoint, rpc
@@ -108,3 +109,8 @@ async def test_with_an_explicit_port_the_others_are_free_ones(
         assert port not in (0, *ports)
         assert await _speaks_pulsar(port)
         assert await _answers_http(facts["http"])
+
+
+def test_a_free_port_of_an_address_that_is_not_ours_is_an_error_and_no_endless_search() -> None:
+    with pytest.raises(OSError, match=r"no free port at 192\.0\.2\.1"):
+        free_port("192.0.2.1")

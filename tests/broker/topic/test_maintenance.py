@@ -16,7 +16,7 @@ import pytest
 
 from magnetar.broker.session import statistics
 from magnetar.broker.topic import statistics as backlog
-from magnetar.broker.topic.maintenance import STEPS
+from magnetar.broker.topic.maintenance import STEPS, TopicMaintenance
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
@@ -283,6 +283,28 @@ async def test_a17_past_the_quota_the_oldest_messages_go_and_the_log_says_so_onc
         assert at.topic.maintenance.evicted > 5
         said = [each.message for each in caplog.records if "given up" in each.message]
         assert said == [f"{NAME}: the oldest messages are given up: the backlog quota is reached: 5 entries so far"]
+
+
+async def test_an_eviction_that_fails_at_another_subscription_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    evict, seen = TopicMaintenance.skip_whole_messages, list[str]()
+
+    async def second_fails(of: TopicMaintenance, subscription: Any, mark: Any) -> int:
+        seen.append(subscription.name)
+        if len(seen) == 2:
+            raise Unavailable("the bookies do not answer")
+        return await evict(of, subscription, mark)
+
+    async with deployment(tmp_path) as at:
+        await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_policy="consumer_backlog_eviction")
+        producer, _, _ = await at.producer(), await at.consumer("s", permits=0), await at.consumer("t", permits=0)
+        for _ in range(15):
+            await producer.send(bytes(100_000))
+        monkeypatch.setattr(TopicMaintenance, "skip_whole_messages", second_fails)
+        await at.later(1)
+        assert sorted(seen) == ["s", "t"]
+        assert sum("given up" in each.message for each in caplog.records) == 1
 
 
 async def test_t6_a_topic_that_nobody_uses_is_deleted_with_its_policies(tmp_path: Path) -> None:
