@@ -127,15 +127,15 @@ def roundtrip(options: Options) -> Run:
             consume(consumer, seconds=warm_up_s)
             run = Run(0.0)
             with measured(run, server=running.pid, producer=child.pid or 0):
-                begin, before = time.perf_counter(), _published(admin)
+                begin, before = time.perf_counter(), published(admin, TOPIC)
                 count, latencies = consume(consumer, seconds=options.seconds)
-                published, taken = _published(admin) - before, time.perf_counter() - begin
+                produced, taken = published(admin, TOPIC) - before, time.perf_counter() - begin
                 run.value = count / taken
             run.latencies_ms = percentiles(latencies)
             report.get(timeout=60)
             run.detail = {
-                "consumed": count, "produced_msg_s": published / taken,
-                "consumed_of_produced": count / max(1, published),
+                "consumed": count, "produced_msg_s": produced / taken,
+                "consumed_of_produced": count / max(1, produced),
             }  # fmt: skip
         finally:
             child.join(30)
@@ -143,9 +143,9 @@ def roundtrip(options: Options) -> Run:
     return run
 
 
-def _published(admin: Any) -> int:
-    """Messages that the topic has stored since the server began."""
-    return int(admin.topic_stats(TOPIC).messages_in)
+def published(admin: Any, topic: str) -> int:
+    """Returns how many messages the topic has stored since the server began."""
+    return int(admin.topic_stats(topic).messages_in)
 
 
 def consume(

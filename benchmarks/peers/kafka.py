@@ -139,7 +139,12 @@ class _Consumer:
 
         settings = {"bootstrap.servers": url, "group.id": group, "queued.min.messages": QUEUE, "log_level": 3}
         self._consumer = Consumer(settings | {"queued.max.messages.kbytes": QUEUE})  # of 1 KB
-        self._consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        self._partition = TopicPartition(topic, 0, OFFSET_BEGINNING)
+        self._consumer.assign([self._partition])
+
+    def published(self) -> int:
+        """Returns how many messages the partition has stored: what the broker says."""
+        return int(self._consumer.get_watermark_offsets(self._partition)[1])
 
     def take(self, *, seconds: float = float("inf"), messages: float = float("inf")) -> int:
         """How many were received. AssertionError: an error came, or nothing for a while."""
@@ -158,7 +163,7 @@ class _Consumer:
 
 
 class Receive:
-    """What comes while a producer sends into the topic of the turn."""
+    """What comes while a producer sends into the topic of the turn, and what the topic stored in the same time."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -168,11 +173,11 @@ class Receive:
         consumer = _Consumer(self._url, topic, f"bench-{number}")
         consumer.take(messages=1)
         consumer.take(seconds=WARM_UP_S)
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), consumer.published()
         count = consumer.take(seconds=seconds)
-        rate = count / (time.perf_counter() - begin)
+        produced, taken_s = consumer.published() - before, time.perf_counter() - begin
         consumer.close()
-        return {"msg_s": rate}
+        return {"msg_s": count / taken_s, "produced_msg_s": produced / taken_s}
 
 
 class CatchUp:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..messaging import WARM_UP_S, Sending, consume, payloads
+from ..messaging import WARM_UP_S, Sending, consume, payloads, published
 from ..subscriptions import CONSUMERS, Drained
 from .sends import SEED, batching, connect
 from .turns import Figures
@@ -29,28 +29,29 @@ def fill(url: str, topic: str, size: int, messages: int) -> None:
 
 
 class Receive:
-    """What comes while a producer sends into the topic of the turn."""
+    """What comes while a producer sends into the topic of the turn, and what the topic stored in the same time."""
 
     def __init__(self, url: str) -> None:
-        self._client = connect("magnetar", url)
+        from magnetar.admin import Admin
+
+        self._client, self._admin = connect("magnetar", url), Admin(url)
 
     def turn(self, number: int, seconds: float) -> Figures:
         import magnetar
 
-        earliest = magnetar.InitialPosition.Earliest
-        consumer = self._client.subscribe(
-            f"roundtrip-{number}", "bench", initial_position=earliest, receiver_queue_size=QUEUE
-        )
+        topic, earliest = f"roundtrip-{number}", magnetar.InitialPosition.Earliest
+        consumer = self._client.subscribe(topic, "bench", initial_position=earliest, receiver_queue_size=QUEUE)
         consumer.acknowledge(consumer.receive(60_000))
         consume(consumer, seconds=WARM_UP_S)
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), published(self._admin, topic)
         count, _ = consume(consumer, seconds=seconds)
-        rate = count / (time.perf_counter() - begin)
+        produced, taken_s = published(self._admin, topic) - before, time.perf_counter() - begin
         consumer.close()
-        return {"msg_s": rate}
+        return {"msg_s": count / taken_s, "produced_msg_s": produced / taken_s}
 
     def close(self) -> None:
         self._client.close()
+        self._admin.close()
 
 
 class CatchUp:

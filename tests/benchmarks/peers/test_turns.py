@@ -84,10 +84,10 @@ def test_a_fleet_works_at_once_and_adds_rates_up() -> None:
 
 def test_a_producer_sends_for_longer_than_its_consumer_is_measured() -> None:
     log: list[str] = []
-    producer, consumer = Member({"msg_s": 50.0}, log), Member({"msg_s": 40.0}, log)
+    producer, consumer = Member({"msg_s": 50.0}, log), Member({"msg_s": 40.0, "produced_msg_s": 45.0}, log)
     before, after = (lambda n: log.append(f"topic {n}")), (lambda n: log.append(f"no topic {n}"))
     together = Together(producer, consumer, before, after)  # type: ignore[arg-type]
-    assert together.turn(7, 1) == {"msg_s": 40.0, "produced_msg_s": 50.0}
+    assert together.turn(7, 1) == {"msg_s": 40.0, "produced_msg_s": 45.0}
     assert log == ["topic 7", "asked for 1 s", "asked for 3.0 s", "answered", "answered", "no topic 7"]
 
 
