@@ -44,7 +44,7 @@ ALGORITHMS = (
 
 @dataclass(frozen=True, slots=True)
 class TlsSection:
-    """What the listeners show, and whom they take."""
+    """TLS of the listeners: their certificate, and which client certificates they accept."""
 
     certificate: str = ""  # PEM; it is read again when the file changes, as are the other two
     key: str = ""  # of that certificate
@@ -54,7 +54,7 @@ class TlsSection:
 
 @dataclass(frozen=True, slots=True)
 class CertificateSection:
-    """The client certificate says who calls; needs `ca` of [tls]."""
+    """Callers authenticate by a client certificate; needs `ca` of [tls]."""
 
     cluster: str = ""  # of the URI magnetar://CLUSTER/role/NAME; empty: certificates with such a URI are refused
     common_name: bool = True  # of a certificate without a URI it is the role
@@ -62,7 +62,7 @@ class CertificateSection:
 
 @dataclass(frozen=True, slots=True)
 class TokenSection:
-    """JSON Web Tokens, as Pulsar's token provider takes them."""
+    """Callers authenticate by a JSON Web Token, as at Pulsar's token provider."""
 
     secret_key: str = field(default="", repr=False)  # HMAC: a file, env:NAME, or data:;base64,…; or
     public_key: str = ""  # … RSA or EC, likewise; a file of several keys takes tokens of each
@@ -76,14 +76,14 @@ class TokenSection:
 
 @dataclass(frozen=True, slots=True)
 class BasicSection:
-    """Users and passwords, over TLS or on this machine."""
+    """Callers authenticate by user and password, over TLS or from this machine."""
 
     file: str = ""  # of `htpasswd -B`: bcrypt, $apr1$ and {SHA}
 
 
 @dataclass(frozen=True, slots=True)
 class OidcSection:
-    """Tokens of OpenID Connect."""
+    """Callers authenticate by a token of OpenID Connect."""
 
     issuers: tuple[str, ...] = ()  # their URLs, at most five
     audiences: tuple[str, ...] = ()  # a token names one of them
@@ -95,21 +95,21 @@ class OidcSection:
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationSection:
-    """Of callers without credentials."""
+    """How callers without credentials are treated."""
 
     anonymous_role: str = ""  # their role, never that of a super user; empty: they are refused
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationSection:
-    """Of roles."""
+    """Which roles may do what."""
 
     super_users: tuple[str, ...] = ()  # roles that may do everything
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSection:
-    """What this broker brings when it calls another."""
+    """The credentials with which this broker authenticates at other brokers."""
 
     token: str = field(default="", repr=False)  # of one of the super users
     ca: str = ""  # with [tls]: who signs the brokers' certificates
@@ -137,7 +137,7 @@ class ZookeeperSection:
 
 @dataclass(frozen=True, slots=True)
 class AuditSection:
-    """Where acts and denials are written."""
+    """The audit log: where administrative acts and refused requests are written."""
 
     file: str = ""  # empty: with the server's log
 
@@ -157,6 +157,8 @@ _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secr
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
+    """The sections of the file; None stands for a section that it lacks."""
+
     tls: TlsSection | None = None
     certificate: CertificateSection | None = None
     token: TokenSection | None = None
