@@ -101,8 +101,8 @@ class Bookies:
     async def ask(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float, busy_s: float = 0.0
     ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
-        """Asks a bookie, and returns the answer; None when none arrives within `timeout_s` or it cannot be decoded: the
-        outcome is unknown.
+        """Sends a request to a bookie and returns its answer. Returns None if no answer arrives within `timeout_s`, or
+        the answer cannot be decoded: then it is unknown what the bookie did.
 
         A bookie that answers BUSY did nothing; it is asked again, with growing pauses, until the time is over. Each
         BUSY proves that the bookie is alive, so the timeout starts again, for up to `busy_s` in all.
@@ -189,8 +189,8 @@ class Bookies:
     def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
         """Returns a replacement bookie for each of `slots`; only for the first ones if there are too few bookies.
 
-        Never chooses a bookie that failed lately: it is no better than the one that it would replace. Takes the racks
-        of the other slots into account.
+        Never chooses a bookie that failed lately: it would be no better than the one to be replaced. Takes the racks of
+        the other slots into account.
         """
         failed = [each for each in self.quarantined_bookies() if self._failed_lately(each)]
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
@@ -267,8 +267,8 @@ class Bookies:
 
     @property
     def fenced_upto(self) -> int:
-        """The largest ledger id up to which some bookie refuses adds, because it once lost data (BookieRecord); -1:
-        none."""
+        """The largest ledger id up to which some bookie refuses adds, because that bookie once lost data
+        (BookieRecord.fenced_upto); -1: no bookie does."""
         return max((record.fenced_upto for record in self._available.values()), default=-1)
 
     # ------------------------------------------------------------------------------ the table

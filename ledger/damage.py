@@ -69,9 +69,8 @@ def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 async def store_report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
-    """Replaces the ranges `before`, which the caller added to the record, by `now`; those that others added stay.
-    Returns the stored ranges, at most RANGES_MAX.
-    """
+    """Replaces in the ledger's record for `bookie` the ranges `before`, which the caller added earlier, by `now`.
+    Ranges that others added stay. Returns the stored ranges, at most RANGES_MAX."""
     path = paths.damaged(ledger, bookie)
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
@@ -91,7 +90,8 @@ async def store_report(metadata: MetadataStore, ledger: int, bookie: str, now: R
 
 
 class DamageReports:
-    """Reports damage that the readers and recoverers of one client find. `dropped`: number of entries not queued."""
+    """Reports damaged copies that the readers and recoverers of one client find. `dropped` counts the entries that were
+    not queued."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
@@ -126,7 +126,7 @@ class DamageReports:
                     self._told.pop((ledger, bookie, entry), None)
 
     async def wait_written(self) -> None:
-        """Waits until every report that was queued before is written or given up."""
+        """Waits until every report that was queued before the call is written or given up."""
         await self._tasks.drain()
 
     async def close(self) -> None:
