@@ -237,7 +237,9 @@ class _ClientStream(GrpcStream):
 
 
 def _broken_by(error: MagnetarError) -> MagnetarError:
-    """Returns the error for senders after the stream broke with `error`: what they sent may have been done."""
+    """Returns the error that senders get after the stream broke with `error`: it is unknown whether what they sent was
+    handled.
+    """
     return error if isinstance(error, WrongProtocol) else ConnectionLost(error.message, **error.fields)
 
 
@@ -340,7 +342,7 @@ _Attempt = asyncio.Task[_ClientConnection | MagnetarError]
 
 
 class GrpcChannel:
-    """A channel to one server. Belongs to the event loop in which it is first used."""
+    """A client's channel to one gRPC server. Belongs to the event loop in which it is first used."""
 
     def __init__(self, endpoint: Endpoint, access: CallerAccess) -> None:
         check_clear(endpoint, access)

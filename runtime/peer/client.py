@@ -279,7 +279,7 @@ class ZmqPeer:
 
 
 class _Link:
-    """The socket of a client end and its monitor: one connection, and the attempts to make it."""
+    """The socket of a client end with its monitor: one connection, and the attempts to make it."""
 
     def __init__(self, context: Context, peer: ZmqPeer) -> None:
         import zmq
