@@ -99,8 +99,8 @@ class BookieAdmin:
         self._verbs |= verbs
 
     async def answer(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
-        """Answers one request. `local`: the request comes from this machine. Raises ValueError if it is not a JSON
-        object with a verb.
+        """Answers one request. `local`: the request was sent from this machine. Raises ValueError if the request is not
+        a JSON object with a verb.
         """
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])

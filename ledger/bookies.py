@@ -49,7 +49,7 @@ PAUSE_PART = 4
 
 
 class Bookies:
-    """The table of bookies of one `LedgerClient`: registrations, connections, quarantine, racks and damage reports.
+    """The bookies as one `LedgerClient` knows them: registrations, connections, quarantine, racks and damage reports.
 
     A bookie is named by its uuid as text. Call from one event loop; `close` ends the watch and every connection.
     """
@@ -133,12 +133,12 @@ class Bookies:
         self.record_trouble(bookie, TroubleKind.FAILED)
 
     def record_trouble(self, bookie: str, kind: TroubleKind) -> None:
-        """Records that a read from the bookie went wrong: for a while reads ask it last (placement_core.py)."""
+        """Records a fault `kind` of the bookie at a read: for a while reads ask the bookie last (placement_core.py)."""
         self._trouble.record_trouble(bookie, kind, self._world.clock.monotonic())
 
     def record_damage(self, bookie: str, ledger: int, entry: int) -> None:
-        """Records that the bookie sent bytes that are not the entry: for a while reads ask it last, and the damage is
-        reported (damage.py)."""
+        """Records that the bookie sent bytes that are not the entry it was asked for: for a while reads ask it last,
+        and the damage is reported (damage.py)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.record_trouble(bookie, TroubleKind.DAMAGED)
         self.damage.add(ledger, bookie, entry)
@@ -155,8 +155,8 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ choosing
     async def count_healthy(self, wanted: int) -> int:
-        """Returns the number of writable bookies that did not fail lately; if it is less than `wanted`, lists the
-        bookies again first."""
+        """Returns the number of writable bookies that did not fail lately. If it is less than `wanted`, first reads the
+        list of bookies again."""
         if self._well() < wanted:
             await self._list()
         return self._well()
@@ -177,7 +177,7 @@ class Bookies:
             return self.choose(count, write_quorum=write_quorum)
 
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
-        """Returns `count` distinct writable bookies. Raises NotEnoughBookies with `wanted` and `available`.
+        """Returns `count` distinct writable bookies. Raises NotEnoughBookies, with the fields `wanted` and `available`.
 
         With `write_quorum` (a new ledger) the minimum of racks applies. Without it, the new copies are in addition to
         those at the bookies in `exclude`, and racks other than theirs are preferred.

@@ -196,7 +196,7 @@ class LossSurvey:
 
     # ------------------------------------------------------------------------------ one that cannot be recovered
     async def is_beyond_recovery(self) -> bool:
-        """Whether so many bookies of the last fragment were forgotten that it can never be fenced."""
+        """Whether the last fragment can never be fenced, because too many of its bookies were forgotten."""
         bookies = self.record.fragments[-1].bookies
         await self._learn(bookies)
         gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}

@@ -53,7 +53,7 @@ class AlreadyStored(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The transition is not allowed; the caller gives up."""
+    """The transition is not allowed, for this `reason`; the caller must give it up."""
 
     reason: TransitionRefusal
 

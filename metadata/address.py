@@ -59,7 +59,7 @@ Address = Endpoint | ZookeeperAddress
 
 
 def parse(text: str) -> Address:
-    """Returns the address in `text`. Raises ValueError, which says what is wrong with it."""
+    """Returns the address in `text`. Raises ValueError, whose text describes the mistake."""
     if not text.startswith(SCHEME):
         return Endpoint.parse(text)
     where, _, query = text[len(SCHEME) :].partition("?")

@@ -268,8 +268,8 @@ async def update_together(
     store: MetadataStore, changes: Sequence[Change], *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
 ) -> list[Versioned | None]:  # fmt: skip
-    """Reads the nodes and writes what `transform` makes of each, all or nothing, with retries. Returns the nodes
-    afterwards, unchanged if there was nothing to do.
+    """Reads the nodes and writes the values that each `transform` returns, all or nothing, with retries. Returns the
+    nodes afterwards, unchanged if there was nothing to write.
 
     Raises what a transform raises, and at once SessionExpired and errors that are the caller's fault. After the last
     attempt raises its error (BadVersion, Unavailable, TimedOut), or OutcomeUnknown if an earlier attempt may have been

@@ -125,7 +125,7 @@ Job = Commit | OpenSession | EndSession
 
 
 class Tree:
-    """The tables of one file, and the transactions on them. All calls must come from one thread."""
+    """The tables of the metadata file, and the transactions on them. All calls must come from one thread."""
 
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
         """Opens the file, creates it if it is missing, and checks it; `token` names this incarnation.

@@ -382,7 +382,7 @@ def properties_of(fields: Any) -> dict[str, str]:
 
 
 def text_of(value: Any) -> str:
-    """Returns a string of a message as text: one that is not UTF-8 comes out of protobuf as bytes."""
+    """Returns a string field of a message as text: protobuf returns bytes for one that is not UTF-8."""
     found: str = value if isinstance(value, str) else value.decode("utf-8", "replace")
     return found
 

@@ -408,8 +408,8 @@ class TransactionStats:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorTransactions:
-    """The transactions of one coordinator, the oldest first; `committed` and `aborted` count since its last take-over.
-    """
+    """The transactions of one coordinator, the oldest first. `committed` and `aborted` count since its last take-over
+    by a broker."""
 
     items: tuple[TransactionStats, ...]
     open: int

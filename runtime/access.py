@@ -71,8 +71,8 @@ class Guard(Protocol):
 
     async def authenticate(self, caller: Caller) -> Principal:
         """Returns the principal of a caller. Raises Unauthenticated if its credentials are missing, wrong, expired or
-        of another cluster; the text says which, and never quotes them. Raises Unavailable if a provider cannot decide
-        now, because its issuer does not answer.
+        of another cluster; the error's text names the reason, and never quotes the credentials. Raises Unavailable if a
+        provider cannot decide now, because its issuer does not answer.
         """
         ...
 

@@ -332,7 +332,7 @@ class ByteStream(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """Returns what the connection says of the other end, before anything is read."""
+        """Returns the facts that the connection has about the other end before anything is read."""
         ...
 
     @property

@@ -72,7 +72,7 @@ class SystemChance(random.SystemRandom):
         return taken
 
     def reset(self) -> None:
-        """Drops the rest of the current block."""
+        """Drops the unused bytes of the current block."""
         self._block, self._at = b"", 0
 
 

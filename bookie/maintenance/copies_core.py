@@ -279,14 +279,16 @@ def missing_runs(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tu
 
 
 def copies_to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[FinalFragment, str]]:
-    """Returns the pairs (final fragment, bookie) for which the bookie is asked which entries it holds: all bookies but
-    `gone`.
+    """Returns the pairs (final fragment, bookie) of the copies about which their bookies must be asked: all but those
+    at `gone` bookies.
     """
     return [(final, bookie) for final in final_fragments(record) for bookie in final.bookies if bookie not in gone]
 
 
 def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, ...]:
-    """Returns every gap of the final fragments. Gaps of fragments with the fewest whole copies come first."""
+    """Returns all gaps of the final fragments, first those of the fragments with the fewest complete copies. `held`:
+    the entries that each bookie reported.
+    """
     striping = striping_of(record)
     found: list[tuple[int, int, Gap]] = []
     for number, final in enumerate(final_fragments(record)):

@@ -288,7 +288,7 @@ class GarbageCollector:
         }  # fmt: skip
 
     async def run_forever(self) -> None:
-        """Runs passes at each interval until it is cancelled. The first pass comes one interval after the start,
+        """Runs a pass at each interval until it is cancelled. The first pass begins one interval after the start,
         because clients that waited for the bookie are served first.
         """
         await asyncio.sleep(self._schedule.pass_s)

@@ -75,8 +75,8 @@ class LimboExit:
         return self._store.descriptors.limbo_upto
 
     async def run(self) -> None:
-        """Makes passes until the bookie has left limbo and its registration says so. Returns at once if it is not in
-        limbo.
+        """Restores lost data, pass by pass, until the bookie has left limbo and is registered without limbo. Returns at
+        once if it is not in limbo.
         """
         while self._entered:
             try:

@@ -69,7 +69,7 @@ class Source(NamedTuple):
 
 
 class Checkpoint:
-    """Runs checkpoints and commits, one at a time."""
+    """Makes the checkpoints and commits of a store, one at a time."""
 
     def __init__(
         self,

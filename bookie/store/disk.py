@@ -62,7 +62,7 @@ def raise_or_die(files: Files, doing: str, error: OSError) -> NoReturn:
 
 
 def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
-    """Writes the buffers one after the other at `offset`; returns their total size. Fails as `raise_or_die` says."""
+    """Writes the buffers one after the other at `offset`; returns their total size. Errors: `raise_or_die`."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:

@@ -55,8 +55,8 @@ _PAGE = 4096
 
 
 class Reserve:
-    """The reserve of one data directory: a file whose space is given up when the disk is full. All calls must come from
-    a worker. `held` is true if the whole file exists, or if no reserve is wanted.
+    """The reserve of one data directory: a file that is deleted when the disk is full, so that its space can be used.
+    All calls must come from a worker. `held` is true if the whole file exists, or if no reserve is wanted.
     """
 
     def __init__(self, files: Files, directory: str, entries: str, bytes_min: int, bytes_max: int) -> None:
@@ -194,7 +194,8 @@ class Headroom:
                 _LOG.debug("still no room for a checkpoint: %s", error)
 
     async def run_with_room(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Runs `action`. If it finds no room, gives up the reserve and runs it again. Raises NoSpace if that fails too.
+        """Runs `action`. If the disk has no room for it, gives up the reserve and runs it again. Raises NoSpace if that
+        fails too.
         """
         try:
             await action()

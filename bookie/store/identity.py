@@ -336,8 +336,8 @@ def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
 
 # ------------------------------------------------------------------------------------------ what an operator says
 async def delete_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """Deletes the cookie record of a bookie whose data is lost for good: a new bookie may take its place, and its
-    directory never starts again.
+    """Deletes the cookie record of a bookie whose data is lost for good: a new bookie may use its place, and no bookie
+    starts with its directory again.
 
     Raises NotFound if there is no such bookie, Busy while it is registered or starts. Ledgers on it keep their records
     and have one copy less. A bookie registers only while its cookie record exists (registration.py), and the record is

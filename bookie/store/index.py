@@ -48,8 +48,8 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """A cache that evicts the values that were not used for the longest time. The caller says what a value costs; the
-    sum is never above `bytes_max`.
+    """A cache that evicts the values that were not used for the longest time. The caller passes the size of each value;
+    their sum never exceeds `bytes_max`.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -241,7 +241,7 @@ class Run:
         return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
 
     def places(self, entry: int) -> list[ExtentPlace]:
-        """Returns the extents whose range includes the entry; that which begins last comes first."""
+        """Returns the extents whose range includes the entry, first the one with the largest last entry."""
         found: list[ExtentPlace] = []
         at = bisect_right(self._firsts, entry) - 1
         while at >= 0 and self._reach[at] >= entry:

@@ -95,8 +95,8 @@ class IndexContent(NamedTuple):
 
 
 class PendingChanges(NamedTuple):
-    """The changes that a checkpoint gives to its worker. Descriptors may change meanwhile: a fence is only set, LAC and
-    last entry only grow.
+    """The changes that a checkpoint's worker must write. Descriptors may change meanwhile, but a fence is only set, and
+    LAC and last entry only grow.
     """
 
     table: LedgerTable

@@ -292,8 +292,8 @@ class Store:
     def add_many(
         self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
     ) -> Status:
-        """Adds entries. Returns OK if all are admitted: they are durable when the next `seal` is done. Otherwise none
-        is, and the status says why; NO_SUCH_LEDGER: the ledger was not introduced.
+        """Adds entries. Returns OK if all are admitted: they are durable when the next `seal` is done. Any other status
+        means that none is admitted, and why; NO_SUCH_LEDGER: the ledger's key was not introduced.
 
         `entries` are (id, stored, bytes), all verified by the caller; `size` is the sum of their bytes, `lac` the
         largest of their LACs. Room is checked once, so that one request may exceed the bounds.
@@ -381,7 +381,7 @@ class Store:
 
     # ------------------------------------------------------------------------------------ what was lost
     def end_quarantine(self, ledger: int, first: int, count: int) -> None:
-        """Ends the quarantine of these entries, because they were read and verified."""
+        """Ends the quarantine of `count` entries from `first` on, because they were read and verified."""
         for entry in range(first, first + count):
             if self.descriptors.is_quarantined(ledger, entry):
                 self.descriptors.end_quarantine(ledger, entry, entry)
@@ -405,8 +405,8 @@ class Store:
         return self._losses.reasons
 
     def seal(self, done: Done) -> None:
-        """Seals all intents since the last seal: calls `done(True)` when they are durable, `done(False)` if there was
-        no room for them.
+        """Seals all intents since the last seal into one journal group: calls `done(True)` when they are durable,
+        `done(False)` if there was no room for them.
 
         A refusal of an earlier seal is not reported again; `wait_durable` includes it. The journal calls `_sealed`
         before `done`.

@@ -160,8 +160,8 @@ class _UnaryCall(MessageStream):
         self.fail(TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
 
     def cancel(self) -> None:
-        """Resets the call, because no caller waits for it any more, or the answer came before the whole request was
-        sent.
+        """Resets the call, because its caller does not wait any more, or the answer arrived before the whole request
+        was sent.
         """
         self.done.cancel()
         if self.connection is not None:

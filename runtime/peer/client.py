@@ -172,7 +172,8 @@ class ZmqPeer:
         self.flush()
 
     def flush(self) -> None:
-        """Sends queued requests as far as the socket accepts them; the rest is sent when it is writable or connected.
+        """Sends queued requests as far as the socket accepts them; the others are sent when it is writable or
+        connected.
         """
         if self._closed:
             return

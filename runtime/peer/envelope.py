@@ -52,7 +52,7 @@ _SIZES = [struct.Struct(f">{n}I") for n in range(9)]
 
 
 class EnvelopeKind(enum.IntEnum):
-    """The kind of an envelope; the table above says what each means."""
+    """The kind of an envelope; the table above has the meaning of each."""
 
     REQUESTS = 1
     REPLIES = 2

@@ -187,7 +187,7 @@ class InProcessPeer:
         return None
 
     def hand_over(self, came: list[InProcessRequest]) -> int:
-        """Moves the next requests of the queue to `came`, about COALESCE_BYTES; returns their bytes."""
+        """Moves the next requests of the queue, about COALESCE_BYTES, to the list `came`; returns their bytes."""
         queue, size = self._queue, 0
         while queue and not (size and size + queue[0].size > COALESCE_BYTES):
             request = queue.popleft()

@@ -165,8 +165,8 @@ class ZmqRequest:
 
     @property
     def is_local(self) -> bool:
-        """Returns whether the message's own connection comes from this machine. The routing id would prove nothing: a
-        client may choose any.
+        """Returns whether the message's own connection is from this machine. The routing id would prove nothing,
+        because a client may choose any.
         """
         return is_local(str(self._came.get("Peer-Address")))
 

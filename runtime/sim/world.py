@@ -214,8 +214,8 @@ class SimProcess:
 
 
 class Simulation:
-    """A simulated cluster; see the module. `show` is called with each line of the trace, with `details` also for
-    messages and disk operations.
+    """A simulated cluster; see the module. `show` is called with each line of the trace; with `details`, also with
+    lines about messages and disk operations.
 
     `steps_max` and `seconds_max` bound the run (OutOfBounds).
     """

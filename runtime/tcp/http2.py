@@ -881,7 +881,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise BrokenRules(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
-        """Adds a stream. `has_head` says that the other end opened it."""
+        """Adds a stream. `has_head`: the other end has opened it."""
         stream.connection, stream.id, stream.has_head = self, id_, has_head
         stream._window = stream.receive_left = self.stream_window
         stream.is_read = self.credits_at_once

@@ -448,8 +448,8 @@ class HeaderDecoder(Generic[T]):
         self.cost = 0  # of the last block, in frames that carry nothing
 
     def decode(self, data: bytes) -> T:
-        """Decodes a header block. Raises BrokenRules if it is malformed, or takes more work than the headers of a call
-        may.
+        """Decodes a header block. Raises BrokenRules if the block is malformed, or needs more work than the headers of
+        a call may need.
         """
         found = self._known.get(data)
         if found is not None:

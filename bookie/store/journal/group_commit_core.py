@@ -87,7 +87,7 @@ class RoomFound(NamedTuple):
 
 
 class JournalFailed(NamedTuple):
-    """Fact: a write or a sync failed for another reason. What the disk holds is unknown."""
+    """Fact: a write or a sync failed for another reason. The content of the disk is unknown."""
 
 
 Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | JournalFailed
@@ -120,13 +120,13 @@ class BeginSegment(NamedTuple):
 
 
 class ConfirmBlock(NamedTuple, Generic[G]):
-    """Effect: tell the waiters of the block that it is durable."""
+    """Effect: answer the waiters of the block that it is durable."""
 
     block: WriteBlock[G]
 
 
 class RefuseBlock(NamedTuple, Generic[G]):
-    """Effect: tell the waiters of the block that there was no room."""
+    """Effect: answer the waiters of the block that there was no room for it."""
 
     block: WriteBlock[G]
 
