@@ -358,7 +358,7 @@ class Bookie:
         self._upkeep.set_departing(await self._registration.metadata.get(paths.departing(self.id)) is not None)
 
     def _highest(self) -> int:
-        """Returns the largest ledger id that has entries or a tombstone here."""
+        """Returns the largest ledger id that this bookie knows, also by a tombstone."""
         facts = self._store.descriptors
         return max(facts.highest, max((last for _, last in facts.tombstones), default=-1))
 

@@ -277,7 +277,7 @@ class SinkFenced(MagnetarError):
 
 
 class HalfParked(MagnetarError):
-    """The half message waits for an operator's decision, and accepts none from a program; field `reason`."""
+    """The half message waits for an operator's decision, and no program can decide it; field `reason`."""
 
     code = 76
     definite = True

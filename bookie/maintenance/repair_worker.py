@@ -318,7 +318,7 @@ class _Unsettled(NamedTuple):
 
 
 class RepairWorker:
-    """A repair worker: locks marked ledgers one after the other, and copies the entries of which copies are missing."""
+    """A repair worker: locks marked ledgers and restores their missing copies."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
