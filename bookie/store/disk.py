@@ -159,8 +159,8 @@ def make_directories(files: Files, path: str) -> None:
 
 
 def list_removable(files: Files, path: str) -> list[str]:
-    """Returns the names of the files in a directory, for the caller to remove some. Returns none if no file descriptor
-    is free: the files can be removed later.
+    """Returns the names in a directory, for a caller that removes some of them. Returns none if no file descriptor is
+    free: the files can be removed later.
     """
     try:
         return files.list_directory(path)

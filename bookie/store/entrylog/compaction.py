@@ -106,8 +106,8 @@ class Throttle:
 
 
 class Compactor:
-    """The compactor of a store. `settle` makes tombstones durable; `with_room` runs an action, and gives up the reserve
-    if it finds no room; `forget` closes the open files of a log that is removed.
+    """The compactor of a store. `settle` makes tombstones durable; `with_room` runs an action and, if there is no room
+    for it, gives up the reserve and runs it again; `forget` closes the open files of a log that is removed.
     """
 
     def __init__(
