@@ -15,14 +15,12 @@ recovery does not wait for adds of clients. Fences and reads are never held.
 | adds on their way to the disk | `REQUESTS_MAX` requests, besides the store's bounds | held |
 | the socket | half of `held_bytes_max` held: `pressure` | read slowly (runtime/peer/server.py), until a quarter |
 
-Each request counts with the memory that Python needs for it (adds.py). So the memory for adds is at most three
-memtables, the journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and the buffers of the sockets, however many
-clients write, and however small their adds are. A held add waits for the disk alone, never for another request, so
+Each request counts with the memory that Python needs for it (`request_memory_bytes`). So the memory for adds is at most
+three memtables, the journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and the buffers of the sockets, however
+many clients write, and however small their adds are. A held add waits for the disk alone, never for another request, so
 there is no deadlock. On a full disk clients' adds are not held but READ_ONLY; without a free descriptor, when the next
-checkpoint cannot be made, adds are not held but BUSY: their sender asks again, and does not take a silence for a
-failed bookie.
-Guards: tests/bookie/test_back_pressure.py, tests/bookie/test_adds.py,
-tests/bookie/test_few_descriptors.py.
+checkpoint cannot be made, adds are not held but BUSY: their sender asks again, and does not take a silence for a failed
+bookie. Guards: tests/bookie/test_back_pressure.py, tests/bookie/test_adds.py, tests/bookie/test_few_descriptors.py.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class Registration:
 # crash. Only the metadata can tell that the bookie has answered more (identity.py `judge`, boot.py: such a start is
 # limbo). So the bookie's record has a position of the journal, which only grows:
 #
-#     at each start                 the end of what was replayed (identity.py `complete`)
+#     at each start                 the end of what was replayed (identity.py `count_start`)
 #     before the first answer       after a start: answers wait for this note, once; a copy of before the start is told
 #     NOTE_S after a later answer   of what is synced by then, also of the next journal; nothing when nothing moved
 #     at an orderly end             of all that was answered

@@ -206,7 +206,7 @@ class LedgerClient:
         """Creates a ledger on writable bookies; its id is larger than `above`, an id from the same counter.
 
         Raises InvalidConfiguration, NotEnoughBookies, or the metadata's errors. `shrink`: what to reduce when fewer
-        bookies are healthy than the ensemble needs (placement_core.py `fit`). The ack quorum is never reduced, so a
+        bookies are healthy than the ensemble needs (`fit_striping`). The ack quorum is never reduced, so a
         confirmed entry always has as many synced copies. The ledger's record has the ensemble size and quorums that
         were chosen.
         """

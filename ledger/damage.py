@@ -4,7 +4,7 @@ Two kinds of process write the same record. Each changes only its own part, by c
 removes the record when nothing is left:
 
     a reader or recoverer that got bytes which are not the entry   adds it, once per entry (`DamageReports`)
-    the bookie itself (bookie/maintenance/scrub.py `Reports`)      adds what it has quarantined, removes what is
+    the bookie itself (bookie/maintenance/scrub.py)                adds what it has quarantined, removes what is
                                                                    repaired; it also quarantines what a reader added,
                                                                    so that its repairer checks and restores it
 

@@ -17,7 +17,7 @@ from typing import Protocol
 # longer than half of its window is *long*: it is credited as it comes, and its place is made when it begins, also while
 # those before it are not read yet. Places of long messages have the other half of the bound, until they are read: one
 # that does not fit waits, in turn, with what its window let in. A lone one always fits. While others wait, one that is
-# not whole after SLOW_S is cut; one that is whole waits for the memory of requests (budget.py), which gets less
+# not whole after SLOW_S is cut; one that is whole waits for the memory of requests (`CallerMemory`), which gets less
 # by itself. So nothing waits for good.
 # Guards: tests/runtime/test_arrivals.py, tests/runtime/grpc/test_memory.py.
 
