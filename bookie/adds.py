@@ -15,14 +15,12 @@ recovery does not wait for adds of clients. Fences and reads are never held.
 | adds on their way to the disk | `REQUESTS_MAX` requests, besides the store's bounds | held |
 | the socket | half of `held_bytes_max` held: `pressure` | read slowly (runtime/peer/server.py), until a quarter |
 
-Each request counts with the memory that Python needs for it (adds.py). So the memory for adds is at most three
-memtables, the journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and the buffers of the sockets, however many
-clients write, and however small their adds are. A held add waits for the disk alone, never for another request, so
+Each request counts with the memory that Python needs for it (`request_memory_bytes`). So the memory for adds is at most
+three memtables, the journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and the buffers of the sockets, however
+many clients write, and however small their adds are. A held add waits for the disk alone, never for another request, so
 there is no deadlock. On a full disk clients' adds are not held but READ_ONLY; without a free descriptor, when the next
-checkpoint cannot be made, adds are not held but BUSY: their sender asks again, and does not take a silence for a
-failed bookie.
-Guards: tests/bookie/test_back_pressure.py, tests/bookie/test_adds.py,
-tests/bookie/test_few_descriptors.py.
+checkpoint cannot be made, adds are not held but BUSY: their sender asks again, and does not take a silence for a failed
+bookie. Guards: tests/bookie/test_back_pressure.py, tests/bookie/test_adds.py, tests/bookie/test_few_descriptors.py.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ SHARE = 0.5
 
 
 class RequestBudget:
-    """A bound, in bytes, for the requests that wait: one for all of them together, and one for each connection."""
+    """Bounds the bytes of the requests that wait: of all of them together, and of those of each connection."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -99,7 +97,7 @@ REQUESTS_MAX = 32_768
 
 
 class AddBatch:
-    """A verified ADD or ADD_MANY, from its arrival until it is answered.
+    """A verified ADD or ADD_MANY request, from its arrival until it is answered.
 
     `statuses` has OK or BAD_REQUEST for each entry of an ADD_MANY; it is None for an ADD, whose entry is good.
     `entries` are the good entries, `size` is the sum of their bytes, `lac` the largest last-add-confirmed among them.
@@ -132,7 +130,8 @@ slower."""
 
 
 class Intents:
-    """The intents of one turn of the event loop, in order, and their bytes. `seal` makes them one group of the journal.
+    """The intents of one turn of the event loop, in order, and their bytes. `seal` writes them as one group to the
+    journal.
     """
 
     __slots__ = ("bytes", "seal", "turn")
@@ -181,8 +180,9 @@ class _Queue:
 
 
 class Adds:
-    """Admits the adds of a bookie: the service calls `on_request` within a turn, and `admit_held` when there may be
-    room; `pressure` slows the socket."""
+    """Admits the adds of a bookie. The service must call `on_request` for each, and `admit_held` when there may be room
+    again; `pressure` makes the socket read slowly.
+    """
 
     def __init__(
         self, store: Store, clock: Clock, intents: Intents, newcomer: Callable[[Request, RequestHead, float], None],
@@ -258,7 +258,7 @@ class Adds:
         return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, None, [stored], stored[2], lac)
 
     def _admit(self, batch: AddBatch) -> None:
-        """Gives the batch to the store; holds or refuses the batch if the store does not admit it."""
+        """Passes the batch to the store; holds or refuses the batch if the store does not admit it."""
         if self._in_flight >= REQUESTS_MAX:
             self._enqueue(batch)
             return
@@ -278,8 +278,8 @@ class Adds:
             self._refuse(batch, status)
 
     def answer_sealed(self, intents: Sequence[Intent], ok: bool) -> None:
-        """Answers the requests of a sealed group, in the order of their arrival. `ok`: they are durable; False: there
-        was no room.
+        """Answers the requests of a sealed group, in the order of their arrival. `ok`: their records are durable;
+        False: there was no room for them.
         """
         now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
         for each in intents:
@@ -347,12 +347,12 @@ class Adds:
 
     @property
     def held_counts(self) -> tuple[int, int]:
-        """Returns (requests, bytes) that are held."""
+        """Returns the number and the bytes of the held requests."""
         queues = (self._held, self._held_recovery)
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
 
     def close(self) -> None:
-        """Drops the held adds; neither they nor adds under way are answered any more."""
+        """Drops the held adds. No add is answered any more, also none that is being written."""
         self.closed = True
         self._held, self._held_recovery = _Queue(), _Queue()
 

@@ -68,8 +68,8 @@ Verb = Callable[[Options], Awaitable[Json]]
 
 
 class BookieAdmin:
-    """Answers the admin requests of a bookie: `BookieService` calls `answer` (its `on_admin`). `metadata` returns the
-    current metadata session.
+    """Answers the admin requests that operators send to a bookie. `BookieService` calls `answer` (its `on_admin`).
+    `metadata` returns the current metadata session.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class BookieAdmin:
         self._verbs |= verbs
 
     async def answer(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
-        """Answers one request. `local` says that it comes from this machine. Raises ValueError if it is not a JSON
-        object with a verb.
+        """Answers one request. `local`: the request was sent from this machine. Raises ValueError if the request is not
+        a JSON object with a verb.
         """
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
@@ -213,7 +213,7 @@ def check_option_names(options: Options, names: Sequence[str]) -> None:
 
 
 def boolean_option(options: Options, name: str) -> bool:
-    """Returns a boolean option, False if it is missing. Raises InvalidRequest if it is not a boolean."""
+    """Returns the value of a boolean option, False if it is missing. Raises InvalidRequest if it is not a boolean."""
     value = options.get(name, False)
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name} is true or false, not {value!r}")

@@ -80,8 +80,8 @@ class DiskUsage(NamedTuple):
 
 
 def judge(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
-    """Returns the state of the disk now. `was` is its state before. `no_room` says that a write found no room and none
-    has succeeded since, or that the reserve is missing.
+    """Returns the present state of the disk. `was`: its state before. `no_room`: a write found no room and none has
+    succeeded since, or the reserve is missing.
     """
     floor = limits.floor_bytes(usage.total) * (LEAVES_SHARE if was.read_only else 1.0)
     if no_room:
@@ -94,10 +94,10 @@ def judge(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool
 
 
 class DiskMonitor:
-    """Owns `state`, the state of the bookie's disk, and checks it periodically.
+    """Owns `state`, the state of the bookie's disk, and checks the disk periodically.
 
-    Each change is given to `on_read_only` at once, and to the registration when the metadata answers. `note` is called
-    at each check; it compares the rest with the metadata.
+    Each change is passed to `on_read_only` at once, and to the registration when the metadata answers. `note` is called
+    at each check, to compare other facts with the metadata.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class DiskMonitor:
         return self.departing or self.state.read_only
 
     def set_departing(self, departing: bool) -> None:
-        """Sets whether an operator empties this bookie; while it departs it is read-only."""
+        """Sets whether an operator has ordered to move all copies off this bookie; then it is read-only."""
         if departing is not self.departing:
             how = "departing: it takes no new ledgers" if departing else "not departing any more"
             _LOG.warning("the bookie is %s", how)
@@ -129,7 +129,7 @@ class DiskMonitor:
         self._on_read_only(self.read_only)
 
     def on_no_space(self) -> None:
-        """Refuses adds of clients from now on because a write found no room, and starts a check of the disk."""
+        """Called when a write found no room: refuses adds of clients from now on, and starts a check of the disk."""
         self._become(DiskState.NO_ROOM)
         self.check_soon()
 
@@ -138,8 +138,8 @@ class DiskMonitor:
         self._asked.set()
 
     async def check_disk(self) -> None:
-        """Checks the disk and sets `state`. First repeats work that waits for room, and fills the reserve, if there is
-        room.
+        """Checks the disk and sets `state`. If there is room, first repeats the work that waits for it, and fills the
+        reserve.
         """
         limits = self._limits
         limit = limits.low_water_share if self.state.read_only else limits.full_share

@@ -47,8 +47,8 @@ Parked = tuple[Request, RequestHead, float]
 
 
 class Newcomers:
-    """Holds requests for ledgers that are new here. When a record allows it, calls `introduce(ledger, key)` and then
-    `again(parked)`; else `refuse`.
+    """Holds requests for ledgers that are unknown to this bookie while it reads their records in the metadata. If a
+    record permits a request, calls `introduce(ledger, key)` and then `again(parked)`; else `refuse`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Newcomers:
         self.lookups = 0
 
     def park(self, request: Request, head: RequestHead, came: float) -> None:
-        """Makes the request wait until its ledger's record is read; refuses it (BUSY) if too much waits."""
+        """Holds the request until its ledger's record is read. Refuses it (BUSY) if too many requests are held."""
         size = request_memory_bytes(request)
         if not self._waiting.add(request.connection, size):
             self._refuse(request, head, Status.BUSY)
@@ -99,7 +99,7 @@ class Newcomers:
         self._settle(ledger, key, status)
 
     async def _key_of(self, ledger: int) -> bytes | None:
-        """Returns the ledger's key. None: any key is accepted. b"": no key is accepted."""
+        """Returns the key in the ledger's record. None: any key is accepted. b"": no key is accepted."""
         metadata = self._metadata()
         found = await get_record(metadata, paths.ledger(ledger), LedgerRecord)
         if found is not None:
@@ -126,7 +126,7 @@ class Newcomers:
             self._again(fine)
 
     async def close(self) -> None:
-        """Cancels the reads. Requests that wait get no answer."""
+        """Cancels the reads of records. Held requests get no answer."""
         self._closed = True
         await self._lookups.close()
         self._parked.clear()

@@ -49,8 +49,8 @@ NewSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Registration:
-    """The registration of a bookie. The caller closes `metadata`; `new_session` makes another session when this one is
-    lost. Without `new_session` the bookie then stays unregistered.
+    """The registration of a bookie in the metadata. The caller must close `metadata`. When that session is lost,
+    `new_session` opens another one; without `new_session` the bookie then stays unregistered.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class Registration:
         )  # fmt: skip
 
     async def is_replaced(self) -> bool:
-        """Returns whether another process has replaced our node by its own."""
+        """Returns whether another process has replaced this process's node by its own."""
         if self._said is None:
             return False
         found = await get_record(self.metadata, paths.bookie(self._said.bookie), records.BookieRecord)
         return found is not None and found[0].process not in ("", self._said.process)
 
     async def register(self) -> None:
-        """Writes the node. Raises InvalidConfiguration if the bookie's cookie record was deleted, or the metadata is
-        too old.
+        """Writes the node that registers the bookie. Raises InvalidConfiguration if the bookie's cookie record was
+        deleted, or the metadata is older than what the bookie has seen of it.
         """
         await self._trust(self.metadata)
         record = await self._record()
@@ -129,8 +129,8 @@ class Registration:
             self._said = None
 
     def is_current(self, *, read_only: bool, free_bytes: int) -> bool:
-        """Returns whether the node already says this. Free bytes, which weigh in the choice of bookies, may differ by
-        `FREE_DRIFT` until the node is older than `FREE_AGE_S`.
+        """Returns whether the registered node already has these values. Free bytes, by which bookies are chosen, may
+        differ by `FREE_DRIFT` until the node is older than `FREE_AGE_S`.
         """
         said = self._said
         if said is None or said.read_only != read_only:
@@ -140,7 +140,7 @@ class Registration:
 
     async def run(self) -> None:
         """Keeps the bookie registered until cancelled: when the metadata session is lost, registers again in a new one.
-        Returns if it cannot have a new one.
+        Returns if there is no `new_session`.
         """
         while True:
             await self.metadata.wait_session_lost()
@@ -184,7 +184,7 @@ class Registration:
 # crash. Only the metadata can tell that the bookie has answered more (identity.py `judge`, boot.py: such a start is
 # limbo). So the bookie's record has a position of the journal, which only grows:
 #
-#     at each start                 the end of what was replayed (identity.py `complete`)
+#     at each start                 the end of what was replayed (identity.py `count_start`)
 #     before the first answer       after a start: answers wait for this note, once; a copy of before the start is told
 #     NOTE_S after a later answer   of what is synced by then, also of the next journal; nothing when nothing moved
 #     at an orderly end             of all that was answered
@@ -201,8 +201,8 @@ END_S = 2.0
 
 
 class PositionRecorder:
-    """Stores in the metadata how far the bookie's journal is synced. Before the first store, answers to clients wait
-    (`defer_answer`); `on_first` is called when none has to wait any more.
+    """Stores in the metadata the position up to which the bookie's journal is synced. Until it is first stored, answers
+    to clients wait (`defer_answer`); `on_first` is called when answers need not wait any more.
     """
 
     def __init__(
@@ -221,15 +221,15 @@ class PositionRecorder:
         """The metadata forgot what this process stored in it."""
 
     def defer_answer(self, answer: Callable[[], None]) -> None:
-        """Calls `answer` after the next successful `store`; answers keep their order. The entries of the answer must be
-        synced.
+        """Calls `answer` after the next successful `store`, in the order of these calls. The entries that `answer`
+        confirms must be synced.
         """
         self._held.append(answer)
         self._due.set()
 
     async def store(self) -> None:
-        """Stores the position if it changed, then sends the held answers. If the metadata raises an error, nothing
-        changed.
+        """Stores the position if it changed, then calls the deferred answers. Raises the metadata's errors, and then
+        has changed nothing.
         """
         async with self._noting:
             position = self._store.journal_position
@@ -246,7 +246,7 @@ class PositionRecorder:
                 answer()
 
     async def run(self) -> None:
-        """Stores the position periodically, and when answers wait, until cancelled."""
+        """Stores the position periodically, and at once when answers wait, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(NOTE_S):

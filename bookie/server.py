@@ -101,7 +101,7 @@ class BookieConfig(msgspec.Struct, frozen=True):
 
 
 class Bookie:
-    """A bookie. The caller closes `metadata`; `new_session` makes another session when this one is lost. Without
+    """A bookie. The caller must close `metadata`. When that session is lost, `new_session` opens another one; without
     `new_session` the bookie then stays unregistered.
     """
 
@@ -354,11 +354,11 @@ class Bookie:
         self._service.read_only = read_only
 
     async def _learn_departing(self) -> None:
-        """Reads whether an operator empties this bookie."""
+        """Reads whether an operator has ordered to move all copies off this bookie."""
         self._upkeep.set_departing(await self._registration.metadata.get(paths.departing(self.id)) is not None)
 
     def _highest(self) -> int:
-        """Returns the largest ledger id that is here, or has a tombstone here."""
+        """Returns the largest ledger id that this bookie knows, also by a tombstone."""
         facts = self._store.descriptors
         return max(facts.highest, max((last for _, last in facts.tombstones), default=-1))
 

@@ -88,8 +88,8 @@ class BookieService:
     """The peer service of a bookie: the socket calls `serve` with requests. Owns the requests that wait; none is
     answered after `close`.
 
-    With `metadata`, a ledger that is not here may only begin if the metadata has its record. `slow_down` makes the
-    sockets read slowly (True) or normally.
+    With `metadata`, a ledger that is unknown here may only begin if the metadata has its record. `slow_down` makes the
+    sockets read slowly (True) or normally (False).
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class BookieService:
         self.on_room()
 
     def on_room(self) -> None:
-        """Admits held adds, because the store may have room again."""
+        """Called when the store may have room again: admits held adds."""
         if not self._closed:
             self.adds.admit_held()
             self._seal()
@@ -259,8 +259,8 @@ class BookieService:
         _answer(request, head, Status.OK if ok else Status.UNKNOWN)
 
     def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
-        """Returns whether the request has the ledger's key. If not, the request is answered here, or waits for the
-        metadata.
+        """Returns whether the request has the ledger's key. If not, the request is answered here, or held until the
+        metadata is read.
         """
         status = self._store.keys.read_verdict(head.ledger, head.key)
         if status is not Status.OK:
@@ -438,7 +438,7 @@ class BookieService:
 
 
 def _is_no_read(head: RequestHead) -> bool:
-    """Returns whether the entry, ledger or count is out of range."""
+    """Returns whether the request is no valid READ: its entry, ledger or count is out of range."""
     return head.count < 1 or head.entry < 0 or head.ledger < 0
 
 

@@ -53,7 +53,8 @@ Entry = tuple[int, Stored, int]
 
 
 class Opened(NamedTuple):
-    """The entries of a request, verified. `statuses[i]`: OK or BAD_REQUEST; `entries`: those that are OK, in order."""
+    """The result of `open_adds`: `statuses[i]` is OK or BAD_REQUEST for entry i of the request; `entries` are those
+    with OK, in order."""
 
     statuses: bytearray
     entries: list[Entry]
@@ -62,8 +63,8 @@ class Opened(NamedTuple):
 
 
 def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[Buffer]:
-    """Returns the frames of a request. `sealed` has for each entry its header, the frames of its payload, their
-    size."""
+    """Returns the frames of an ADD_MANY. `sealed` has for each entry its header, the frames of its payload, and their
+    size in bytes."""
     rows: list[bytes] = []
     frames: list[Buffer] = [b""]
     run: list[Buffer] = []
@@ -87,7 +88,7 @@ def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[B
 
 
 def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> Opened:
-    """Decodes a request and verifies every entry. Raises ValueError if frames and head do not match. A payload is
+    """Decodes an ADD_MANY and verifies every entry. Raises ValueError if frames and head do not match. A payload is
     copied at most once."""
     count = head.count
     if not 1 <= count <= ADDS_MAX:
@@ -135,7 +136,8 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
 
 
 def open_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
-    """Returns the entry of an ADD and its LAC; None if anything is invalid. The joined frames are the stored entry."""
+    """Returns the entry of an ADD and the LAC in its header; None if anything is invalid. The joined frames are the
+    stored entry."""
     size = 0
     for frame in frames:
         size += len(frame)
@@ -161,7 +163,8 @@ def encode_statuses(ledger: int, entry: int, statuses: bytes | bytearray) -> tup
 
 
 def decode_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
-    """Returns the status of each of the `count` entries of a request. Raises ValueError if this is not its answer."""
+    """Returns the status of each of the `count` entries of an ADD_MANY. Raises ValueError if `answer` does not belong
+    to it."""
     if answer.op is not Op.ADD_MANY:
         raise ValueError(f"an answer to {answer.op.name}")
     if answer.status is not Status.OK:

@@ -49,7 +49,7 @@ PAUSE_PART = 4
 
 
 class Bookies:
-    """The table of bookies of one `LedgerClient`: registrations, connections, quarantine, racks and damage reports.
+    """The bookies as one `LedgerClient` knows them: registrations, connections, quarantine, racks and damage reports.
 
     A bookie is named by its uuid as text. Call from one event loop; `close` ends the watch and every connection.
     """
@@ -101,8 +101,8 @@ class Bookies:
     async def ask(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float, busy_s: float = 0.0
     ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
-        """Asks a bookie, and returns the answer; None when none arrives within `timeout_s` or it cannot be decoded: the
-        outcome is unknown.
+        """Sends a request to a bookie and returns its answer. Returns None if no answer arrives within `timeout_s`, or
+        the answer cannot be decoded: then it is unknown what the bookie did.
 
         A bookie that answers BUSY did nothing; it is asked again, with growing pauses, until the time is over. Each
         BUSY proves that the bookie is alive, so the timeout starts again, for up to `busy_s` in all.
@@ -133,12 +133,12 @@ class Bookies:
         self.record_trouble(bookie, TroubleKind.FAILED)
 
     def record_trouble(self, bookie: str, kind: TroubleKind) -> None:
-        """Records that a read from the bookie went wrong: for a while reads ask it last (placement_core.py)."""
+        """Records a fault `kind` of the bookie at a read: for a while reads ask the bookie last (placement_core.py)."""
         self._trouble.record_trouble(bookie, kind, self._world.clock.monotonic())
 
     def record_damage(self, bookie: str, ledger: int, entry: int) -> None:
-        """Records that the bookie sent bytes that are not the entry: for a while reads ask it last, and the damage is
-        reported (damage.py)."""
+        """Records that the bookie sent bytes that are not the entry it was asked for: for a while reads ask it last,
+        and the damage is reported (damage.py)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.record_trouble(bookie, TroubleKind.DAMAGED)
         self.damage.add(ledger, bookie, entry)
@@ -155,8 +155,8 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ choosing
     async def count_healthy(self, wanted: int) -> int:
-        """Returns the number of writable bookies that did not fail lately; if it is less than `wanted`, lists the
-        bookies again first."""
+        """Returns the number of writable bookies that did not fail lately. If it is less than `wanted`, first reads the
+        list of bookies again."""
         if self._well() < wanted:
             await self._list()
         return self._well()
@@ -177,7 +177,7 @@ class Bookies:
             return self.choose(count, write_quorum=write_quorum)
 
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
-        """Returns `count` distinct writable bookies. Raises NotEnoughBookies with `wanted` and `available`.
+        """Returns `count` distinct writable bookies. Raises NotEnoughBookies, with the fields `wanted` and `available`.
 
         With `write_quorum` (a new ledger) the minimum of racks applies. Without it, the new copies are in addition to
         those at the bookies in `exclude`, and racks other than theirs are preferred.
@@ -189,8 +189,8 @@ class Bookies:
     def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
         """Returns a replacement bookie for each of `slots`; only for the first ones if there are too few bookies.
 
-        Never chooses a bookie that failed lately: it is no better than the one that it would replace. Takes the racks
-        of the other slots into account.
+        Never chooses a bookie that failed lately: it would be no better than the one to be replaced. Takes the racks of
+        the other slots into account.
         """
         failed = [each for each in self.quarantined_bookies() if self._failed_lately(each)]
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
@@ -267,8 +267,8 @@ class Bookies:
 
     @property
     def fenced_upto(self) -> int:
-        """The largest ledger id up to which some bookie refuses adds, because it once lost data (BookieRecord); -1:
-        none."""
+        """The largest ledger id up to which some bookie refuses adds, because that bookie once lost data
+        (BookieRecord.fenced_upto); -1: no bookie does."""
         return max((record.fenced_upto for record in self._available.values()), default=-1)
 
     # ------------------------------------------------------------------------------ the table

@@ -102,8 +102,8 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
 
 
 async def deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
-    """Returns the operations that do the same as `record_deletions`, as a part of a commit: this fails with BadVersion
-    if another process changed a page meanwhile."""
+    """Returns operations that record the deletion like `record_deletions`, for the caller to commit together with
+    others. That commit raises BadVersion if another process changed the same DeletedLedgersRecord meanwhile."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted(page)
@@ -114,10 +114,9 @@ async def deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> l
 
 
 async def commit_with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequence[Operation]) -> None:
-    """Commits the operations `owner`, which delete the owner's record, and records in the same commit that its ledgers
-    are deleted, so that they can be deleted after a crash. Raises the errors of the commit; BadVersion if an operation
-    of `owner` conflicts.
-    """
+    """Commits the operations `owner`, which delete the record that names the `ledgers`, and in the same commit records
+    that these ledgers are deleted: so they can still be deleted after a crash. Raises the errors of the commit;
+    BadVersion if an operation of `owner` conflicts."""
     own = {operation.path for operation in owner}
     for attempt in range(ATTEMPTS_MAX):
         try:
@@ -182,8 +181,9 @@ class LedgerIdTaken(AlreadyExists):
 class LedgerClient:
     """Creates, opens, recovers and deletes ledgers (see the module's docstring).
 
-    `world` has the clock, randomness and network. The caller must close `metadata`. `close` ends what the client
-    opened."""
+    `world` provides the clock, random numbers and network. The caller must close `metadata`. `close` ends what the
+    client opened.
+    """
 
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig | None = None) -> None:
         self._world = world
@@ -206,8 +206,9 @@ class LedgerClient:
         """Creates a ledger on writable bookies; its id is larger than `above`, an id from the same counter.
 
         Raises InvalidConfiguration, NotEnoughBookies, or the metadata's errors. `shrink`: what to reduce when fewer
-        bookies are healthy than the ensemble needs (placement_core.py `fit`). The ack quorum is never reduced, so
-        a confirmed entry always has as many synced copies. The record shows the shape that was chosen.
+        bookies are healthy than the ensemble needs (`fit_striping`). The ack quorum is never reduced, so a
+        confirmed entry always has as many synced copies. The ledger's record has the ensemble size and quorums that
+        were chosen.
         """
         while True:
             record = await self.draft_record(
@@ -246,7 +247,8 @@ class LedgerClient:
 
     def creation_change(self, draft: LedgerRecord) -> Change:
         """Returns the change that creates the ledger of `draft_record` (none → OPEN), as a part of a commit. Its
-        transform raises LedgerIdTaken if another process has the id: then the caller must make another draft."""
+        transform raises LedgerIdTaken if another process has created a ledger with this id: then the caller must call
+        `draft_record` again."""
         path = paths.ledger(draft.ledger_id)
 
         def transform(node: Versioned | None) -> bytes | None:
@@ -323,8 +325,9 @@ class LedgerClient:
         return (await self._recover(ledger_id, joined=False))[0]
 
     async def recover_to_close(self, ledger_id: int) -> tuple[LedgerReader, Change | None]:
-        """Recovers like `recover`, but the caller must close the ledger by committing the returned change (None: it is
-        closed already). The reader is valid only after that. What the change raises: ledger/recovery.py `Recovered`."""
+        """Recovers like `recover`, but the caller must close the ledger by committing the returned change; None: the
+        ledger is closed already. The reader is valid only after that commit. Errors of the change: `Recovered` in
+        ledger/recovery.py."""
         return await self._recover(ledger_id, joined=True)
 
     async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, Change | None]:
@@ -333,8 +336,8 @@ class LedgerClient:
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
     def loss_survey(self, record: LedgerRecord, *, force: bool = False) -> LossSurvey:
-        """Returns the object that finds the entries of the ledger that are certainly lost (lost.py); sends nothing
-        yet."""
+        """Returns a survey that can find the entries of the ledger that are certainly lost (lost.py). Sends nothing
+        yet. `force`: bookies that do not answer count as forgotten."""
         return LossSurvey(record, self._bookies, self._metadata, self._config, force=force)
 
     async def read_record(self, ledger_id: int) -> LedgerRecord:

@@ -4,7 +4,7 @@ Two kinds of process write the same record. Each changes only its own part, by c
 removes the record when nothing is left:
 
     a reader or recoverer that got bytes which are not the entry   adds it, once per entry (`DamageReports`)
-    the bookie itself (bookie/maintenance/scrub.py `Reports`)      adds what it has quarantined, removes what is
+    the bookie itself (bookie/maintenance/scrub.py)                adds what it has quarantined, removes what is
                                                                    repaired; it also quarantines what a reader added,
                                                                    so that its repairer checks and restores it
 
@@ -69,9 +69,8 @@ def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 async def store_report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
-    """Replaces the ranges `before`, which the caller added to the record, by `now`; those that others added stay.
-    Returns the stored ranges, at most RANGES_MAX.
-    """
+    """Replaces in the ledger's record for `bookie` the ranges `before`, which the caller added earlier, by `now`.
+    Ranges that others added stay. Returns the stored ranges, at most RANGES_MAX."""
     path = paths.damaged(ledger, bookie)
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
@@ -91,7 +90,8 @@ async def store_report(metadata: MetadataStore, ledger: int, bookie: str, now: R
 
 
 class DamageReports:
-    """Reports damage that the readers and recoverers of one client find. `dropped`: number of entries not queued."""
+    """Reports damaged copies that the readers and recoverers of one client find. `dropped` counts the entries that were
+    not queued."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
@@ -126,7 +126,7 @@ class DamageReports:
                     self._told.pop((ledger, bookie, entry), None)
 
     async def wait_written(self) -> None:
-        """Waits until every report that was queued before is written or given up."""
+        """Waits until every report that was queued before the call is written or given up."""
         await self._tasks.drain()
 
     async def close(self) -> None:

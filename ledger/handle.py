@@ -96,7 +96,7 @@ class LedgerEnd(NamedTuple):
 
 
 class AppendListener(Protocol):
-    """Gets the outcomes of entries that were pushed. Neither method may raise."""
+    """Receives the outcomes of the entries that `LedgerWriter.push` appended. Its methods must not raise."""
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
         """Called when every entry up to `last_entry` is confirmed; in entry order, once for all entries that one step
@@ -104,7 +104,8 @@ class AppendListener(Protocol):
         ...
 
     def on_append_failed(self, writer: LedgerWriter) -> None:
-        """Called when an entry that was pushed will not be confirmed: `close` says whether it is stored."""
+        """Called when an entry from `push` will not be confirmed. The end that `LedgerWriter.close` returns says
+        whether the entry is stored."""
         ...
 
 
@@ -145,7 +146,7 @@ class LedgerWriter:
 
     @property
     def record(self) -> LedgerRecord:
-        """The ledger's record with the committed ensembles; without the end."""
+        """The ledger's record with the committed ensembles; it does not contain the ledger's end."""
         return self._record
 
     @property
@@ -251,7 +252,8 @@ class LedgerWriter:
         self._on_changed.append(tell)
 
     async def close(self) -> LedgerEnd:
-        """Ends the ledger after the pending entries; idempotent. At most about `add_timeout_s` + `close_timeout_s`.
+        """Ends the ledger after the pending entries, and returns its end. Idempotent. Takes at most about
+        `add_timeout_s` + `close_timeout_s`.
 
         Raises LedgerFenced while another client recovers the ledger or when it was deleted (call it again later),
         OutcomeUnknown when the metadata did not answer. If another client closed the ledger, returns the stored end.

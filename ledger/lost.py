@@ -53,8 +53,8 @@ async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
 async def apply_transition(
     store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float
 ) -> AlreadyStored | Refused:
-    """Makes a transition of a ledger's record; returns the stored outcome. Raises the metadata's errors: then it is
-    unknown whether the transition happened."""
+    """Makes the transition `decide` of a ledger's record; returns the stored outcome. Raises the metadata's errors:
+    then it is unknown whether the transition happened."""
     path = paths.ledger(ledger_id)
     answer: Transition | None = None  # of the last attempt: what it wrote, or found, is stored
 
@@ -81,7 +81,7 @@ Run = tuple[int, int]
 
 class LossReport(NamedTuple):
     """The entries of a closed ledger that no replica is known to have. `silent`: the bookies that did not answer, or
-    could not say."""
+    whose answer was not certain."""
 
     lost: list[Run]
     unknown: list[Run]
@@ -196,7 +196,7 @@ class LossSurvey:
 
     # ------------------------------------------------------------------------------ one that cannot be recovered
     async def is_beyond_recovery(self) -> bool:
-        """Whether so many bookies of the last fragment were forgotten that it can never be fenced."""
+        """Whether the last fragment can never be fenced, because too many of its bookies were forgotten."""
         bookies = self.record.fragments[-1].bookies
         await self._learn(bookies)
         gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}

@@ -33,7 +33,7 @@ class AppendMemory:
         return self.held < self.limit
 
     def add_waiting(self, look: Callable[[], None]) -> None:
-        """Calls `look` once, when there is room."""
+        """Calls `look` once, as soon as there is room."""
         self.waiting.setdefault(look)
 
     def remove_waiting(self, look: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class AppendMemory:
             self.notify_waiting()
 
     def notify_waiting(self) -> None:
-        """Calls the callbacks that wait, as far as there is room. Must be called after `held` was reduced."""
+        """Calls the waiting callbacks, in order, as long as there is room. Must be called after `held` was reduced."""
         room = self.limit - self.held
         while self.waiting and (room > 0 or not self.held):  # if nothing is held, no later release tells the rest
             look = next(iter(self.waiting))

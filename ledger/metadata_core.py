@@ -53,7 +53,7 @@ class AlreadyStored(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The transition is not allowed; the caller gives up."""
+    """The transition is not allowed, for this `reason`; the caller must give it up."""
 
     reason: TransitionRefusal
 
@@ -86,7 +86,8 @@ def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping
 
 
 def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
-    """Returns the fragment of `entry` (the largest key <= entry) and its last possible entry (-1: open end)."""
+    """Returns the fragment of `entry` (the last one that begins at or before `entry`), and the last entry that it may
+    contain (-1: no end)."""
     at = bisect_right(record.fragments, entry, key=lambda fragment: fragment.first_entry) - 1
     assert at >= 0, "the first fragment of a ledger begins at entry 0"
     end = record.fragments[at + 1].first_entry - 1 if at + 1 < len(record.fragments) else -1
@@ -94,8 +95,8 @@ def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
 
 
 def create_record(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
-    """Makes the transition none → OPEN; returns None if another process has the id. A retried create recognises its own
-    record by its token (§1.1)."""
+    """Makes the transition none → OPEN with the record `mine`. Returns None if another process has created a ledger
+    with this id. A retried create recognises its own record by the token (§1.1)."""
     if current is None:
         return RecordWrite(mine)
     return AlreadyStored(current) if current.token == mine.token else None
@@ -143,8 +144,8 @@ def change_ensemble(
 
 
 def start_recovery(current: LedgerRecord | None) -> Transition:
-    """Makes the transition OPEN → IN_RECOVERY. Settled when it is IN_RECOVERY (the caller joins) or CLOSED (nothing to
-    recover)."""
+    """Makes the transition OPEN → IN_RECOVERY. `AlreadyStored` if the record is IN_RECOVERY (the caller joins that
+    recovery) or CLOSED (there is nothing to recover)."""
     if current is None:
         return Refused(TransitionRefusal.DELETED)
     if current.state == OPEN:
@@ -159,8 +160,8 @@ def close_recovered(
     """Makes the transition IN_RECOVERY → CLOSED with the recovered end and, only now, the ensembles that recovery
     changed in memory (M03).
 
-    `snapshot`: the fragments as read when recovery began; the last one must still be the last (§1.2). CLOSED by a
-    concurrent recoverer is Settled: its end is adopted, the caller's is discarded.
+    `snapshot`: the fragments as read when recovery began; the last one must still be the last (§1.2). `AlreadyStored`
+    if a concurrent recoverer has closed the ledger: the stored end counts, and not the caller's.
     """
     if current is None:
         return Refused(TransitionRefusal.DELETED)
@@ -178,11 +179,11 @@ def close_recovered(
 
 
 def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
-    """Makes a transition from any state to the same with `new` instead of `old` in one *final* fragment; `new` already
-    has all the copies.
+    """Puts bookie `new` in the place of `old` in one *final* fragment, in any state of the ledger; `new` must have all
+    the copies already.
 
-    Final: the ledger is CLOSED, or the fragment is not the last (M21). Settled when `new` is in the fragment and `old`
-    is not: an earlier write of the caller, or another worker's that did the same.
+    Final: the ledger is CLOSED, or the fragment is not the last (M21). `AlreadyStored` if `new` is in the fragment and
+    `old` is not: an earlier write of the caller or of another worker did the same.
     """
     if current is None:
         return Refused(TransitionRefusal.DELETED)

@@ -236,8 +236,8 @@ def encode_runs(runs: Iterable[tuple[int, int]]) -> bytes:
 
 
 def decode_held(answer: AnswerHead, frames: Sequence[Buffer], first: int, last: int) -> list[tuple[int, int]]:
-    """Returns the runs of held entries within `first … last`. Raises ValueError if this is not the answer to that
-    request."""
+    """Returns the runs of entries that the bookie has, (first, last), within `first … last`. Raises ValueError if this
+    is not the answer to that request."""
     if answer.op is not Op.HELD or answer.status is not Status.OK:
         raise ValueError(f"an answer to {answer.op.name}, {answer.status.name}")
     if len(frames) != 1 or len(frames[0]) != answer.count * _RUN.size:

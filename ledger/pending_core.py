@@ -60,14 +60,14 @@ class Striping:
         return self.write_sets[entry % self.ensemble_size]
 
     def is_covered(self, unknown: Collection[int]) -> bool:
-        """Whether no add can be acknowledged any more although the slots in `unknown` have not answered the fence
-        (§1.7)."""
+        """Whether the fence is complete: no add can be acknowledged any more, although the bookies of the slots in
+        `unknown` have not answered the fence (§1.7)."""
         return all(
             sum(slot in unknown for slot in write_set) < self.ack_quorum for write_set in self.write_sets
         )
 
     def is_writable(self, failed: Collection[int]) -> bool:
-        """Whether every write set keeps Qa slots without those in `failed`."""
+        """Whether every write set has at least Qa slots that are not in `failed`."""
         return all(
             sum(slot not in failed for slot in write_set) >= self.ack_quorum for write_set in self.write_sets
         )
@@ -97,7 +97,7 @@ class PendingAdd:
     """An entry in flight, made by the driver. Its fields are set when it is added to a ledger; it may be added to
     another ledger after the first has ended. `length` is the ledger's payload bytes up to and including this entry.
 
-    `acks` are the slots that have synced it; `sent` is slot → bookie to which it was sent.
+    `acks` are the slots whose bookies have synced the entry; `sent` is slot → bookie to which the entry was sent.
     """
 
     __slots__ = ("acks", "entry", "length", "sent")
@@ -137,7 +137,7 @@ class AddAcked(NamedTuple):
 
 
 class AddsAcked(NamedTuple):
-    """Fact: the bookie has synced these entries; the same as an `AddAcked` for each of them."""
+    """Fact: the bookie has synced these entries; equivalent to an `AddAcked` for each of them."""
 
     entries: Sequence[int]
     slot: int
@@ -145,8 +145,8 @@ class AddsAcked(NamedTuple):
 
 
 class AddFailed(NamedTuple):
-    """Fact: the bookie did not answer the add in time, the connection broke, it has another uuid, or it answered with
-    an error."""
+    """Fact: the bookie did not answer the add in time or answered with an error, the connection broke, or the bookie
+    has another uuid."""
 
     entry: int
     slot: int

@@ -265,8 +265,8 @@ class Shrink(enum.Enum):
 
 
 def fit_striping(wanted: Striping, well: int, shrink: Shrink) -> Striping:
-    """Returns the striping that `well` healthy bookies allow; `wanted` if there are enough, or too few for any allowed
-    one."""
+    """Returns the largest striping within `wanted` for which `well` healthy bookies suffice. Returns `wanted` if there
+    are enough for it, or too few for any that `shrink` allows."""
     least = wanted.ensemble_size
     if shrink is not Shrink.NOTHING:
         least = wanted.write_quorum if shrink is Shrink.BOOKIES else wanted.ack_quorum
@@ -291,7 +291,7 @@ FORGET = 0.25
 
 
 class TroubleKind(enum.Enum):
-    """A fault of a bookie; WEIGHTS says how much each counts."""
+    """A kind of fault of a bookie; WEIGHTS has the weight of each."""
 
     FAILED = "failed"
     SLOW = "slow"

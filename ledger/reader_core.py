@@ -54,7 +54,8 @@ class StoredCopy(NamedTuple):
 
 
 class VerifiedTail(NamedTuple):
-    """The verified CRC32C `checksum` of the last `size` bytes of a payload, so that these need not be read again."""
+    """The verified CRC32C `checksum` of the last `size` bytes of a payload, so that these bytes need not be read again.
+    """
 
     checksum: int
     size: int
@@ -136,7 +137,7 @@ class EntryMissing(NamedTuple):
 
 
 class ReadFailed(NamedTuple):
-    """Fact: the bookie did not answer, or with an error that does not say whether it has the entry."""
+    """Fact: the bookie did not answer, or answered with an error from which it is unknown whether it has the entry."""
 
     bookie: str
 

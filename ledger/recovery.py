@@ -53,14 +53,15 @@ _ENTRY_BYTES_MAX = (1 << 32) - 1
 
 
 class EndedElsewhere(Unavailable):
-    """Raised when another recoverer has stored another end: the caller must recover again, that end counts."""
+    """Raised when another recoverer has closed the ledger with another end. That end counts: the caller must recover
+    again."""
 
 
 class Recovered(NamedTuple):
-    """The result of a recovery. `last`: the last entry, if this recovery read it. `end`: the change that closes the
-    ledger, which the caller must commit; `record` is then the record after it.
+    """The result of a recovery. `last`: the last entry, if this recovery read it. `end`: the change with which the
+    caller must close the ledger (None: it is closed); `record` is the record after that change.
 
-    The transform of `end` raises EndedElsewhere, or Unavailable if the record does not allow the close.
+    The transform of `end` raises EndedElsewhere, or Unavailable if the stored record does not allow the close.
     """
 
     record: LedgerRecord
@@ -71,7 +72,8 @@ class Recovered(NamedTuple):
 async def recover(
     ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool = False
 ) -> Recovered:
-    """Recovers a ledger; returns its CLOSED record, also if another client closed it. `joined`: the caller closes it.
+    """Recovers a ledger, also one that another client has closed; the result has its CLOSED record. With `joined` the
+    caller must close the ledger by committing `Recovered.end`.
 
     Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer: then nothing is decided,
     and the caller may try again.

@@ -124,14 +124,14 @@ class RecoveryFailure(enum.Enum):
 
 
 class SendFence(NamedTuple):
-    """Effect: READ_LAC with FENCE."""
+    """Effect: send READ_LAC with FENCE to the bookie in `slot`."""
 
     slot: int
     bookie: str
 
 
 class SendRead(NamedTuple):
-    """Effect: READ one entry with FENCE."""
+    """Effect: send READ with FENCE for `entry` to the bookie in `slot`."""
 
     entry: int
     slot: int
@@ -139,7 +139,7 @@ class SendRead(NamedTuple):
 
 
 class CloseRecovered(NamedTuple):
-    """Effect: IN_RECOVERY → CLOSED; answer RecordClosed or CloseRefused."""
+    """Effect: change the record from IN_RECOVERY to CLOSED; the result is the fact RecordClosed or CloseRefused."""
 
     last_entry: int
     length: int
@@ -147,7 +147,8 @@ class CloseRecovered(NamedTuple):
 
 
 class ReportAbort(NamedTuple):
-    """Effect: report `why` to the caller; `entry` is the one that could not be decided, -1: none."""
+    """Effect: report to the caller that recovery gave up, and why; `entry` is the one that could not be decided, -1:
+    none."""
 
     why: RecoveryFailure
     entry: int
@@ -160,9 +161,9 @@ class Finish(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """Fact: the bookie has fenced the ledger, durably; `lac` -1 when it knows no LAC, or not the ledger.
+    """Fact: the bookie has fenced the ledger, durably. `lac` is -1 if the bookie does not know a LAC, or the ledger.
 
-    `last`: the largest entry that it knows of, -1: none, None: it does not say. A hint, and no vote.
+    `last`: the largest entry that the bookie knows of; -1: none; None: its answer does not say. A hint, not a vote.
     """
 
     slot: int
@@ -171,13 +172,13 @@ class Fenced(NamedTuple):
 
 
 class FenceFailed(NamedTuple):
-    """Fact: no answer to the fence, or an error: the slot stays unknown."""
+    """Fact: the bookie did not answer the fence, or answered with an error: its slot stays unknown."""
 
     slot: int
 
 
 class EntryFound(NamedTuple):
-    """Fact: an undamaged copy of the right entry of the right ledger."""
+    """Fact: the bookie sent an undamaged copy of the entry that was asked for: a positive vote."""
 
     entry: int
     slot: int
@@ -185,27 +186,28 @@ class EntryFound(NamedTuple):
 
 
 class EntryMissing(NamedTuple):
-    """Fact: the bookie is certain (NO_SUCH_ENTRY, NO_SUCH_LEDGER) and fenced."""
+    """Fact: the bookie has fenced the ledger and is certain that it does not have the entry (NO_SUCH_ENTRY,
+    NO_SUCH_LEDGER): a negative vote."""
 
     entry: int
     slot: int
 
 
 class ReadFailed(NamedTuple):
-    """Fact: anything else: no answer, damage, UNKNOWN. Not a vote."""
+    """Fact: the bookie did not answer the read, sent damaged bytes, or answered UNKNOWN or an error. Not a vote."""
 
     entry: int
     slot: int
 
 
 class RecordClosed(NamedTuple):
-    """Fact: the record is CLOSED, by this attempt or by another."""
+    """Fact: the ledger's record is CLOSED, by this attempt or by another recoverer."""
 
     record: LedgerRecord
 
 
 class CloseRefused(NamedTuple):
-    """Fact: the record does not allow the close: another last fragment, or it was deleted."""
+    """Fact: the record does not allow the close: it has another last fragment, or was deleted."""
 
 
 Fact = (

@@ -42,7 +42,7 @@ again, that is little compared with what a bookie stores in that time."""
 
 
 class Append(Payload):
-    """A payload whose outcome goes to a future."""
+    """A payload whose outcome completes a future."""
 
     __slots__ = ("future",)
 

@@ -100,7 +100,8 @@ class NoReplacement(NamedTuple):
 
 
 class EnsembleRefused(NamedTuple):
-    """Fact: the record is not OPEN any more: being recovered, closed, or deleted."""
+    """Fact: the ensemble cannot be changed, because the record is not OPEN any more: IN_RECOVERY, CLOSED, or deleted.
+    """
 
 
 class EnsembleUnknown(NamedTuple):
@@ -115,7 +116,7 @@ class LedgerEnded(NamedTuple):
 
 
 class EndRefused(NamedTuple):
-    """Fact: the stored record is IN_RECOVERY, or does not exist."""
+    """Fact: the record cannot be closed by the writer: it is IN_RECOVERY, or does not exist."""
 
 
 class EndUnknown(NamedTuple):
@@ -135,16 +136,18 @@ class Confirm(NamedTuple, Generic[A]):
 
 
 class Fail(NamedTuple, Generic[A]):
-    """Effect: report to the owner how the entry ended. In entry order, each once."""
+    """Effect: report to the owner that the entry was not confirmed, and why. In entry order, each once."""
 
     add: A
     why: EntryOutcome
 
 
 class ChangeEnsemble(NamedTuple):
-    """Effect: replace these (slot, bookie) from `first_entry` on, as many as possible; the answer is a ChangeFact.
+    """Effect: from `first_entry` on, replace the bookies of these (slot, bookie) pairs, as many as possible; the result
+    is a ChangeFact.
 
-    One at a time. The replacements are chosen before anything is written, and stay the same in every attempt.
+    The writer requests one change at a time. The replacements are chosen before anything is written, and stay the same
+    in every attempt.
     """
 
     first_entry: int
@@ -152,7 +155,8 @@ class ChangeEnsemble(NamedTuple):
 
 
 class CloseLedger(NamedTuple):
-    """Effect: OPEN → CLOSED with this end; the answer is LedgerEnded, EndRefused or EndUnknown."""
+    """Effect: change the record from OPEN to CLOSED with this end; the result is LedgerEnded, EndRefused or EndUnknown.
+    """
 
     last_entry: int
     length: int

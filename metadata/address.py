@@ -24,8 +24,8 @@ JUTE_MAXBUFFER = (1 << 20) - 1
 
 
 class ZookeeperAccess(NamedTuple):
-    """The TLS files and credentials with which a process connects to ZooKeeper. With them its nodes are accessible to
-    that identity only.
+    """The TLS files and credentials with which a process connects to ZooKeeper. With them, only that identity can
+    access the nodes that it creates.
     """
 
     ca: str = ""  # PEM file of the authority of ZooKeeper's certificates; empty: in clear
@@ -35,12 +35,12 @@ class ZookeeperAccess(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Returns whether ZooKeeper can tell this process from strangers."""
+        """Returns whether ZooKeeper can authenticate this process."""
         return self.credentials is not None or bool(self.certificate)
 
 
 class ZookeeperAddress(NamedTuple):
-    """A ZooKeeper ensemble and the znode below which the tree is kept."""
+    """A ZooKeeper ensemble, and the znode below which the metadata tree is stored."""
 
     servers: tuple[Endpoint, ...]
     root: str = ROOT
@@ -59,7 +59,7 @@ Address = Endpoint | ZookeeperAddress
 
 
 def parse(text: str) -> Address:
-    """Returns the address in `text`. Raises ValueError, which says what is wrong with it."""
+    """Returns the address in `text`. Raises ValueError, whose text describes the mistake."""
     if not text.startswith(SCHEME):
         return Endpoint.parse(text)
     where, _, query = text[len(SCHEME) :].partition("?")

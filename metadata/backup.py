@@ -29,7 +29,7 @@ from .tree_core import Commit
 
 
 class Contents(NamedTuple):
-    """What a copy contains, as far as bookies compare it with their own data."""
+    """The contents of a copy that bookies can compare with their own data."""
 
     revision: int
     highest: int  # ledger id that was allocated, 0: none
@@ -38,7 +38,7 @@ class Contents(NamedTuple):
 
 
 def inspect(path: str) -> Contents:
-    """Returns what a copy contains. The file is neither changed nor locked. Raises NotFound, DataLost,
+    """Returns the contents of the copy at `path`, which is neither changed nor locked. Raises NotFound, DataLost,
     InvalidConfiguration or Busy.
     """
     if not os.path.exists(path):
@@ -74,8 +74,8 @@ def _next_id(tree: Tree) -> int:
 
 
 def restore(backup: str, target: str, least_id: int, token: str) -> str:
-    """Replaces the file `target` by a copy. Returns where the replaced file is kept, "" if there was none. Raises Busy
-    if the service runs.
+    """Replaces the file `target` by the copy `backup`. Returns the name to which the replaced file was renamed, "" if
+    there was none. Raises Busy if the service runs.
     """
     check_stopped(target)
     scratch = f"{target}.restoring"

@@ -45,7 +45,7 @@ OpenSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Members:
-    """The table of the cluster's members, which is the gate of this process's peer server
+    """The table of the cluster's members. This process's peer server uses it as its gate
     (`runtime.peer.keys.PeerGate`).
     """
 
@@ -65,8 +65,8 @@ class Members:
 
     @classmethod
     async def start(cls, world: World, open_session: OpenSession, role: str, name: str) -> Members:
-        """Returns when this process's key is written and the keys of others are read. Raises what the first session
-        raises.
+        """Starts the table; returns when this process's key is written and the keys of the other members are read.
+        Raises what the first session raises.
         """
         members = cls(world, open_session, role, name)
         try:
@@ -78,8 +78,8 @@ class Members:
         return members
 
     def with_keys(self, world: World) -> World:
-        """Returns `with_keys` with a network whose peer connections use these keys. The certificates of a member
-        network are kept.
+        """Returns `world` with a network whose peer connections use these keys. The certificates of a member network
+        are kept.
         """
         network = world.network
         if not isinstance(network, MemberNetwork):
@@ -87,7 +87,9 @@ class Members:
         return replace(world, network=network.with_peers(PeerListening(self.keys, self)))
 
     async def record(self, path: str, cls: type[records.R]) -> records.R | None:
-        """Returns a record, or None if there is none; reads it in the session that has this process's key."""
+        """Returns the record of class `cls` at `path`, or None if there is none; reads it in the session that has this
+        process's key.
+        """
         found = await get_record(self._living(), path, cls)
         return None if found is None else found[0]
 
@@ -97,8 +99,8 @@ class Members:
 
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
-        """Returns whether the key is a member's. Raises Unavailable if it is not among the known keys and the metadata
-        does not answer.
+        """Returns whether the key is a member's. Raises Unavailable if the key is not among the known ones and the
+        metadata does not answer.
         """
         if key not in self._known:
             try:

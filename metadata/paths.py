@@ -75,7 +75,7 @@ COORDINATORS = "/transactions/coordinators"
 
 @lru_cache(maxsize=4096)
 def segment(name: str) -> str:
-    """Returns `name` as one segment of a path; "." and "..", which no path may contain, are encoded too."""
+    """Returns `name` as one segment of a path; "." and "..", which no path may contain as segments, are encoded too."""
     encoded = quote(name, safe="-=:.,;_~ ")
     return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
 

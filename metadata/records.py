@@ -35,7 +35,7 @@ BODY_ALONE = 1
 
 
 class DamagedRecord(DataLost, ValueError):
-    """The bytes of a metadata node are not the record that its path requires. (On the wire: DataLost.)
+    """Raised when the bytes of a metadata node are not the record that its path requires. (On the wire: DataLost.)
 
     Its `str` says what is wrong; its message, which callers get, also says what to do.
     """
@@ -58,7 +58,7 @@ R = TypeVar("R", bound=Record)
 
 
 class ClusterRecord(Record, frozen=True, kw_only=True):
-    """The cluster's identity."""
+    """The identity of the cluster."""
 
     kind = 1
     instance: str  # random, made with the cluster; bookies' cookies repeat it
@@ -128,7 +128,7 @@ class CookieRecord(Record, frozen=True, kw_only=True):
 
 
 class BookieRecord(Record, frozen=True, kw_only=True):
-    """The record of a bookie that runs."""
+    """The registration of a running bookie."""
 
     kind = 5
     bookie: str
@@ -144,14 +144,14 @@ class BookieRecord(Record, frozen=True, kw_only=True):
 
 
 class RacksRecord(Record, frozen=True, kw_only=True):
-    """Racks that an operator assigned."""
+    """The racks of bookies that an operator assigned."""
 
     kind = 14
     racks: dict[str, str] = {}  # bookie's uuid → rack; overrides the one it registered with
 
 
 class BrokerRecord(Record, frozen=True, kw_only=True):
-    """The record of a broker that runs."""
+    """The registration of a running broker."""
 
     kind = 6
     name: str
@@ -178,7 +178,7 @@ class TenantRecord(Record, frozen=True, kw_only=True):
 
 
 class NamespaceRecord(Record, frozen=True, kw_only=True):
-    """The record of a namespace: how its topics are made and spread; its policies are a record of their own."""
+    """The record of a namespace: how its topics are made and distributed. Its policies are in a PoliciesRecord."""
 
     kind = 9
     bundles: int = 4
@@ -188,8 +188,8 @@ class NamespaceRecord(Record, frozen=True, kw_only=True):
 
 
 class PoliciesRecord(Record, frozen=True, kw_only=True):
-    """The policies that a namespace or a topic does not inherit (proto/policies.py), and the notes of its users; or the
-    policies that all brokers take in the place of their settings."""
+    """The policies that a namespace or a topic sets itself (proto/policies.py), and the notes of its users; or the
+    policies that override the settings of all brokers."""
 
     kind = 60
     policies: Policies = Policies()
@@ -217,7 +217,7 @@ class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchemaListRecord(Record, frozen=True, kw_only=True):
-    """The versions of a topic's schema, in their order. A number is used once."""
+    """The versions of a topic's schema, in order. A version number is used only once."""
 
     kind = 64
     next: int = 0
@@ -235,7 +235,7 @@ class SchemaRecord(Record, frozen=True, kw_only=True):
 
 
 class PartitionedRecord(Record, frozen=True, kw_only=True):
-    """A partitioned topic. `created_ms`: its incarnation; 0: an older version made it."""
+    """A partitioned topic. `created_ms` is its incarnation; 0 if an older version of this software made it."""
 
     kind = 10
     partitions: int
@@ -243,7 +243,7 @@ class PartitionedRecord(Record, frozen=True, kw_only=True):
 
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger of a topic's log, in the order of the log."""
+    """A ledger of a topic's log."""
 
     ledger_id: int
     first_index: int  # index of its first message
@@ -255,7 +255,8 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic's deduplication state: the last snapshot in `ledger_id`; without one, the log after the mark."""
+    """Where a topic's deduplication state is: the last snapshot in `ledger_id`; without that ledger, the log after the
+    mark."""
 
     mark_ledger: int  # position at which the ledger's first snapshot was taken
     mark_entry: int
@@ -263,7 +264,8 @@ class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutcomesPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic's outcomes of transactions: the last snapshot in `ledger_id`; without one, the log after the mark."""
+    """Where a topic's outcomes of transactions are: the last snapshot in `ledger_id`; without that ledger, the log
+    after the mark."""
 
     mark_ledger: int  # no entry of a transaction is before it; or the position of the ledger's first snapshot
     mark_entry: int
@@ -271,7 +273,7 @@ class OutcomesPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """The compacted form of a topic, up to and with its horizon (broker/log/compaction.py)."""
+    """The compacted form of a topic, up to and including its horizon (broker/log/compaction.py)."""
 
     ledger_id: int
     horizon_ledger: int
@@ -284,7 +286,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries of a topic that every replica lost, and that an operator passed over (broker/log/skip_lost.py)."""
+    """Entries of a topic that every replica lost, and that an operator made readers skip (broker/log/skip_lost.py)."""
 
     ledger_id: int
     first_entry: int = 0
@@ -321,7 +323,8 @@ class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CursorRecord(Record, frozen=True, kw_only=True):
-    """A subscription's state: the snapshot, else the last one in `ledger_id`, else the position in this record."""
+    """The state of a subscription: the snapshot in this record, else the last one in `ledger_id`, else the position in
+    this record."""
 
     kind = 12
     ledger_id: int = -1
@@ -344,7 +347,7 @@ class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
 
 
 class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
-    """A ledger that misses copies, and the result of the attempts to make them (bookie/maintenance/copies_core.py)."""
+    """A ledger that lacks copies, and the result of the attempts to make them (bookie/maintenance/copies_core.py)."""
 
     kind = 20
     ledger_id: int
@@ -358,7 +361,7 @@ class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairSettingsRecord(Record, frozen=True, kw_only=True):
-    """Whether the cluster repairs by itself."""
+    """Whether the cluster repairs ledgers automatically."""
 
     kind = 21
     enabled: bool = True  # False: auditor and workers pause, and missing copies stay missing
@@ -382,7 +385,7 @@ class RepairLockRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairWorkerRecord(Record, frozen=True, kw_only=True):
-    """The work of a repair worker since its start, as of `updated_ms`."""
+    """What a repair worker has done since its start, as of `updated_ms`."""
 
     kind = 24
     name: str
@@ -397,7 +400,7 @@ class RepairWorkerRecord(Record, frozen=True, kw_only=True):
 
 
 class DepartingRecord(Record, frozen=True, kw_only=True):
-    """An operator moves every copy off the bookie, which is alive (decommission) or dead (recover)."""
+    """An operator's order to move every copy off the bookie, which is alive (decommission) or dead (recover)."""
 
     kind = 25
     bookie: str
@@ -406,7 +409,7 @@ class DepartingRecord(Record, frozen=True, kw_only=True):
 
 
 class MemberRecord(Record, frozen=True, kw_only=True):
-    """A process of a secured cluster, or an operator's command."""
+    """A member of a secured cluster: one of its processes, or an operator's command."""
 
     kind = 63
     role: str  # "broker", "bookie" or "operator", as in its path
@@ -424,7 +427,8 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionsRecord(Record, frozen=True, kw_only=True):
-    """The coordinators. The cluster's first transaction fixes how many: ids have the number of their coordinator."""
+    """The number of transaction coordinators, and those that have a record. The cluster's first transaction fixes the
+    number, because a transaction id contains that of its coordinator."""
 
     kind = 27
     coordinators: int
@@ -442,7 +446,7 @@ class CoordinatorRecord(Record, frozen=True, kw_only=True):
 
 
 class IncarnationsRecord(Record, frozen=True, kw_only=True):
-    """The incarnations of the tree's own file, the youngest last. The store makes the record; no client writes it."""
+    """The incarnations of the tree's file, the latest last. The store makes this record; no client writes it."""
 
     kind = 26
     incarnations: tuple[Incarnation, ...] = ()

@@ -89,8 +89,8 @@ def _from_wire(operation: wire.Operation) -> Operation:
 
 
 def watch_events(watch_id: int, news: Sequence[Changed] | Reset, revision: int) -> wire.SessionReply:
-    """Returns one reply with the changes for a watch. It tells the client that the watch has seen everything up to
-    `revision`.
+    """Returns one reply with the changes for a watch. By this reply the client knows that the watch has seen everything
+    up to `revision`.
     """
     if isinstance(news, Reset):
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
@@ -140,7 +140,7 @@ class _Watch:
 
 
 class RemoteStore(SessionStore):
-    """A session with a metadata service, and its calls, over gRPC. Made by `connect_metadata`."""
+    """A session with a metadata service over gRPC. Made by `connect_metadata`."""
 
     def __init__(self, world: World, endpoint: Endpoint, timeout_s: float) -> None:
         self._world = world
@@ -243,8 +243,8 @@ class RemoteStore(SessionStore):
             await stream.send(wire.SessionRequest(ping=self._ping_number))
 
     async def _read(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> NoReturn:
-        """Reads replies, and raises when two pings have no answer: then this connection is dead, at least in one
-        direction.
+        """Reads replies, and raises when two pings in a row get no answer: then this connection is dead, at least in
+        one direction.
         """
         while True:
             async with asyncio.timeout(self._left_s(self._answered + self._timeout_s * 2 / 3)):
@@ -372,8 +372,8 @@ def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
 
 
 async def connect(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
-    """Opens a store at `address`. Tries for `timeout_s`, then raises Unavailable; raises a lasting error (no kazoo,
-    another protocol) at once.
+    """Opens a store at `address`. Tries for `timeout_s`, then raises Unavailable. Raises an error that retrying cannot
+    end (kazoo is missing, wrong protocol) at once.
     """
     if isinstance(address, Endpoint):
 

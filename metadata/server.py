@@ -54,7 +54,7 @@ SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
 
 
 class MetadataServer:
-    """A store, and the service that gives access to it at an endpoint."""
+    """The metadata service: a store, and the listener at which clients reach it."""
 
     def __init__(self, store: SqliteStore, serving: Serving, memory: CallerMemory) -> None:
         self._store = store
@@ -66,9 +66,9 @@ class MetadataServer:
         cls, world: World, endpoint: Endpoint, path: str, memory_bytes: int = sys.maxsize,
         service: type[MetadataService] | None = None,
     ) -> MetadataServer:  # fmt: skip
-        """Starts a server. `path` is the SQLite file; `memory_bytes` bounds what clients may use, half of it in each
-        direction; `service` replaces MetadataService as the handler. Raises Busy if the port or the file is taken, and
-        what SqliteStore.open raises.
+        """Starts a server. `path` is the SQLite file; `memory_bytes` bounds the memory that clients may use
+        (`CallerMemory`); `service` replaces MetadataService as the handler. Raises Busy if the port or the file is
+        taken, and what SqliteStore.open raises.
         """
         store = await SqliteStore.open(world, path)
         try:
@@ -86,7 +86,7 @@ class MetadataServer:
 
     @property
     def store(self) -> SqliteStore:
-        """Returns the store, for sessions of this process."""
+        """Returns the store, in which this process can open sessions."""
         return self._store
 
     def statistics(self) -> dict[str, int]:
@@ -203,8 +203,8 @@ def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None
 
 
 class _Attachment:
-    """A session's stream at the server: reads requests, and has a task for each watch. The first of its tasks that
-    ends, ends it.
+    """A session's stream at the server: reads requests, and has a task for each watch. When one of its tasks ends, the
+    stream ends.
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class _Attachment:
 
 
 class MembersOnly(MetadataService):
-    """The service during a restore (cli/storage/metadata_copies.py): it answers for `/members` alone.
+    """The metadata service during a restore (cli/storage/metadata_copies.py): it serves `/members` only.
 
     Bookies take an operator's requests by its key in `/members`. While the metadata is restored its service is stopped,
     so the command that restores serves a scratch copy at the service's address until the bookies have answered. To the
@@ -332,8 +332,8 @@ class MembersOnly(MetadataService):
     | a watch | has the changes of the scratch copy: keys of members |
 
     So nothing is registered, owned, created or deleted by what is said here, and no bookie compares the scratch copy
-    with the metadata that it saw. The scratch copy is deleted with the command.
-    Guarded by tests/metadata/test_members_only.py, tests/security/test_secured_restore.py.
+    with the metadata that it saw. The scratch copy is deleted with the command. Guarded by
+    tests/metadata/test_members_only.py, tests/security/test_secured_restore.py.
     """
 
     async def get(self, request: wire.GetRequest, context: CallContext) -> wire.GetReply:

@@ -57,7 +57,7 @@ class SessionState(enum.Enum):
 
 
 class SessionStore(MetadataStore):
-    """A session of a client: its deadline, its loss, and calls that wait for its connection."""
+    """A client's session with a metadata service: its deadline, its loss, and calls that wait for its connection."""
 
     def __init__(self, service: str, clock: Clock) -> None:
         self._service = service  # which, and where: for errors
@@ -139,8 +139,8 @@ class SessionStore(MetadataStore):
         """Keeps the session connected and alive, until it is lost or closed."""
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """Handles the end of the task that keeps the session. Without it there are no signs of life, so the session is
-        lost.
+        """Called when the task that keeps the session has ended. Without that task there are no signs of life, so the
+        session is lost.
         """
         if keeper.cancelled() and not self._closing:
             self._end_session(InternalError("the task that keeps the metadata session was cancelled"))
@@ -204,7 +204,7 @@ class SessionStore(MetadataStore):
 
 
 class ReconnectingStore(MetadataStore):
-    """A store that uses one session at a time; its owner replaces a lost session."""
+    """A store that outlives its sessions: it uses one session at a time, and its owner replaces a lost one."""
 
     def __init__(self, session: MetadataStore) -> None:
         self._session: MetadataStore = session
@@ -224,8 +224,8 @@ class ReconnectingStore(MetadataStore):
         self._changed.set()
 
     def stop_reconnecting(self) -> None:
-        """Ends the store, because there will be no further session: every call, also one that waits, raises
-        SessionExpired.
+        """Ends the store, because there will be no further session: every call raises SessionExpired, also one that is
+        waiting.
         """
         self._ended = True
         self._changed.set()
@@ -250,7 +250,7 @@ class ReconnectingStore(MetadataStore):
         return self._session
 
     def _on_loss(self, session: MetadataStore) -> None:
-        """Suspends the store, because a call learned of the loss before the owner did."""
+        """Suspends the store, because a call found out about the loss before the owner did."""
         if session is self._session and not self._ended:
             self.suspend()
 

@@ -52,7 +52,7 @@ R = TypeVar("R")
 
 
 class _Watch:
-    """A watch that waits: nothing below its prefix has changed up to the revision `seen`."""
+    """A waiting watch: nothing below its prefix has changed up to the revision `seen`."""
 
     __slots__ = ("news", "prefix", "seen")
 
@@ -63,7 +63,9 @@ class _Watch:
 
 
 class SqliteStore:
-    """The tree in one file, for many sessions. Made by `open`; each user in the process has a `session`."""
+    """The metadata tree in one SQLite file, for many sessions. Made by `open`; each user in this process opens a
+    `session`.
+    """
 
     def __init__(self, world: World, tree: Tree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
         self._world = world
@@ -148,8 +150,8 @@ class SqliteStore:
         return node
 
     async def back_up(self, name: str) -> tuple[str, int, int]:
-        """Writes a copy beside the file, as `name` or named by its revision. Returns (path, revision, bytes). Commits
-        wait meanwhile.
+        """Writes a copy beside the file, under `name` or else named by its revision. Returns (path, revision, bytes).
+        Commits wait until it is written.
 
         Raises InvalidRequest, AlreadyExists, or Unavailable if the disk is full.
         """
@@ -212,7 +214,7 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- writing
     async def commit(self, operations: Sequence[Operation], session: str) -> JobResult:
-        """Commits all operations or none; durable when it returns. `session` "" is no session: ephemerals are then
+        """Commits all operations or none; they are durable when this returns. With "" as `session`, ephemerals are
         refused.
 
         Raises BadVersion, SessionExpired, Unavailable, or an error that is the caller's fault (tree_core.py).
@@ -327,7 +329,7 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- sessions
     def session(self, timeout_s: float = 10.0) -> LocalSession:
-        """Returns a session for a user in this process. It lasts until `close`, or until `timeout_s` after
+        """Returns a new session for a user in this process. It lasts until `close`, or until `timeout_s` after
         `LocalSession.abandon`.
         """
         if self.closed:
@@ -344,7 +346,7 @@ class SqliteStore:
         return session
 
     def touch_session(self, session: str) -> float:
-        """Records a sign of life; returns the timeout in seconds. Raises SessionExpired."""
+        """Records a sign of life of the session; returns its timeout in seconds. Raises SessionExpired."""
         return self._sessions.touch(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
@@ -435,7 +437,7 @@ def _outcome(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 class LocalSession(MetadataStore):
-    """A `MetadataStore` for one user in the store's process."""
+    """A session for one user in the store's process."""
 
     def __init__(self, store: SqliteStore, session: str) -> None:
         self._store = store
@@ -486,7 +488,7 @@ class LocalSession(MetadataStore):
         await self._store.wait_session_ended(self._session)
 
     def abandon(self) -> None:
-        """Leaves the session as a user does that crashed: it is not closed, and expires after its timeout."""
+        """Leaves the session open, like a user that crashed: it expires after its timeout."""
         self._store.abandon_session(self._session)
 
     async def close(self) -> None:

@@ -49,7 +49,7 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 
 class Put(msgspec.Struct, frozen=True):
-    """Writes a node if it has the expected version."""
+    """Operation of a commit: writes a node; the commit fails if the node does not have the expected version."""
 
     path: str
     value: bytes
@@ -58,14 +58,14 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Deletes a node if it has the expected version."""
+    """Operation of a commit: deletes a node; the commit fails if the node does not have the expected version."""
 
     path: str
     expected: int = ANY  # ANY: fine when absent
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Changes nothing; the commit fails if the node does not have the expected version."""
+    """Operation of a commit: changes nothing; the commit fails if the node does not have the expected version."""
 
     path: str
     expected: int
@@ -75,7 +75,7 @@ Operation = Put | Delete | Check
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """A change of a node, by the commit that made `revision`."""
+    """A change of a node, made by the commit that produced `revision` of the tree."""
 
     path: str
     version: int  # -1: deleted
@@ -83,7 +83,7 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """Changes up to `revision` were missed: the reader must list again, and watch after that revision."""
+    """The watch missed changes up to `revision`: its reader must list again, and watch after that revision."""
 
     revision: int
 
@@ -102,22 +102,22 @@ class MetadataStore(Protocol):
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
         """Commits all operations or none. Returns the new version of each operation's node (-1 for a delete). Raises
-        BadVersion if nothing was done because of a version.
+        BadVersion, and does nothing, if a node does not have the expected version.
         """
         ...
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        """Commits one put; returns the new version."""
+        """Commits one Put; returns the new version."""
         return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY) -> None:
-        """Commits one delete."""
+        """Commits one Delete."""
         await self.commit([Delete(path, expected)])
 
     async def revision(self) -> int: ...
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
-        """Yields the changes of `prefix` itself and of everything below it."""
+        """Yields the changes of `prefix` itself and of everything below it, after `after_revision`."""
         ...
 
     @property
@@ -156,7 +156,7 @@ PATHS_MAX = 1000
 
 
 class UnreadableRecords:
-    """The records that cannot be read now, by path; they are logged once and counted."""
+    """The records that cannot be read now, by path. Each is logged once and counted."""
 
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}  # path → why
@@ -181,8 +181,8 @@ UNREADABLE = UnreadableRecords()
 
 
 async def find_readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
-    """Returns the record and its version. Returns None if there is none, and also if it cannot be read here, which is
-    logged and counted.
+    """Returns the record at `path` and its version. Returns None if there is none, or if it cannot be read here; the
+    latter is logged and counted.
     """
     node = await store.get(path)
     if node is None:
@@ -198,7 +198,8 @@ async def find_readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[
 
 
 def ledger_of(path: str) -> int | None:
-    """Returns the ledger id in a node's path; None if the name is not a ledger's, which is logged and counted."""
+    """Returns the ledger id in a node's path. Returns None if the name is not that of a ledger, and logs and counts it.
+    """
     try:
         return paths.ledger_id(path.rpartition("/")[2])
     except ValueError as error:
@@ -207,7 +208,7 @@ def ledger_of(path: str) -> int | None:
 
 
 def ledgers_in(folder: str, names: list[str]) -> list[int]:
-    """Returns the ledger ids in a listing; other names are logged and counted."""
+    """Returns the ledger ids in `names`, a listing of `folder`; other names are logged and counted."""
     return [ledger for name in names if (ledger := ledger_of(f"{folder}/{name}")) is not None]
 
 
@@ -245,8 +246,8 @@ TROUBLE_PAUSE_S_MAX = 1.0
 
 
 class Change(NamedTuple):
-    """A change of one node. `absent` says that the node probably does not exist, so that the first attempt does not
-    read it.
+    """A change of the node at `path` for `update_together`. `absent`: the node probably does not exist, so the first
+    attempt does not read it.
     """
 
     path: str
@@ -267,8 +268,8 @@ async def update_together(
     store: MetadataStore, changes: Sequence[Change], *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
 ) -> list[Versioned | None]:  # fmt: skip
-    """Reads the nodes and writes what `transform` makes of each, all or nothing, with retries. Returns the nodes
-    afterwards, unchanged if there was nothing to do.
+    """Reads the nodes and writes the values that each `transform` returns, all or nothing, with retries. Returns the
+    nodes afterwards, unchanged if there was nothing to write.
 
     Raises what a transform raises, and at once SessionExpired and errors that are the caller's fault. After the last
     attempt raises its error (BadVersion, Unavailable, TimedOut), or OutcomeUnknown if an earlier attempt may have been
@@ -353,15 +354,16 @@ def _pause_s(attempt: int, error: MagnetarError) -> float:
 
 # ------------------------------------------------------------------------------------------ many nodes
 async def commit_in_parts(store: MetadataStore, operations: Sequence[Operation]) -> None:
-    """Commits the operations in order, in as many commits as necessary; a crash leaves the first ones done. For a
-    number of operations that a user chooses, which one commit (metadata/tree_core.py `OPERATIONS_MAX`) may not allow.
+    """Commits the operations in order, in as many commits as necessary; a crash leaves the first ones done. For as many
+    operations as users cause, which one commit (metadata/tree_core.py `OPERATIONS_MAX`) may not allow.
     """
     for at in range(0, len(operations), PART_OPERATIONS):
         await store.commit(operations[at : at + PART_OPERATIONS])
 
 
 async def create_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
-    """Creates these nodes, each expected to be `ABSENT`, in parts. A node that exists stays as it is. May be repeated.
+    """Creates these nodes, each of which must be expected to be `ABSENT`, in parts. A node that exists stays as it is.
+    May be repeated.
     """
     for at in range(0, len(puts), PART_OPERATIONS):
         part = puts[at : at + PART_OPERATIONS]
@@ -375,13 +377,13 @@ async def create_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
 
 # ------------------------------------------------------------------------------------------ typed records
 async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
-    """Returns the record and its version, None if there is none. Raises DamagedRecord."""
+    """Returns the record at `path` and its version; None if there is none. Raises DamagedRecord."""
     found = await store.get(path)
     return None if found is None else (decode(found.value, cls, path), found.version)
 
 
 def put_of(path: str, record: Record, expected: int = ANY) -> Put:
-    """Returns the Put of a record, as a part of a commit."""
+    """Returns the Put that writes `record`, as a part of a commit."""
     return Put(path, encode(record, path), expected)
 
 
@@ -408,7 +410,7 @@ async def update_record(
 
 
 async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
-    """Allocates `count` ids that no other caller has or will get. An unknown outcome wastes the block; no id is
+    """Allocates `count` ids that no other caller gets. If the outcome is unknown, the ids are wasted: no id is
     allocated twice.
 
     Ids begin at 1, so that a 0 on the wire is an unset field.
@@ -424,14 +426,14 @@ async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGE
 
 
 async def ensure_id_counter(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
-    """Creates the counter of ledger ids if there is none. While it exists, a bookie begins no ledger without a record
-    (bookie/newcomers.py).
+    """Creates the counter of ledger ids if there is none. With that counter, a bookie does not begin a ledger that has
+    no record (bookie/newcomers.py).
     """
     await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 
 async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRecord:
-    """Returns the cluster's record; the first process creates it, with a random instance id."""
+    """Returns the cluster's record; creates it, with a random instance id, if this is the first process."""
     instance = rng.randbytes(16).hex()
 
     def once(cluster: ClusterRecord | None) -> ClusterRecord:

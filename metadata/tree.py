@@ -97,11 +97,11 @@ READ_AT_ONCE = 64
 
 
 class DiskFailed(Exception):
-    """SQLite could not write, sync or trust its file. What is on the disk is unknown."""
+    """Raised when SQLite could not write or sync its file, or found it damaged. What is on the disk is unknown."""
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """A node as it is read."""
+    """A node as it was read."""
 
     value: bytes
     version: int
@@ -109,7 +109,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenSession(msgspec.Struct, frozen=True):
-    """Job: stores a session, which then outlives the process."""
+    """Job: stores a session, so that it outlives the process."""
 
     session: str
     timeout_s: float
@@ -125,14 +125,13 @@ Job = Commit | OpenSession | EndSession
 
 
 class Tree:
-    """The tables of one file, and the transactions on them. All calls must come from one thread."""
+    """The tables of the metadata file, and the transactions on them. All calls must come from one thread."""
 
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
-        """Opens or makes the file and checks it; `token` names this incarnation.
+        """Opens the file, creates it if it is missing, and checks it; `token` names this incarnation.
 
         "": a tool opens the file, and nothing is noted (AnsweredNote). `keeps_ephemerals`: do not delete the ephemerals
-        of sessions that ended with the former process.
-        Raises Busy, DataLost, InvalidConfiguration or Unavailable.
+        of sessions that ended with the former process. Raises Busy, DataLost, InvalidConfiguration or Unavailable.
         """
         self.path = path
         self._token = token
@@ -183,13 +182,13 @@ class Tree:
         self._write_revision()
 
     def begin_incarnation(self, token: str, *, restored: bool) -> None:
-        """Adds the row of a new incarnation, within the open transaction."""
+        """Adds the record of a new incarnation, within the open transaction."""
         number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))
 
     def mark_restored(self, token: str) -> None:
-        """Marks this file as the replacement of a newer one: all sessions end, and an incarnation begins."""
+        """Marks this file as the replacement of a newer one: all sessions end, and a new incarnation begins."""
         with _disk(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
             self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")
@@ -278,7 +277,7 @@ class Tree:
         return None if row is None else Node(row[0], row[1], row[2] is not None)
 
     def get_all(self, asked: Sequence[str]) -> dict[str, Node]:
-        """Returns those of the nodes that exist, by path."""
+        """Returns those of the asked nodes that exist, by path."""
         found: dict[str, Node] = {}
         for start in range(0, len(asked), READ_AT_ONCE):
             with _disk(self.path):
@@ -332,8 +331,8 @@ class Tree:
 
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[Job]) -> list[JobResult | MagnetarError]:
-        """Makes one durable transaction of the jobs; returns the outcome of each, in order. Raises Unavailable (nothing
-        was done) or DiskFailed.
+        """Executes the jobs in one durable transaction; returns the outcome of each, in order. Raises Unavailable
+        (nothing was done) or DiskFailed.
         """
         revision, total = self.revision, self._total
         try:
@@ -412,22 +411,23 @@ class Tree:
 
 
 class AnsweredNote:
-    """The revision that the file had when a change was last answered, in a small file beside it. OSError.
+    """The revision that the metadata file had when a change was last answered, stored in a small file beside it. Its
+    methods raise OSError.
 
         <file>-answered    magic "MGTA", revision (8 bytes), CRC-32 of both
 
     Rule. A write-ahead log that lost its end, a file that is empty or gone, an older copy in the place of a newer one:
-    to SQLite each is a whole file, of an earlier moment. So the note is written after every durable transaction,
-    before that is answered, and a start on a file of an earlier revision is refused. It is not synced, and costs no
-    time: it is never ahead of the file, and after a power loss it may be seconds older, which proves less and nothing
-    false. A note that cannot be read says nothing. A restore sets it aside with its file (backup.py).
+    to SQLite each is a whole file, of an earlier moment. So the note is written after every durable transaction, before
+    that is answered, and a start on a file of an earlier revision is refused. It is not synced, and costs no time: it
+    is never ahead of the file, and after a power loss it may be seconds older, which proves less and nothing false. A
+    note that cannot be read says nothing. A restore sets it aside with its file (backup.py).
     """
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path + ENDING, os.O_RDWR | os.O_CREAT, 0o600)
 
     def read(self) -> int:
-        """Returns the noted revision; -1: nothing is noted."""
+        """Returns the revision in the note; -1 if there is none."""
         data = os.pread(self._file, _NOTE.size + _NOTE_SUM.size, 0)
         if len(data) < _NOTE.size + _NOTE_SUM.size:
             return -1
@@ -444,15 +444,15 @@ class AnsweredNote:
 
 
 def sum_of(path: str, version: int, revision: int) -> int:
-    """Returns the sum of a node's row. A revision is written once, so a row of another time has another sum; the value
-    has a checksum of its own.
+    """Returns the sum of a node's row. A revision is written only once, so an older or newer row of the node has
+    another sum; the value has its own checksum.
     """
     return int.from_bytes(blake2b(f"{path} {version} {revision}".encode(), digest_size=8).digest()) & _SUM_MASK
 
 
 def private_file(path: str) -> None:
-    """Creates the file if it is missing, and makes it readable for its owner only, because it has keys of ledgers, and
-    grants. SQLite gives its write-ahead log the same mode. Raises OSError.
+    """Creates the file if it is missing, and makes it readable for its owner only, because it contains keys of ledgers,
+    and grants. SQLite gives its write-ahead log the same mode. Raises OSError.
     """
     if path == ":memory:":
         return
@@ -465,7 +465,7 @@ def private_file(path: str) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Syncs a file, or a folder."""
+    """Syncs the file or directory at `path`."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

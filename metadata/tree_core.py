@@ -29,7 +29,7 @@ _PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
 
 
 def check_path(path: str) -> None:
-    """Raises InvalidName if it is not a valid path."""
+    """Raises InvalidName if `path` is not a valid path."""
     if _PATH.fullmatch(path) is None:
         raise InvalidName(f"{path!r} is not a metadata path such as '/a/b'", path=ascii(path))
     try:
@@ -41,7 +41,7 @@ def check_path(path: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises InvalidName if it is neither a valid path nor "/"."""
+    """Raises InvalidName if `prefix` is neither a valid path nor "/"."""
     if prefix != "/":
         check_path(prefix)
 
@@ -52,7 +52,7 @@ def is_below(prefix: str, path: str) -> bool:
 
 
 def check_operations(operations: Sequence[Operation]) -> None:
-    """Raises InvalidName, InvalidRequest or MessageTooLarge if the operations may not be a commit."""
+    """Raises InvalidName, InvalidRequest or MessageTooLarge if the operations cannot be one commit."""
     if not 1 <= len(operations) <= OPERATIONS_MAX:
         raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_MAX} are allowed")
     size = 0
@@ -80,7 +80,8 @@ def _too_large(put: Put) -> MessageTooLarge:
 
 
 def check_version(path: str, expected: int, found: int) -> None:
-    """Raises NodeExists, NoNode or BadVersion, with path, expected and found, if `found` is not the expected version.
+    """Raises NodeExists, NoNode or BadVersion, with path, expected and found version, if `found` is not the expected
+    version.
     """
     if expected in (ANY, found):
         return
@@ -109,8 +110,8 @@ _NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
 
 
 def may_write(role: str, path: str, *, lasting: bool = True) -> bool:
-    """Returns whether a role ("broker", "bookie", "operator"; no other one may write) may write the path. `lasting`
-    says that the node is not ephemeral.
+    """Returns whether a member with this role may write at `path`. Only "broker", "bookie" and "operator" may write.
+    `lasting`: the node is not ephemeral.
     """
     if _is_in(path, paths.MEMBERS):
         return role in _ROLES and path.startswith(paths.member(role, "")) and not lasting
@@ -142,14 +143,14 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """Job: a commit; `session` is the owner of the ephemerals that it writes."""
+    """Job: a commit of operations; `session` owns the ephemerals that it writes."""
 
     operations: Sequence[Operation]
     session: str
 
 
 class JobResult(msgspec.Struct, frozen=True):
-    """The result of a job. `revision` is that of the tree afterwards; every Commit increments it."""
+    """The result of a job. `revision` is that of the tree after the job; every Commit increments it."""
 
     versions: list[int]
     revision: int
@@ -169,7 +170,9 @@ class CommitBatch:
         self._versions = versions
 
     def add(self, commit: Commit) -> JobResult | BadVersion:
-        """Adds a commit. Returns its result, or BadVersion if a version refuses it; then nothing of it is added."""
+        """Adds a commit. Returns its result; or BadVersion if a node has not the expected version: then nothing of the
+        commit is added.
+        """
         done, nodes = JobResult([], self.revision + 1), dict[str, Row | None]()
         try:
             for operation in commit.operations:
@@ -207,7 +210,7 @@ class CommitBatch:
 
 
 def paths_of(commits: Sequence[Commit]) -> Iterator[str]:
-    """Yields the path of each node that the commits name, once."""
+    """Yields the path of each node that the commits name, each path once."""
     return iter({operation.path: None for commit in commits for operation in commit.operations})
 
 
@@ -226,7 +229,7 @@ CHANGES_MAX = 10_000
 
 
 class History:
-    """The last changes of one tree, bounded by `changes_max`."""
+    """The latest changes of one tree, at most `changes_max`."""
 
     def __init__(self, revision: int, changes_max: int = CHANGES_MAX) -> None:
         """Begins without changes at `revision`: a watch from an earlier revision gets a Reset."""
@@ -240,7 +243,7 @@ class History:
         return len(self._changes)
 
     def append(self, revision: int, changes: Sequence[Changed]) -> None:
-        """Adds the next revision of the tree with all its changes, of which there may be none."""
+        """Adds the next revision of the tree with all its changes, which may be none."""
         assert revision == self.revision + 1, f"revision {revision} after {self.revision}"
         self.revision = revision
         self._changes.extend(changes)
@@ -250,8 +253,8 @@ class History:
                 self._changes.popleft()
 
     def since(self, prefix: str, after_revision: int) -> list[Changed] | Reset:
-        """Returns the changes at or below `prefix` after a revision; with them the watch has seen everything up to
-        `self.revision`. Returns a Reset if some of them are not kept any more.
+        """Returns the changes at or below `prefix` after a revision, up to `self.revision`. Returns a Reset if some of
+        them are not kept any more.
         """
         if not self.floor <= after_revision <= self.revision:
             return Reset(self.revision)
@@ -289,7 +292,7 @@ NODE_BYTES = 300
 
 
 class CachedNode(Protocol):
-    """A node that is kept in memory."""
+    """A node in a NodeCache."""
 
     @property
     def value(self) -> bytes: ...
@@ -299,8 +302,8 @@ N = TypeVar("N", bound=CachedNode)
 
 
 class NodeCache(Generic[N]):
-    """A cache of the nodes that were read last, by path; None is a node that does not exist. At most `bytes_max` bytes
-    of memory.
+    """A cache of the nodes that were read last, by path; None says that the node does not exist. Uses at most
+    `bytes_max` bytes.
     """
 
     def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
@@ -309,13 +312,13 @@ class NodeCache(Generic[N]):
         self._bytes_max = bytes_max
 
     def get(self, path: str) -> N | None:
-        """Returns the cached node, None if it does not exist in the tree. Raises KeyError if the path is not cached."""
+        """Returns the cached node; None if the tree has no such node. Raises KeyError if the path is not cached."""
         node = self.nodes.pop(path)
         self.nodes[path] = node
         return node
 
     def add(self, path: str, node: N | None) -> None:
-        """Caches the node as the tree has it."""
+        """Caches the node, which must be as the tree has it now."""
         if path in self.nodes:
             self.discard(path)
         if node is not None and len(node.value) > KNOWN_VALUE_BYTES_MAX:
@@ -395,7 +398,7 @@ class Sessions:
         self.open_ones[session] = _Session(timeout_s, None if now is None else now + timeout_s)
 
     def touch(self, session: str, now: float) -> float:
-        """Records a sign of life; returns the timeout in seconds. Raises SessionExpired."""
+        """Records a sign of life of the session; returns its timeout in seconds. Raises SessionExpired."""
         found = self.require(session)
         if found.deadline is not None:
             found.deadline = now + found.timeout_s

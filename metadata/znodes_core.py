@@ -55,18 +55,18 @@ def _unescape(segment: str) -> str:
 
 
 def folder(prefix: str) -> str:
-    """Returns the folder of all keys below `prefix`; "" for "/"."""
+    """Returns the znode that is the folder of all keys below `prefix`; "" for "/"."""
     return "" if prefix == "/" else "/".join(map(_escape, prefix.split("/")))
 
 
 def value(path: str) -> str:
-    """Returns the path of the znode that contains the value of a key."""
+    """Returns the path of the znode that contains the value of the key `path`."""
     above, _, last = path.rpartition("/")
     return f"{folder(above) if above else ''}/{VALUE}{_escape(last)}"
 
 
 def folders(path: str) -> list[str]:
-    """Returns the folders that the value of a key needs, the outermost first."""
+    """Returns the folders that must exist for the value of a key, the outermost first."""
     parts = folder(path.rpartition("/")[0] or "/").split("/")
     return ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
 
@@ -80,7 +80,7 @@ def key(znode: str) -> str | None:
 
 
 class FolderContent(NamedTuple):
-    """What a folder contains: the segments that have a value, and those with keys below them; sorted."""
+    """The content of a folder: the segments that have a value, and those below which there are keys; sorted."""
 
     values: list[str]
     below: list[str]  # segments that have a folder, which may be empty
@@ -101,7 +101,7 @@ class NodeRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Step: create the znode."""
+    """Step of a transaction: create the znode."""
 
     path: str
     value: bytes
@@ -110,7 +110,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Step: write the znode if it has this version."""
+    """Step of a transaction: write the znode if it has this version."""
 
     path: str
     value: bytes
@@ -119,7 +119,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Step: delete the znode if it has this version."""
+    """Step of a transaction: delete the znode if it has this version."""
 
     path: str
     version: int
@@ -127,7 +127,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Require:
-    """Step: fail if the znode does not have this version."""
+    """Step of a transaction: fail if the znode does not have this version."""
 
     path: str
     version: int
@@ -137,15 +137,15 @@ Step = Create | Set | Remove | Require
 
 
 class Plan(NamedTuple):
-    """The transaction for a commit, and the versions that are its answer."""
+    """The ZooKeeper transaction for a commit, and the versions with which the commit is answered."""
 
     steps: list[Step]  # empty: nothing to do
     versions: list[int]  # the answer to the commit
 
 
 def plan(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], session: int) -> Plan:
-    """Returns the steps of a commit, by what was read of each of its paths. Raises BadVersion if those versions refuse
-    it.
+    """Returns the plan of a commit; `found` is what was read of each of its paths. Raises BadVersion if a node has not
+    the expected version.
     """
     nodes = dict(found)
     steps: list[Step] = []

@@ -73,8 +73,9 @@ HANDSHAKE_S = 5.0
 
 
 async def check_tls(address: ZookeeperAddress) -> None:
-    """Raises UntrustedServer or WrongProtocol if there is no TLS with a server, InvalidConfiguration if the files
-    cannot be used.
+    """Tests TLS with the first server that can be reached; returns also if none can be. Raises UntrustedServer or
+    WrongProtocol if the server is not trusted or does not speak TLS there, InvalidConfiguration if the TLS files cannot
+    be used.
     """
     access = address.access
     try:
@@ -129,7 +130,7 @@ class TreeWatch:
         self.news = asyncio.Event()
 
     def reset(self) -> None:
-        """Begins to attach the watch anew, without known versions."""
+        """Begins to attach the watch again, without known versions."""
         self.attached, self.calm = False, True
         self.versions.clear()
 
@@ -154,7 +155,7 @@ class TreeWatch:
             self._queue_change(Reset(now))
 
     def on_broken(self, heard: int) -> None:
-        """Handles the end of the connection; all changes up to revision `heard` were received."""
+        """Called when the connection has ended; the watch has received all changes up to revision `heard`."""
         if self.attached:
             self.attached, self.seen = False, heard
         self.news.set()
@@ -200,8 +201,8 @@ class Watches:
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[Changed | Reset]:
-        """Yields changes until the caller stops. `ready` is awaited before each attempt to attach, and may raise
-        SessionExpired.
+        """Yields the changes at or below `prefix` after revision `after`, until the caller stops. `ready` is awaited
+        before each attempt to attach the watch, and may raise SessionExpired.
         """
         self._number += 1
         number, watch = self._number, TreeWatch(prefix, after)
@@ -319,7 +320,7 @@ async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: 
 
 
 class ZookeeperStore(SessionStore):
-    """The tree in a ZooKeeper. Made by `connect_zookeeper`."""
+    """A session with a ZooKeeper that stores the tree. Made by `connect_zookeeper`."""
 
     def __init__(self, world: World, address: ZookeeperAddress, timeout_s: float) -> None:
         super().__init__(f"ZooKeeper at {address}", world.clock)
@@ -335,7 +336,7 @@ class ZookeeperStore(SessionStore):
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
         """Opens the session. Raises Unavailable if that does not succeed within the timeout, Unauthorized if this
-        process may not use the root.
+        process may not access the root znode.
         """
         self._start_keeper()
         with contextlib.suppress(TimeoutError):

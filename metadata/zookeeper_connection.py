@@ -76,7 +76,7 @@ ANY_WATCH = 3  # WatcherType.Any
 
 @dataclass(frozen=True, slots=True)
 class AddWatch:
-    """Request: begins a persistent recursive watch on a znode."""
+    """Request to ZooKeeper: begins a persistent recursive watch on a znode."""
 
     path: str
     type: ClassVar[int] = 106
@@ -91,7 +91,7 @@ class AddWatch:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWatches:
-    """Request: ends the watches on a znode."""
+    """Request to ZooKeeper: ends the watches on a znode."""
 
     path: str
     type: ClassVar[int] = 18
@@ -106,7 +106,7 @@ class RemoveWatches:
 
 @dataclass(frozen=True, slots=True)
 class CreateFolder:
-    """Request: creates a container, with an access list."""
+    """Request to ZooKeeper: creates a container znode, with an access list."""
 
     path: str
     acl: Any
@@ -122,7 +122,7 @@ class CreateFolder:
 
 @dataclass(frozen=True, slots=True)
 class Multi:
-    """Request: a transaction. Its answer is the error code of each step, 0 for one that succeeded."""
+    """Request to ZooKeeper: a transaction. Its answer is the error code of each step, 0 for a step that succeeded."""
 
     requests: tuple[Any, ...]
     type: ClassVar[int] = 14
@@ -180,15 +180,15 @@ class EventKind(enum.IntEnum):
 
 
 class NoZnode(Exception):
-    """The znode does not exist."""
+    """Raised when the znode does not exist."""
 
 
 class ZnodeExists(Exception):
-    """The znode exists already."""
+    """Raised when the znode exists already."""
 
 
 class TransactionRefused(Exception):
-    """A step of a transaction failed; nothing was done."""
+    """Raised when a step of a transaction failed; nothing was done."""
 
     def __init__(self, *, missing: bool) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class TransactionRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change that a watch reports."""
+    """A change of a znode that a watch reports."""
 
     kind: int
     path: str
@@ -330,7 +330,7 @@ class ZooKeeperConnection:
 
     @property
     def last_handshake_s(self) -> float:
-        """Returns when the last handshake that was answered was sent, by the clock."""
+        """Returns the time, by the clock, at which the last handshake that was answered was sent."""
         return float(self._connection.greeted)
 
     def _listen(self, state: str) -> None:
@@ -355,8 +355,8 @@ class ZooKeeperConnection:
 
     # -------------------------------------------------------------------------------------------- asking
     def request(self, request: Any, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
-        """Sends a request. Returns a future of the answer, which fails with Missing, Taken or a MagnetarError. `then`
-        is called with the answer, in order with events.
+        """Sends a request. Returns a future of the answer, which fails with NoZnode, ZnodeExists or a MagnetarError.
+        `then` is called with the answer, in order with events.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
         if self._waiting >= WAITING_MAX:
@@ -414,7 +414,7 @@ class ZooKeeperConnection:
         return self.request(GetACL(path))
 
     def watch(self, path: str) -> asyncio.Future[Answer]:
-        """Begins to watch the znode and everything below it: events come after the answer, until the connection ends.
+        """Begins to watch the znode and everything below it: events arrive after the answer, until the connection ends.
         """
         return self.request(AddWatch(path))
 
@@ -422,7 +422,9 @@ class ZooKeeperConnection:
         self.request(RemoveWatches(path))
 
     async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
-        """Sends a transaction; returns its zxid or a later one. Raises Refused or Missing if nothing was done."""
+        """Sends a transaction; returns its zxid or a later one. Raises TransactionRefused if a step failed and nothing
+        was done.
+        """
         answer = await self.request(Multi(tuple(_request(root, step, self._acl) for step in steps)))
         failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
         if zk.NoAuthError.code in failed:
@@ -435,7 +437,7 @@ class ZooKeeperConnection:
 
     # -------------------------------------------------------------------------------------------- ending
     def drop(self) -> None:
-        """Ends this connection; kazoo makes another one."""
+        """Closes the current connection; kazoo then connects again."""
         self._push(_CONNECTION_DROP)
 
     def disconnect(self, *, farewell: bool) -> None:
@@ -451,7 +453,7 @@ class ZooKeeperConnection:
             self._connection._write_sock.send(b"\0")
 
     def release(self) -> None:
-        """Frees kazoo's resources after LOST, unless its thread still uses them to try to reach a server."""
+        """Frees kazoo's resources after the state LOST, unless its thread still uses them to connect to a server."""
         if self._connection.connection_stopped.is_set():
             self.client.close()
 

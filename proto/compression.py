@@ -68,12 +68,14 @@ def _codecs() -> _Codecs:
 
 
 def compress(kind: int, payload: bytes) -> bytes:
-    """Compresses a payload. An empty one stays empty only with NONE; `decompress` reverses every codec."""
+    """Compresses a payload with the codec `kind`. An empty payload stays empty only with NONE; `decompress` reverses
+    every codec."""
     return payload if kind == Compression.NONE else bytes(_codecs().compress[kind](payload))  # type: ignore[call-overload]
 
 
 def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPRESSED_BYTES_MAX) -> bytes:
-    """Returns the decompressed payload, `declared` bytes. Raises CorruptEntry if it has more or fewer."""
+    """Returns the decompressed payload, which must have exactly `declared` bytes. Raises CorruptEntry otherwise, or if
+    `declared` is above `limit`."""
     if kind == Compression.NONE:
         return payload
     _check(kind, declared, limit)
@@ -116,8 +118,8 @@ def _into(kind: int, payload: bytes, output: bytearray | mmap) -> None:
 
 
 def _nothing(kind: int, payload: bytes) -> bytes:
-    """Returns the empty payload; raises CorruptEntry if `payload` is not what compressing an empty one gives. Codecs
-    refuse an empty output buffer."""
+    """Returns the empty payload. Raises CorruptEntry if `payload` is not the compressed form of an empty one. Needed
+    because codecs refuse an empty output buffer."""
     if payload not in (b"", compress(kind, b"")):
         raise CorruptEntry(f"{Compression(kind).name} payload of {len(payload)} bytes declares to be empty")
     return b""

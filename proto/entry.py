@@ -81,9 +81,9 @@ _BROKER_METADATA_BYTES_MAX = 1 << 16
 
 
 class EntryHeader:
-    """The head of a client-part: `metadata` is all of it; `payload_offset` counts from the start of the entry.
-    `checksum` is the one in the entry, of all from CHECKED_FROM on; `uncompressed_size`: the number of bytes that the
-    payload declares to have when decompressed, 0 if it is not compressed."""
+    """The header of a client-part: `metadata` is the whole MessageMetadata; `payload_offset` counts from the start of
+    the entry. `checksum` is the one in the entry, of all bytes from CHECKED_FROM on; `uncompressed_size`: the size that
+    the payload must have when decompressed, 0 if it is not compressed."""
 
     __slots__ = ("batched", "checksum", "metadata", "num_messages", "payload_offset", "uncompressed_size")
 
@@ -130,14 +130,15 @@ PLAIN_PREFIXES = _PlainPrefixes()
 
 
 def item_prefix(metadata: SingleMessageMetadata) -> bytes:
-    """Returns the bytes before the payload of a message with a key, properties, an event time, …; `payload_size` must
-    be set."""
+    """Returns the bytes before the payload of a batched message with metadata (key, properties, event time, …); its
+    `payload_size` must be set."""
     encoded = metadata.SerializeToString()
     return _U32.pack(len(encoded)) + encoded
 
 
 def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
-    """Returns prefixes and payloads of plain messages, alternating, as `encode_batch` expects them."""
+    """Returns prefixes and payloads of batched messages without metadata, alternating, as `encode_batch` expects them.
+    """
     prefixes = PLAIN_PREFIXES
     parts: list[bytes] = []
     append = parts.append
@@ -150,8 +151,8 @@ def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
 def encode_batch(
     metadata: MessageMetadata, items: Sequence[bytes], count: int, encrypt: Encrypt | None = None
 ) -> bytes:
-    """Encodes the client-part of `count` messages; `items` are their prefixes and payloads. Each payload is copied
-    once.
+    """Encodes the client-part of a batch of `count` messages; `items` are the prefix and the payload of each message,
+    alternating. Each payload is copied once.
 
     The caller sets producer_name, sequence_id, publish_time and `compression` in `metadata`; this function sets what
     describes the batch (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set).
@@ -181,20 +182,20 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | N
 
 
 def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """Encodes a client-part with a payload that is already compressed and encrypted, as `metadata` declares, or with a
-    chunk of one."""
+    """Returns the client-part of an entry whose payload, or chunk of a payload, is already compressed and encrypted as
+    `metadata` declares."""
     return client_part_of_bytes(metadata.SerializeToString(), payload)
 
 
 def client_part_of_bytes(metadata: bytes, payload: bytes) -> bytes:
-    """Encodes a client-part like `client_part`, with metadata that is already encoded."""
+    """Returns the client-part like `client_part`, from metadata that is already encoded."""
     size = _U32.pack(len(metadata))
     checksum = crc32c(payload, crc32c(size + metadata))
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
 
 
 def with_schema_version(entry: bytes, version: bytes) -> bytes:
-    """Returns a copy of the client-part that names another version of its topic's schema."""
+    """Returns a copy of the client-part `entry` that has another version of its topic's schema."""
     header = parse_header(entry, verify=False)
     header.metadata.schema_version = version
     return client_part(header.metadata, entry[header.payload_offset :])
@@ -215,13 +216,13 @@ def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
 
 
 def client_part_of(entry: Buffer) -> memoryview:
-    """Returns the client-part of a stored entry, whether it has a broker-part or not. Nothing is checked or parsed."""
+    """Returns the client-part of a stored entry, with or without a broker-part. Checks and parses nothing else."""
     start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
     return memoryview(entry)[start:]
 
 
 def broker_part_of(entry: Buffer) -> tuple[int, int, int]:
-    """Returns (index of the last message, broker timestamp, where the client-part begins)."""
+    """Returns (index of the last message, broker timestamp, offset of the client-part)."""
     if entry[:2] != MAGIC_BROKER:
         return -1, 0, 0
     if len(entry) < 6:
@@ -237,7 +238,7 @@ def broker_part_of(entry: Buffer) -> tuple[int, int, int]:
 
 
 class StoredHead(NamedTuple):
-    """The fields that a broker reads from an entry that it stored."""
+    """The fields that a broker reads from the head of an entry that it stored."""
 
     last_index: int  # -1: unknown
     timestamp_ms: int  # of the broker
@@ -246,8 +247,8 @@ class StoredHead(NamedTuple):
 
 
 def parse_stored(entry: Buffer) -> StoredHead:
-    """Parses the head of a stored entry without checking its checksum: that was done when it was published, and the
-    ledger checks the bytes since."""
+    """Parses the head of a stored entry without verifying its checksum: that was done when it was published, and the
+    ledger's own checksum protects the bytes since."""
     index, timestamp_ms, start = -1, 0, 0
     try:
         magic, size = _BROKER_HEAD.unpack_from(entry)
@@ -266,9 +267,9 @@ def parse_stored(entry: Buffer) -> StoredHead:
 
 
 def declared_messages(entry: Buffer) -> int:
-    """Returns the number of messages that the head of a stored entry declares, right or wrong; 1 without a declaration.
-    The broker charges this number of permits and the consumer returns it (client/core/redelivery.py), from the same
-    bytes."""
+    """Returns the number of messages that the head of a stored entry declares, right or wrong; 1 if it declares none.
+    The broker charges so many permits and the consumer returns them (client/core/redelivery.py): both must count the
+    same bytes."""
     try:
         metadata = parse_stored(entry).metadata
     except CorruptEntry:
@@ -277,8 +278,8 @@ def declared_messages(entry: Buffer) -> int:
 
 
 def is_intact(entry: Buffer) -> bool:
-    """Whether the checksum is right, so that the bytes are those that were published. An entry that is intact and
-    cannot be read is malformed."""
+    """Whether the entry's checksum is right, so that its bytes are those that were published. An intact entry that
+    cannot be parsed was malformed when it was published."""
     try:
         start = broker_part_of(entry)[2]
         magic, checksum, _ = _HEAD.unpack_from(entry, start)
@@ -289,7 +290,8 @@ def is_intact(entry: Buffer) -> bool:
 
 
 def sequence_id_of(entry: Buffer) -> int | None:
-    """Returns the sequence id of a client-part that is refused, whatever else is wrong with it; None: it has none."""
+    """Returns the sequence id of a client-part that is refused, whatever else is wrong with it; None if it has no
+    sequence id."""
     try:
         metadata = parse_stored(entry).metadata
     except CorruptEntry:
@@ -305,14 +307,14 @@ def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
 
 
 def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
-    """Parses the header of an entry with or without a broker-part. `start`: where its client-part begins; -1: not
-    known. `verify`: check the CRC32C, which reads the whole entry."""
+    """Parses the header of an entry with or without a broker-part. `start`: the offset of its client-part; -1: unknown.
+    `verify`: whether to verify the CRC32C, which reads the whole entry."""
     return EntryHeader(*checked_head(entry, start, verify=verify))
 
 
 def checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
     """Parses the fields of an `EntryHeader`, like `parse_header`. Raises CorruptEntry also for contradictions: names
-    that are not text, more messages than the payload can contain.
+    that are not text, or more messages than the payload can contain.
 
     Strings that are not UTF-8 come out of protobuf as bytes: Any, because compiled code insists on the declared type.
     """
@@ -380,13 +382,13 @@ def properties_of(fields: Any) -> dict[str, str]:
 
 
 def text_of(value: Any) -> str:
-    """Returns a string of a message as text: one that is not UTF-8 comes out of protobuf as bytes."""
+    """Returns a string field of a message as text: protobuf returns bytes for one that is not UTF-8."""
     found: str = value if isinstance(value, str) else value.decode("utf-8", "replace")
     return found
 
 
 def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
-    """Returns the decompressed payload: of the single message, or all items one after the other."""
+    """Returns the decompressed payload: that of the only message, or all items of the batch one after the other."""
     payload, kind = bytes(entry[header.payload_offset :]), header.metadata.compression
     return decompress(kind, payload, header.metadata.uncompressed_size) if kind else payload
 
@@ -405,7 +407,8 @@ def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFiel
 
 
 def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes] | AlikePayloads]:
-    """Decodes like `decode_columns`; payloads of equal length are copied out of the entry only when they are read."""
+    """Decodes like `decode_columns`, but payloads of equal length are copied out of the entry only when they are read.
+    """
     if not header.batched:
         return [header.metadata], [decode_payload(header, entry)]
     if header.metadata.compression:
@@ -442,7 +445,7 @@ def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageField
 
 
 class AlikePayloads:
-    """The payloads of a batch whose items have equal heads, and so equal lengths."""
+    """The payloads of a batch whose messages have equal metadata, and therefore payloads of equal length."""
 
     __slots__ = ("_first", "_items", "_size", "_step")
 
@@ -496,7 +499,8 @@ def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> li
 
 
 def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[bytes, None]) -> int:
-    """Adds the keys of the next `count` items of a batch, from the one at `offset`; returns where they end."""
+    """Adds to `found` the keys of the next `count` items of a batch, from the item at `offset`; returns the offset
+    after them."""
     heads, size_at, end = _HEADS, _U32.unpack_from, len(payload)
     try:
         for _ in range(count):
@@ -514,7 +518,7 @@ def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[by
 
 
 def key_of_one(metadata: MessageMetadata) -> bytes | None:
-    """Returns the key of an entry that is not a batch, or None."""
+    """Returns the key of an entry that is not a batch; None if it has no key."""
     key = key_of(metadata)
     if key is None and metadata.num_chunks_from_msg > 1:
         key = uuid_of(metadata).encode()  # the chunks of a message belong together
@@ -527,8 +531,8 @@ def uuid_of(metadata: Any) -> str:
 
 
 def key_of(fields: Any) -> bytes | None:
-    """Returns the key by which Key_Shared orders the message; None: it has none. Also for fields whose text was not
-    checked (`parse_stored`)."""
+    """Returns the key by which Key_Shared orders the message; None if it has no key. `fields` may have text that was
+    not checked (`parse_stored`)."""
     if fields.HasField("ordering_key"):
         ordering_key: bytes = fields.ordering_key
         return ordering_key
@@ -546,8 +550,8 @@ def key_of(fields: Any) -> bytes | None:
 
 
 class _Heads(dict[bytes, tuple[SingleMessageMetadata, int, int]]):
-    """The heads of items, parsed once because most messages of a producer share one: length and bytes of the metadata →
-    (parsed, payload_size, length of both)."""
+    """The parsed heads of items, because most messages of a producer share one head: length and bytes of the metadata →
+    (parsed metadata, payload_size, length of both)."""
 
     def __missing__(self, head: bytes) -> tuple[SingleMessageMetadata, int, int]:
         metadata = SingleMessageMetadata.FromString(head[4:])

@@ -67,7 +67,7 @@ def from_wire(message: wire.Error) -> MagnetarError:
 
 
 class InternalError(MagnetarError):
-    """The server failed for a reason that it does not name; the outcome is unknown."""
+    """The server failed for a reason that it does not tell; the outcome is unknown."""
 
     code = 2
 
@@ -105,13 +105,13 @@ class CorruptEntry(InvalidRequest):
 
 
 class WrongProtocol(InvalidRequest):
-    """The process at that port (or the one that called ours) does not speak this protocol."""
+    """The process at that port, or the one that connected to ours, does not speak this protocol."""
 
     code = 15
 
 
 class InvalidSchema(InvalidRequest):
-    """A schema's definition is none of its type; the message names the place in it."""
+    """The definition of a schema is not valid for its type; the message names the place in the definition."""
 
     code = 17
 
@@ -155,7 +155,7 @@ class SubscriptionNotFound(NotFound):
 
 
 class LedgerNotFound(NotFound):
-    """The ledger was never made, or is deleted."""
+    """The ledger was never created, or was deleted."""
 
     code = 25
 
@@ -181,8 +181,8 @@ class Busy(MagnetarError):
 
 
 class TransactionsOpen(Busy):
-    """The topic has something in transactions that are not ended; fields `txn` (one of them), `state` (UNKNOWN: its
-    coordinator does not answer), `count`."""
+    """The topic has messages or acknowledgements in transactions that have not ended; fields `txn` (one of them),
+    `state` (UNKNOWN: its coordinator does not answer), `count`."""
 
     code = 39
 
@@ -200,7 +200,7 @@ class ProducerBusy(Busy):
 
 
 class ProducerFenced(MagnetarError):
-    """A later exclusive producer took the topic over; this one has ended."""
+    """A later exclusive producer has taken over the topic; this producer has ended."""
 
     code = 34
     definite = True
@@ -221,7 +221,7 @@ class NotAllowed(MagnetarError):
 
 
 class IncompatibleSchema(NotAllowed):
-    """A schema does not go with those of the topic; the message names the rule, the version and the field."""
+    """A schema is not compatible with those of the topic; the message names the rule, the version and the field."""
 
     code = 38
 
@@ -270,14 +270,14 @@ class TransactionForgotten(MagnetarError):
 
 
 class SinkFenced(MagnetarError):
-    """Another query writes under this `sinkId`: choose another one, or say `onNewCheckpoint=adopt`."""
+    """Another query writes under this `sinkId`: choose another one, or set `onNewCheckpoint=adopt`."""
 
     code = 75
     definite = True
 
 
 class HalfParked(MagnetarError):
-    """The half message waits for an operator's decision, and takes none of a program; field `reason`."""
+    """The half message waits for an operator's decision, and no program can decide it; field `reason`."""
 
     code = 76
     definite = True
@@ -293,7 +293,7 @@ class Unavailable(MagnetarError):
 
 
 class NotOwner(Unavailable):
-    """This broker does not own the topic, or no longer; look it up again."""
+    """This broker does not own the topic, or not any more: look up its owner again."""
 
     code = 41
 
@@ -311,14 +311,14 @@ class ReadOnly(Unavailable):
 
 
 class ConnectionLost(MagnetarError):
-    """The connection broke while the request was in progress: unknown."""
+    """The connection broke while the request was in progress: the outcome is unknown."""
 
     code = 44
     retryable = True
 
 
 class TimedOut(MagnetarError):
-    """No answer within the deadline: unknown."""
+    """No answer arrived before the deadline: the outcome is unknown."""
 
     code = 45
     retryable = True
@@ -357,7 +357,7 @@ class LedgerFenced(MagnetarError):
 
 
 class LedgerClosed(MagnetarError):
-    """The handle is closed or poisoned; nothing was sent."""
+    """The handle of the ledger is closed, or accepts no more entries after a failure; nothing was sent."""
 
     code = 51
     definite = True
@@ -378,7 +378,7 @@ class WrongIdentity(MagnetarError):
 
 
 class Unauthenticated(MagnetarError):
-    """The caller brought no credentials, or wrong, expired or foreign ones."""
+    """The caller sent no credentials, or they are wrong, expired or of another cluster."""
 
     code = 54
     definite = True
@@ -392,7 +392,7 @@ class CredentialsExpired(MagnetarError):
 
 
 class UntrustedServer(MagnetarError):
-    """The server's certificate does not verify: of an unknown authority, of another host, or expired."""
+    """The server's certificate cannot be verified: it has an unknown authority, another host, or has expired."""
 
     code = 56
     definite = True
@@ -414,7 +414,7 @@ class NodeExists(BadVersion):
 
 
 class NoNode(BadVersion):
-    """The node does not exist and was expected to."""
+    """The node does not exist and was expected to exist."""
 
     code = 62
 

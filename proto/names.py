@@ -77,7 +77,7 @@ def check_tenant_name(text: str) -> str:
 
 
 def check_namespace_name(text: str) -> str:
-    """Checks the name of a namespace without its tenant."""
+    """Returns the name of a namespace (without its tenant). Raises InvalidName if it breaks the rules."""
     return _check_strict("namespace", text)
 
 
@@ -163,7 +163,7 @@ class TopicName:
 
     @property
     def base(self) -> TopicName:
-        """Returns the topic of which this is a partition; itself if it is not a partition."""
+        """Returns the partitioned topic to which this partition belongs; the topic itself if it is not a partition."""
         return self if self.partition < 0 else replace(self, partition=-1)
 
     @property
@@ -209,7 +209,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Parses the text that `str` returns."""
+        """Parses a position from the text that `str` returns."""
         ledger_id, _, entry_id = text.partition(":")
         return cls(int(ledger_id), int(entry_id))
 
@@ -220,7 +220,7 @@ LATEST = Position(LONG_MAX, LONG_MAX)
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """The position of a message: its entry, its partition, and its index in a batch."""
+    """The position of a message: its entry, its partition, and its index in the batch."""
 
     ledger_id: int
     entry_id: int

@@ -57,7 +57,7 @@ def decode(text: str) -> Policies:
 
 
 def merged(below: Policies, above: Policies) -> Policies:
-    """Returns the policies with each field of `above` that is set, and the field of `below` otherwise."""
+    """Returns the policies with each field of `above` that is set, else the field of `below`."""
     given = {name: value for name in NAMES if (value := getattr(above, name)) is not None}
     return msgspec.structs.replace(below, **given)
 
@@ -76,12 +76,13 @@ def completed(policies: Policies) -> Policies:
 
 
 def without(policies: Policies, *names: str) -> Policies:
-    """Returns the policies without these fields, which are then inherited."""
+    """Returns the policies without the fields `names`, which are then inherited."""
     return msgspec.structs.replace(policies, **dict.fromkeys(names))
 
 
 def check_properties(properties: dict[str, str]) -> dict[str, str]:
-    """Returns the properties. Raises InvalidRequest if one has no key, or if they are more than an object may have."""
+    """Returns the properties unchanged. Raises InvalidRequest if a name is empty, or if they are more than an object
+    may have."""
     size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
     if "" in properties:
         raise InvalidRequest("a property has a key: KEY=VALUE")
@@ -92,7 +93,8 @@ def check_properties(properties: dict[str, str]) -> dict[str, str]:
 
 
 def check(policies: Policies) -> Policies:
-    """Returns the policies. Raises InvalidRequest if a field has an invalid value, or fields contradict each other."""
+    """Returns the policies unchanged. Raises InvalidRequest if a field has an invalid value, or fields contradict each
+    other."""
     for name in NAMES:
         value = getattr(policies, name)
         if isinstance(value, int) and not (-1 if name in _SIGNED else 0) <= value < _INT_MAX:

@@ -97,8 +97,8 @@ def transaction_form(found: TransactionStats) -> dict[str, Any]:
 
 
 def here_form(found: TransactionHere, none: str | None = None) -> dict[str, Any]:
-    """Returns the JSON of what a topic has of a transaction, and what waits for it. `none`: the text for a missing
-    position."""
+    """Returns the JSON of a topic's part of a transaction, and of what waits for the transaction's end. `none`: the
+    text for a missing position."""
     subscriptions = found.subscriptions
     pending = {each.name: {"entries": each.entries, "upTo": optional(each.up_to, none)} for each in subscriptions}
     return {
@@ -125,7 +125,8 @@ def coordinator_form(number: int, found: CoordinatorTransactions) -> dict[str, A
 
 
 def in_seconds(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a form as a row of a table: times in seconds, lists as text, names as on the command line."""
+    """Returns the JSON `form` as a row of a table for the command line: times in seconds, lists as text, names as on
+    the command line."""
     return {
         re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name).replace("_ms", "_s"): round(value / 1000, 1)
         if name.endswith("Ms") else ", ".join(value) if isinstance(value, list) else value

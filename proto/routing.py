@@ -18,8 +18,7 @@ STICKY_SLOTS = 65535
 
 
 def key_hash(key: str | bytes) -> int:
-    """Returns the hash of a key. Raises UnicodeEncodeError for a lone surrogate, with which mmh3 would end the process.
-    """
+    """Returns the hash of a key. Raises UnicodeEncodeError if the key has a lone surrogate, which would crash mmh3."""
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & 0x7FFFFFFF
 
 
@@ -29,5 +28,5 @@ def partition_of(key: str | bytes, partitions: int) -> int:
 
 
 def sticky_slot(key: str | bytes) -> int:
-    """Returns the key's slot, 1 … 65535. Raises UnicodeEncodeError as `key_hash`."""
+    """Returns the slot of a key, 1 … 65535. Raises UnicodeEncodeError like `key_hash`."""
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & STICKY_SLOTS or 1

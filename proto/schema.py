@@ -57,7 +57,7 @@ AVRO_LIKE = (SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF)
 
 
 class Compatibility(StrEnum):
-    """The relation that a new schema of a topic must have to the registered ones. Pulsar's strategies."""
+    """The compatibility that a new schema of a topic must have with the registered ones. Pulsar's strategies."""
 
     ALWAYS_INCOMPATIBLE = "always_incompatible"
     ALWAYS_COMPATIBLE = "always_compatible"
@@ -70,13 +70,13 @@ class Compatibility(StrEnum):
 
     @property
     def transitive(self) -> bool:
-        """Whether the new schema is compared with all versions, not with the newest one alone."""
+        """Whether the new schema must be compatible with all versions, not only with the newest."""
         return self.value.endswith("_transitive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaInfo:
-    """A schema: its type, the definition in the form of that type, a name, and free text."""
+    """A schema: its type, the definition in the format of that type, a name, and properties (free text)."""
 
     type: SchemaType
     data: bytes = b""
@@ -96,14 +96,14 @@ class SchemaVersion:
 
 
 class Pair(NamedTuple):
-    """The schemas of key and value of KEY_VALUE."""
+    """The two schemas of a KEY_VALUE schema: of the key and of the value."""
 
     key: SchemaInfo
     value: SchemaInfo
 
 
 def type_of(text: str) -> SchemaType:
-    """Returns the type with this name, in any case; BYTES is NONE. Raises InvalidSchema if there is none."""
+    """Returns the type with this name, in upper or lower case; BYTES is NONE. Raises InvalidSchema if there is none."""
     name = text.upper()
     if name == "BYTES":
         return SchemaType.NONE
@@ -131,7 +131,7 @@ def version_of(data: bytes) -> int | None:
 
 # ------------------------------------------------------------------ KEY_VALUE
 def pair_of(info: SchemaInfo) -> Pair:
-    """Returns the schemas of key and value of a KEY_VALUE. Raises InvalidSchema."""
+    """Returns the schemas of key and value of the KEY_VALUE schema `info`. Raises InvalidSchema."""
     key, at = _half(info.data, 0)
     value, end = _half(info.data, at)
     if end != len(info.data):
@@ -166,7 +166,8 @@ def _properties(info: SchemaInfo, half: str) -> dict[str, str]:
 
 
 def key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) -> SchemaInfo:
-    """Makes the KEY_VALUE of two schemas. `separated`: the key is the key of the message, and not part of the payload.
+    """Returns the KEY_VALUE schema of two schemas. `separated`: the key is the key of the message, not a part of the
+    payload.
     """
     properties = {"kv.encoding.type": "SEPARATED" if separated else "INLINE"}
     for half, info in (("key", key), ("value", value)):
@@ -179,7 +180,7 @@ def key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) ->
 
 # ------------------------------------------------------------------ as operators write it
 def text_of(info: SchemaInfo) -> str:
-    """Returns the definition as text; that of KEY_VALUE as JSON with `key` and `value`, as in pulsar-admin."""
+    """Returns the definition as text; that of a KEY_VALUE schema as JSON with `key` and `value`, as in pulsar-admin."""
     if info.type is not SchemaType.KEY_VALUE:
         return info.data.decode(errors="replace")
     halves = {half: _told(each.data) for half, each in zip(("key", "value"), pair_of(info), strict=True)}
@@ -194,8 +195,9 @@ def _told(data: bytes) -> object:
 
 
 def info_of(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
-    """Parses the text of a schema, as `text_of` returns it and operators write it: {"type": …, "schema": text,
-    "properties": …}. Raises InvalidSchema."""
+    """Returns the schema for its parts as `text_of` returns them and operators write them: {"type": …, "schema": text,
+    "properties": …}. Raises InvalidSchema.
+    """
     kind, data = type_of(type_), text.encode()
     if kind is SchemaType.KEY_VALUE:
         try:

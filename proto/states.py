@@ -80,7 +80,9 @@ else:
 
 
 class KeyDistribution(_Words):
-    """How a Key_Shared subscription divides the keys. NONE: it is of another type, or has no consumer."""
+    """How a Key_Shared subscription divides the keys among its consumers. NONE: the subscription has another type, or
+    no consumer.
+    """
 
     NONE = ""
     AUTO_SPLIT = "AUTO_SPLIT"
@@ -89,7 +91,7 @@ class KeyDistribution(_Words):
 
 
 class Blocked(_Words):
-    """The reason why no consumer of a subscription gets the next message. NO: one does."""
+    """The reason why no consumer of a subscription gets the next message. NO: a consumer gets it."""
 
     NO = ""
     NO_CONSUMER = "no consumer is connected"
@@ -111,7 +113,9 @@ class Blocked(_Words):
 
 
 class BacklogQuotaState(_Words):
-    """The reaction of a topic whose backlog is above its quota. NOT_REACHED: it is not above, or there is no quota."""
+    """The reaction of a topic whose backlog is above its quota. NOT_REACHED: the backlog is not above it, or there is
+    no quota.
+    """
 
     NOT_REACHED = ""
     HOLD = "producers wait: the backlog quota is reached"
@@ -134,7 +138,7 @@ class TopicState(_Words):
 
 
 class LedgerState(_Words):
-    """The state of a ledger. OPEN: the topic's owner writes it."""
+    """The state of a ledger. OPEN: the owner of its topic writes to it."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -142,7 +146,8 @@ class LedgerState(_Words):
 
 
 class LedgerStays(_Words):
-    """Why a ledger of a topic is not deleted: the first reason that holds, in this order. NO: the next trim deletes it.
+    """The reason why a ledger of a topic is not deleted: the first of these that holds, in this order. NO: the next
+    trim deletes the ledger.
     """
 
     NO = ""
@@ -159,7 +164,7 @@ class LedgerStays(_Words):
 
 
 class CompactionState(_Words):
-    """The state of the last compaction of a topic: Pulsar's names."""
+    """The state of the last compaction of a topic, by Pulsar's names."""
 
     NOT_RUN = "NOT_RUN"
     RUNNING = "RUNNING"
@@ -197,21 +202,23 @@ class InitialPosition(enum.IntEnum):
 
 
 class RedeliveryOrder(enum.IntEnum):
-    """The messages that may pass one that failed and comes again: any, or none of its key."""
+    """Which messages may be delivered before one that failed and will be redelivered: any, or only those with another
+    key.
+    """
 
     ANY = 0
     KEY = 1
 
 
 class KeySharedMode(enum.IntEnum):
-    """Key_Shared: the broker divides the slots of keys, or each consumer names its own."""
+    """How slots of keys are assigned in Key_Shared: the broker divides them, or each consumer names its own."""
 
     AUTO_SPLIT = 0
     STICKY = 1
 
 
 class AckedEntry(NamedTuple):
-    """An acknowledged entry, or some acknowledged messages of an entry."""
+    """An acknowledged entry, or some acknowledged messages of a batch."""
 
     position: Position
     bits: int = 0
@@ -228,7 +235,7 @@ class EntrySet(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LastMessage:
-    """The last message of a topic, as a subscription sees it, and where the subscription is."""
+    """The last message of a topic, as a subscription sees it, and the position of the subscription."""
 
     position: Position  # of its entry; (-1, -1): the topic is empty
     batch_index: int  # -1: its entry is no batch
@@ -241,7 +248,7 @@ E = TypeVar("E", bound=enum.IntEnum)
 
 
 def enum_of(kind: type[E], value: int, what: str) -> E:
-    """Returns the member with this number. Raises InvalidRequest if there is none."""
+    """Returns the member of `kind` with the number `value`. Raises InvalidRequest if there is none."""
     try:
         return kind(value)
     except ValueError:
@@ -277,7 +284,8 @@ class TxnState(enum.IntEnum):
 
 
 class Isolation(enum.IntEnum):
-    """The messages that a consumer sees: committed ones, or all that are stored, also of open and aborted transactions.
+    """Which messages a consumer receives: only committed ones, or all that are stored, also those of open and aborted
+    transactions.
     """
 
     READ_COMMITTED = 0
@@ -285,19 +293,19 @@ class Isolation(enum.IntEnum):
 
 
 class TxnId(NamedTuple):
-    """The id of a transaction: Pulsar's two halves."""
+    """The id of a transaction, as two numbers (Pulsar's most and least bits)."""
 
     most: int
     least: int
 
     @classmethod
     def of(cls, coordinator: int, epoch: int, counter: int) -> TxnId:
-        """Makes an id without checks: the coordinator keeps its numbers within the bits."""
+        """Returns an id without checks: the coordinator must keep its numbers within the bits."""
         return cls(coordinator, epoch << COUNTER_BITS | counter)
 
     @classmethod
     def checked(cls, most: int, least: int) -> TxnId:
-        """Makes an id. Raises InvalidRequest if the numbers cannot be an id of this cluster."""
+        """Returns the id with these two numbers. Raises InvalidRequest if they cannot be an id of this cluster."""
         if not (0 <= most < COORDINATORS_MAX and 0 <= least < 1 << (COUNTER_BITS + EPOCH_BITS)):
             raise InvalidRequest(f"({most},{least}) is no transaction id")
         return cls(most, least)
@@ -312,7 +320,7 @@ class TxnId(NamedTuple):
 
     @property
     def coordinator(self) -> int:
-        """Returns the number of its coordinator."""
+        """Returns the number of the transaction's coordinator."""
         return self.most
 
     @property
@@ -322,7 +330,7 @@ class TxnId(NamedTuple):
 
     @property
     def counter(self) -> int:
-        """Returns the number within the epoch, from 0."""
+        """Returns the number of the transaction within the epoch, from 0."""
         return self.least & (1 << COUNTER_BITS) - 1
 
     def __str__(self) -> str:
@@ -330,7 +338,7 @@ class TxnId(NamedTuple):
 
 
 def coordinator_of(name: str, coordinators: int) -> int:
-    """Returns the number of the coordinator for the transactions of a name, which is that of a holder or a sink."""
+    """Returns the number of the coordinator for the transactions of `name`, the name of a holder or a sink."""
     return partition_of(name, coordinators)
 
 

@@ -70,7 +70,7 @@ class NamespaceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """The numbers of topics and bundles that brokers gave up."""
+    """How many topics and bundles brokers have unloaded."""
 
     topics: int
     bundles: int
@@ -79,7 +79,7 @@ class Unloaded:
 # ------------------------------------------------------------------------------------ topics
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """A connected producer. `last_sequence_id` is -1 when nothing was published."""
+    """The statistics of a connected producer. `last_sequence_id` is -1 if nothing was published."""
 
     name: str
     address: str
@@ -90,7 +90,7 @@ class ProducerStats:
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
-    """A range of the slots 0 … 65535 that keys are hashed to; both ends belong to it."""
+    """A range of the slots 0 … 65535 to which keys are hashed, with both ends."""
 
     first: int
     last: int
@@ -98,7 +98,7 @@ class SlotRange:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """A connected consumer."""
+    """The statistics of a connected consumer."""
 
     name: str
     address: str
@@ -114,7 +114,7 @@ class ConsumerStats:
 
 @dataclass(frozen=True, slots=True)
 class DrainingSlot:
-    """A slot of keys that changes its consumer when what is delivered of it is acknowledged."""
+    """A slot of keys that moves to another consumer as soon as its delivered messages are acknowledged."""
 
     slot: int
     unacked_entries: int
@@ -123,7 +123,7 @@ class DrainingSlot:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStats:
-    """A subscription of one partition."""
+    """The statistics of a subscription at one partition."""
 
     name: str
     type: SubscriptionType
@@ -158,8 +158,8 @@ class SubscriptionStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicTransactions:
-    """The transactions of a topic that has seen some. `last_stable`: readers of committed messages are shown nothing
-    after it."""
+    """The transactions of a topic that has seen any. `last_stable`: readers of committed messages do not receive
+    messages after this position."""
 
     last_stable: Position
     stable_index: int  # one past its last message
@@ -174,7 +174,7 @@ class TopicTransactions:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceStats:
-    """A page of what one broker has of a namespace."""
+    """A page of the statistics of one broker for a namespace."""
 
     topics: tuple[TopicStats, ...]
     next: str  # the next page follows it; empty: there is none
@@ -184,7 +184,8 @@ class NamespaceStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """A topic without partitions, or one partition. Rates are of the last minute: messages and bytes a second."""
+    """The statistics of a topic without partitions, or of one partition. Rates are of the last minute: messages and
+    bytes a second."""
 
     name: str
     owner: str  # HOST:PORT of its broker
@@ -216,7 +217,7 @@ class TopicStats:
 
 @dataclass(frozen=True, slots=True)
 class LedgerStats:
-    """A ledger of a topic, in the topic's order."""
+    """A ledger of a topic's log."""
 
     ledger_id: int
     state: LedgerState
@@ -243,7 +244,8 @@ class TopicInternalStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """Indexes of messages in one partition: `earliest` is kept, `end` is one past the newest."""
+    """Indexes of messages in one partition: `earliest_index` is that of the first stored message, `end_index` is one
+    after the last."""
 
     earliest_index: int
     end_index: int
@@ -276,7 +278,7 @@ class CompactionStatus:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Entries of a partition that every replica lost, and that are passed over."""
+    """Entries of a partition that every replica lost, and that readers skip."""
 
     ledger_id: int
     first_entry: int
@@ -296,7 +298,7 @@ class LostOfSubscription:
 
 @dataclass(frozen=True, slots=True)
 class SkippedLost:
-    """The ranges that `skip_lost` passed over; no ranges: nothing is lost."""
+    """The ranges that `skip_lost` made readers skip; no ranges: nothing is lost."""
 
     ranges: tuple[LostRange, ...]
     subscriptions: tuple[LostOfSubscription, ...]
@@ -316,7 +318,7 @@ class BacklogAnalysis:
 # ------------------------------------------------------------------------------------ schemas
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
-    """A version of a topic's schema. `deleted`: it decodes what was written with it, and counts for nothing else."""
+    """A version of a topic's schema. `deleted`: it only decodes what was written with it."""
 
     version: int
     schema: SchemaInfo
@@ -369,8 +371,8 @@ class OrphanLedger:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """The result of a search for orphans. `orphans`: ledgers that no topic and no cursor refers to; `missing`: listed
-    by a topic, but deleted."""
+    """The result of a search for orphans. `orphans`: ledgers to which no topic and no cursor refers; `missing`: ledgers
+    that a topic lists, but that were deleted."""
 
     orphans: tuple[OrphanLedger, ...]
     missing: tuple[OrphanLedger, ...]
@@ -378,7 +380,7 @@ class Orphans:
 
 @dataclass(frozen=True, slots=True)
 class SinkOfTransaction:
-    """The batch that a transaction of a sink writes; without a sink all is empty."""
+    """The batch that a transaction of a sink writes; all fields are empty if the transaction has no sink."""
 
     sink_id: str
     query_id: str
@@ -406,8 +408,8 @@ class TransactionStats:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorTransactions:
-    """The transactions of one coordinator, the oldest first; `committed` and `aborted` count since its last take-over.
-    """
+    """The transactions of one coordinator, the oldest first. `committed` and `aborted` count since its last take-over
+    by a broker."""
 
     items: tuple[TransactionStats, ...]
     open: int
@@ -426,7 +428,7 @@ class CoordinatorTransactions:
 
 
 class HalfState(IntEnum):
-    """The state of a half message that is not decided. ENDING: its record is on its way."""
+    """The state of an undecided half message. ENDING: the record of its end is being written."""
 
     WAITING = 0
     ASKED = 1
@@ -446,7 +448,7 @@ class HalfDecision(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HalfStats:
-    """A half message that is not decided, as its coordinator knows it."""
+    """An undecided half message, as its coordinator knows it."""
 
     half: TxnId
     state: HalfState
@@ -482,7 +484,7 @@ class PendingOfTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TransactionHere:
-    """The part of a transaction that a topic has, and what waits there for its end."""
+    """A topic's part of a transaction, and what waits there for the transaction's end."""
 
     known: bool  # it has not ended there
     first: Position | None  # its first entry

@@ -31,8 +31,8 @@ M = TypeVar("M", bound=Message)
 
 # ------------------------------------------------------------------------------------ to messages
 def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
-    """Makes the request message of these arguments. Raises InvalidRequest, with the `name` of the operation, if a value
-    does not fit its field."""
+    """Returns the request message of class `kind` for these arguments. Raises InvalidRequest, with the `name` of the
+    operation, if a value does not fit its field."""
     known = kind.DESCRIPTOR.fields_by_name
     given: dict[str, object] = {}
     for argument, value in arguments.items():
@@ -46,7 +46,8 @@ def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -
 
 
 def reply_of(kind: type[Message], value: object, field: str = "") -> Message:
-    """Makes the reply message of a handler's result. `field`: the field for the result, in a reply with several."""
+    """Returns the reply message of class `kind` for a handler's result. `field`: the field for the result, if the reply
+    has several."""
     if isinstance(value, Message):
         return value
     if value is None:
@@ -81,7 +82,8 @@ def _plain(value: Any) -> Any:
 
 # ------------------------------------------------------------------------------------ from messages
 def value_of(kind: Any, reply: Message, field: str = "", made: Mapping[Any, Callable[[Any], Any]] | None = None) -> Any:
-    """Converts a reply to a value of type `kind`. `made`: how the caller's own types are made from their messages."""
+    """Converts a reply to a value of type `kind`. `made`: functions that make the caller's own types from their
+    messages."""
     if not (is_dataclass(kind) or kind in (None, NoneType) or kind in (made or {})):
         return _value(kind, getattr(reply, field or reply.DESCRIPTOR.fields[0].name))
     return (made or {}).get(kind, lambda found: _value(kind, found))(reply)

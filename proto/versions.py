@@ -19,7 +19,7 @@ PRODUCT = "0.1.0"
 
 
 class Format(NamedTuple):
-    """A row of the table: a name, its version, and the magic of a file."""
+    """A row of the table: the name of a format, its version, and the magic of its files."""
 
     name: str
     version: int

@@ -20,7 +20,7 @@ from .budget import CallerMemory
 
 
 class PrincipalKind(Enum):
-    """How a principal was identified."""
+    """How a principal was authenticated."""
 
     LOCAL = "local"  # nothing was asked: a listener without security
     ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers
@@ -30,7 +30,7 @@ class PrincipalKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller. `name` is Pulsar's role; for a member of the cluster it is `broker/NAME`, `bookie/UUID`
+    """An authenticated caller. `name` is Pulsar's role; that of a member of the cluster is `broker/NAME`, `bookie/UUID`
     or `operator/NAME`.
     """
 
@@ -51,7 +51,7 @@ LOCAL = Principal("", PrincipalKind.LOCAL)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What the listener knows of a caller before it reads a request. Only `certificate` is verified."""
+    """What a listener knows of a caller before it reads a request. Only `certificate` was verified."""
 
     peer: str  # HOST:PORT of the other end of the socket, never from a header
     authorization: str = ""  # of the header `authorization`, such as "Bearer …", at most AUTHORIZATION_MAX characters
@@ -67,12 +67,12 @@ AUTHORIZATION_MAX = 16 << 10
 
 
 class Guard(Protocol):
-    """Authenticates the callers of one listener, and says which rpcs a principal may call."""
+    """Authenticates the callers of one listener, and decides which rpcs a principal may call."""
 
     async def authenticate(self, caller: Caller) -> Principal:
         """Returns the principal of a caller. Raises Unauthenticated if its credentials are missing, wrong, expired or
-        of another cluster; the text says which, and never quotes them. Raises Unavailable if a provider cannot decide
-        now, because its issuer does not answer.
+        of another cluster; the error's text names the reason, and never quotes the credentials. Raises Unavailable if a
+        provider cannot decide now, because its issuer does not answer.
         """
         ...
 
@@ -82,8 +82,9 @@ class Guard(Protocol):
         ...
 
     def why_lapsed(self, principal: Principal) -> str:
-        """Returns why the credentials of a principal with open streams are not valid any more although they have not
-        expired: they were revoked, or the key that verified them was replaced. Empty: they are valid. Must not wait.
+        """Returns why a principal's credentials are not valid any more although they have not expired: they were
+        revoked, or the key that verified them was replaced. Returns "" if they are valid. Asked about principals with
+        open streams; must not wait.
         """
         ...
 
@@ -102,7 +103,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of what the callers of a listener may use of the process."""
+    """How much of the process the callers of a listener may use."""
 
     connections: int = 10_000  # in all; further ones are refused
     streams_per_address: int = 1_000  # open ones of a host (IPv6: of a network of 64 bits); further ones: BackPressure
@@ -123,8 +124,8 @@ class ListenerAccess:
 
 @dataclass(frozen=True, slots=True)
 class CallerAccess:
-    """What a client shows to a listener. `authorization` returns the header's value for each call and stream; it must
-    not wait.
+    """The credentials with which a client calls a listener. `authorization` returns the value of that header for each
+    call and stream; it must not wait.
     """
 
     tls: TlsFiles | None = None

@@ -18,7 +18,7 @@ RESOLUTION_S = 0.001
 
 
 class Alarm:
-    """Calls `ring` once, at the time `at` (seconds of `clock`; infinity if the alarm is not set). Must be made inside a
+    """A timer that calls `ring` once, at the time `at` (seconds of `clock`; infinity: not set). Must be made inside a
     running loop.
     """
 
@@ -30,7 +30,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set_by(self, when: float) -> None:
-        """Sets the alarm to `when`, unless it is set to an earlier time."""
+        """Sets the alarm to the time `when`, unless it is set to an earlier time."""
         if when < self.at:
             self.cancel()
             self.at = when

@@ -1,4 +1,6 @@
-"""The memory that the callers of a process hold: how much, and who waits for room."""
+"""The memory that the callers of a process use: of messages that arrive (`Arrivals`), and in all (`MemoryBudget`,
+`CallerMemory`). What finds no room waits in turn.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from typing import Protocol
 # longer than half of its window is *long*: it is credited as it comes, and its place is made when it begins, also while
 # those before it are not read yet. Places of long messages have the other half of the bound, until they are read: one
 # that does not fit waits, in turn, with what its window let in. A lone one always fits. While others wait, one that is
-# not whole after SLOW_S is cut; one that is whole waits for the memory of requests (budget.py), which gets less
+# not whole after SLOW_S is cut; one that is whole waits for the memory of requests (`CallerMemory`), which gets less
 # by itself. So nothing waits for good.
 # Guards: tests/runtime/test_arrivals.py, tests/runtime/grpc/test_memory.py.
 
@@ -27,17 +29,17 @@ SLOW_S, SLOW_LOOKS = 10.0, 4
 
 
 class LongMessage(Protocol):
-    """A message for which memory must be reserved (`Arrivals.admit`) before all of it may arrive."""
+    """A message that is so long that memory must be reserved (`Arrivals.admit`) before it has arrived in full."""
 
     def place(self) -> None:
-        """Called when there is memory for the message."""
+        """Called when memory is reserved for the message, which had to wait for it."""
 
     def too_slow(self) -> None:
-        """Ends the message, because it arrives slowly and others wait for its memory."""
+        """Called to end the message, because it arrives slowly and others wait for its memory."""
 
 
 class Arrivals:
-    """The memory of messages that are arriving, or have arrived and are not read."""
+    """The memory of messages that are arriving, or have arrived and are not read yet."""
 
     def __init__(self, limit: int = sys.maxsize) -> None:
         self._windows_max = self._long_max = limit // 2
@@ -50,7 +52,9 @@ class Arrivals:
         self._timer: asyncio.TimerHandle | None = None
 
     def open_window(self, wanted: int) -> int:
-        """Returns the size of the window of a new stream; reserves it until `close_window`."""
+        """Returns the size of the receive window for a new stream, at most `wanted`. It stays reserved until
+        `close_window`.
+        """
         size = max(min(wanted, WINDOW_MIN), min(wanted, (self._windows_max - self.windows) // 8))
         self.windows += size
         return size
@@ -59,8 +63,8 @@ class Arrivals:
         self.windows -= size
 
     def admit(self, message: LongMessage, size: int) -> bool:
-        """Reserves memory for a long message. Returns False if there is none now: `message.place` is called when there
-        is.
+        """Reserves memory for a long message. Returns False if there is none now: then `message.place` is called as
+        soon as there is.
         """
         assert message not in self._coming, "one message of a stream comes at a time"
         if self._waiting or not self._fits(size):
@@ -77,7 +81,7 @@ class Arrivals:
             self._whole[message] = self._whole.get(message, 0) + size
 
     def on_read(self, message: LongMessage) -> None:
-        """Called when all messages that have arrived in full on this stream were read: frees their memory."""
+        """Called when the service has read all messages that arrived in full on this stream: frees their memory."""
         size = self._whole.pop(message, 0)
         if size:
             self.long -= size
@@ -135,8 +139,8 @@ ROOM_BYTES = 1 << 20
 
 
 class MemoryBudget:
-    """The bytes that all callers of a process use together. The part that keeps such bytes adds them to `held`, and
-    subtracts them when it drops them. `tight` is half of `limit`.
+    """Counts and bounds the bytes that all callers of a process use together. Who stores such bytes must add them to
+    `held`, and subtract them when they are dropped. `tight` is half of `limit`.
     """
 
     __slots__ = ("_timer", "_waiting", "held", "limit", "tight")
@@ -149,7 +153,7 @@ class MemoryBudget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait_room(self) -> None:
-        """Waits until at most `limit` bytes are held. Waiters continue in order."""
+        """Waits until at most `limit` bytes are in use. Waiters continue in the order in which they came."""
         while self.held > self.limit:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
@@ -171,8 +175,8 @@ class MemoryBudget:
 
 
 class CallerMemory:
-    """The memory that all callers of a process use. Requests and answers have separate parts, so that a caller that
-    does not read its answers stops no publish.
+    """Bounds the memory that all callers of a process use. Requests and answers are bounded separately, so that a
+    caller that does not read its answers stops no publish.
 
     `arrivals`, a quarter: what has arrived and is not received yet (runtime/budget.py). `requests`, a half: what was
     received and is not handled, and publishes without an outcome. While it is above its tight half, a publish is not

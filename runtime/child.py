@@ -49,7 +49,7 @@ FRAME_BYTES_MAX = 256 << 20
 
 
 class Kind(enum.IntEnum):
-    """The kind of a frame."""
+    """The kind of a frame of the link."""
 
     READY = 1
     ASK = 2
@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """A frame of the link."""
+    """A frame on the link between a child process and its parent."""
 
     kind: Kind
     number: int = 0
@@ -70,7 +70,7 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 class Frames:
-    """Splits a stream of bytes into frames."""
+    """Decodes a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -103,8 +103,8 @@ Text = Callable[[], Awaitable[bytes]]
 
 
 class OtherProcesses(NamedTuple):
-    """The metrics of the other processes: by name the texts of those that answered in time, and how often each process
-    was restarted.
+    """The metrics of the other processes of this server: the texts of those that answered in time, by name, and how
+    often each process was restarted.
     """
 
     pages: Mapping[str, bytes]
@@ -143,7 +143,7 @@ class Child:
         self._tasks.spawn(self._read(reader, text), "child-link")
 
     async def detach(self) -> None:
-        """Closes the link at the end of this process; the end of the parent is not noticed any more."""
+        """Closes the link when this process ends; the process then does not notice the end of the parent any more."""
         await self._tasks.close()
         if self._writer is not None:
             self._writer.close()
@@ -154,7 +154,7 @@ class Child:
         self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
 
     async def ask_others(self) -> OtherProcesses:
-        """Asks the other processes for their metrics; returns what has arrived after OTHERS_S at the latest."""
+        """Asks the other processes for their metrics; returns those that have arrived within OTHERS_S."""
         async with self._asking:
             self._last += 1
             question = self._questions[self._last] = _Question()

@@ -19,7 +19,9 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Returns seconds of a clock that never goes back. Its origin has no meaning: compare it only with itself."""
+        """Returns the seconds of a clock that never goes back. Its origin has no meaning: a time may be compared only
+        with others of the same clock.
+        """
         ...
 
 

@@ -39,7 +39,7 @@ SECTIONS = ("bookie", "broker", "process")
 
 
 class Setting(NamedTuple):
-    """A row of the table of settings."""
+    """A row of the table of settings: one setting with its type, default and comment."""
 
     name: str
     type: str
@@ -56,8 +56,8 @@ def load(
     overrides: Mapping[str, object] | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> Config:
-    """Returns the configuration `kind` (a frozen struct) of `section`. `defaults` replace the defaults of `kind`;
-    overrides of None are ignored. Raises InvalidConfiguration.
+    """Returns the configuration of class `kind` (a frozen struct) for `section`. `defaults` replace the defaults of
+    `kind`; overrides of None are ignored. Raises InvalidConfiguration.
     """
     values: dict[str, object] = dict(defaults or {})
     if file is not None:
@@ -97,14 +97,14 @@ def explicit_settings(
 
 
 def value_of(config: msgspec.Struct, name: str) -> object:
-    """Returns the value of a setting, as `explicit_settings` names it."""
+    """Returns the value of the setting `name`, a name like those of `explicit_settings`."""
     head, _, rest = name.partition(".")
     value = getattr(config, head)
     return value_of(value, rest) if rest else value
 
 
 def with_values(config: Config, values: Mapping[str, object]) -> Config:
-    """Returns the configuration with these values; the names are like those of `explicit_settings`."""
+    """Returns `config` with these values by setting; the names are like those of `explicit_settings`."""
     direct = {name: value for name, value in values.items() if "." not in name}
     tables = dict.fromkeys(name.partition(".")[0] for name in values if "." in name)
     for table in tables:
@@ -114,7 +114,7 @@ def with_values(config: Config, values: Mapping[str, object]) -> Config:
 
 
 def settings(kind: type) -> list[Setting]:
-    """Returns all settings of a configuration, in the order of the source."""
+    """Returns all settings of a configuration class, in the order of its source."""
     docs = _comments(kind)
     return [
         Setting(

@@ -41,14 +41,16 @@ NONE_FREE = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 class DescriptorLimits(NamedTuple):
-    """The result of `prepare`."""
+    """The limits of file descriptors that `Descriptors.prepare` found or set."""
 
     limit: int
     connections_max: int
 
 
 class Descriptors:
-    """The file descriptors of one process. Its threads may open files."""
+    """The file descriptors of one process: a reserve of spare ones for files, and a bound for connections. Any thread
+    may open files.
+    """
 
     def __init__(self) -> None:
         self.connections = 0  # that ports accepted and that are open
@@ -64,7 +66,9 @@ class Descriptors:
         return max(self.limit - min(RESERVE, self.limit // 2), 1)
 
     def prepare(self) -> DescriptorLimits:
-        """Raises the limit and opens the spares. In a forked process the state of the parent is dropped."""
+        """Raises the process's limit and opens the spare descriptors. In a forked process, drops the state of the
+        parent first.
+        """
         self.limit = raise_limit()
         if self._pid != os.getpid():  # those of a parent are open here, too
             for each in self._spares:
@@ -74,7 +78,7 @@ class Descriptors:
         return DescriptorLimits(self.limit, self.connections_max)
 
     def refill(self) -> None:
-        """Opens the spares that are missing, as far as descriptors are free."""
+        """Opens the missing spare descriptors, as far as descriptors are free."""
         with self._lock, contextlib.suppress(OSError):
             while self._pid == os.getpid() and len(self._spares) < min(SPARES, self.limit // 8):
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -118,8 +122,8 @@ class Descriptors:
                 self.lent = 0
 
     def reserve_connection(self) -> bool:
-        """Counts a new connection; returns False, and counts nothing, if there may be no more. A counted one must end
-        with `release_connection`.
+        """Counts a new connection; returns False, and does not count it, if there may be no more. The caller must call
+        `release_connection` when a counted connection ends.
         """
         if self.connections >= self.connections_max:
             self.refused += 1
@@ -138,7 +142,7 @@ def soft_limit() -> int:
 
 
 def raise_limit() -> int:
-    """Raises the soft limit to the hard one, at most to FILES_MAX; returns the limit that holds then."""
+    """Raises the soft limit to the hard limit, but at most to FILES_MAX; returns the resulting limit."""
     if resource is None:
         return FILES_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -109,7 +109,7 @@ class Files(Protocol):
         ...
 
     def die(self, reason: str) -> None:
-        """Ends the process at once (exit code 70) without flushing anything: the reaction to a failed fsync."""
+        """Ends the process at once (exit code 70) without flushing anything; for a failed fsync."""
         ...
 
 

@@ -55,7 +55,7 @@ class _Started(msgspec.Struct):
 
 
 class Parts:
-    """The parts of one process, in the order of their start."""
+    """The parts of one process, in the order in which they were started."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -49,8 +49,8 @@ def configure(
 
 
 def audit_to(path: str) -> None:
-    """Writes the audit log to this file, with mode 0600. The file is created again if a rotation moves it away. Raises
-    InvalidConfiguration.
+    """Writes the audit log to the file `path`, with mode 0600. If a log rotation moves the file away, creates it again.
+    Raises InvalidConfiguration.
     """
     from logging.handlers import WatchedFileHandler
 
@@ -82,7 +82,7 @@ def facts(record: logging.LogRecord) -> dict[str, object]:
 
 
 class TextLines(logging.Formatter):
-    """Formats one line per record, with its facts at the end."""
+    """Formats each log record as one line of text, with its facts at the end."""
 
     def __init__(self, process: str = "") -> None:
         whose = f"[{process}] " if process else ""
@@ -94,7 +94,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats one JSON object per record."""
+    """Formats each log record as one JSON object."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__()
@@ -155,8 +155,8 @@ class _Repeated:
 
 
 class AuditLog:
-    """Writes the audit log of a process. Repeated acts and denials of one caller are limited; the next line counts
-    those left out.
+    """Writes the audit log of a process. Repeated acts and denials of one caller are limited; the next line says how
+    many were left out.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -168,7 +168,9 @@ class AuditLog:
         self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
         **more: object,
     ) -> None:  # fmt: skip
-        """Writes an act with its result. Acts of a LOCAL caller are not written, because it has no name."""
+        """Writes an administrative or other act of a caller, with its result. Acts of a LOCAL caller are not written,
+        because it has no name.
+        """
         if principal.kind is PrincipalKind.LOCAL:
             return
         now, name = self._clock.monotonic(), str(principal)
@@ -205,7 +207,7 @@ class AuditLog:
         self._denied(str(principal), principal, act, on, why, peer)
 
     def record_refusal(self, caller: Caller, act: str, why: str) -> None:
-        """Writes that a caller's credentials were refused. `why` must not quote them."""
+        """Writes that a caller's credentials were refused. The reason `why` must not quote them."""
         host = caller.peer.rpartition(":")[0]
         self._denied(f"from {host}", Principal("", PrincipalKind.ANONYMOUS), act, "", why, caller.peer)
 

@@ -1,7 +1,7 @@
 """How the memory of a process is shared out: `memory_bytes`, over what may take memory in it. Pure.
 
     found = plan(budget, shares, given)
-    settings = found.applied(settings, "broker")     with the shares where the operator set nothing
+    settings = found.apply_to(settings, "broker")    with the shares where the operator set nothing
 
 A `MemoryShare` is what one setting bounds, in all: 64 MiB of `memtable_bytes` may take three times that. Each share
 gets its least. What is left is divided by weight; what a share has above its most goes to the others. So a larger
@@ -33,7 +33,7 @@ NO_LIMIT = 1 << 50
 
 
 class MemoryShare(NamedTuple):
-    """The part of the process's memory that one setting bounds."""
+    """The part of the process's memory that one setting bounds, with its least, most and weight."""
 
     name: str  # in metrics and documents
     setting: str  # with its section, as in a file: bookie.store.memtable_bytes
@@ -44,12 +44,12 @@ class MemoryShare(NamedTuple):
     what: str  # takes this memory
 
     def times(self, count: int) -> MemoryShare:
-        """Returns the share of `count` parts of one process that all have this setting."""
+        """Returns this share for `count` parts of one process that all have this setting."""
         return self._replace(unit_bytes=self.unit_bytes * count, weight=self.weight * count)
 
 
 class Plan(NamedTuple):
-    """How the memory of a process is divided among its shares."""
+    """The division of the process's memory among its shares."""
 
     budget: int
     shares: Sequence[MemoryShare]
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
 
 
 def least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
-    """Returns the bytes that the process needs at least, with the settings that were `given`."""
+    """Returns the least memory with which the process can run; `given` are the values that the operator set."""
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
 
 
@@ -129,8 +129,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def machine_bytes(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Returns the smallest of the machine's memory and the limits of the control groups (versions 1 and 2) of this
-    process, including those of the groups above.
+    """Returns the memory of the machine, or the smallest limit of the control groups (versions 1 and 2) of this process
+    and of their parents, whichever is less.
     """
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *(found for each in _limits(root, own) if (found := _read(each)) is not None)])

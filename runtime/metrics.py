@@ -124,8 +124,8 @@ class RecentQuantiles:
         self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # time, counts then, counts before that
 
     def quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
-        """Returns a value for each share of `wanted`; NaN if there are no values. `key` identifies the histogram
-        between calls.
+        """Returns the quantile for each share in `wanted` (0.99: the 99th percentile); NaN without values. `key` must
+        identify the histogram in all calls.
         """
         nothing = [0] * len(histogram.counts)
         since, then, before = self._looks.get(key, (now, nothing, nothing))
@@ -152,20 +152,17 @@ _ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
 def labels(**values: str) -> str:
-    """Returns the labels of a line, sorted and escaped."""
+    """Returns the labels of a metric line as text, sorted and escaped."""
     return "{" + ",".join([f'{name}="{escaped(text)}"' for name, text in sorted(values.items())]) + "} "
 
 
 def escaped(text: str) -> str:
-    """Returns `text` as the value of a label."""
+    """Returns `text` escaped as the value of a label."""
     return text.translate(_ESCAPED) if '"' in text or "\\" in text or "\n" in text else text
 
 
 class Series:
-    """The lines of one metric of very many things, such as topics. Each line is written when its topic is read.
-
-    A sample costs prometheus-client 12 µs, half of it in the event loop; a line costs 0.4 µs.
-    """
+    """The lines of one metric with very many label values, such as topics. A line is made when its topic is read."""
 
     __slots__ = ("_head", "_lines", "_name")
 
@@ -192,7 +189,8 @@ class Series:
 
 
 class Page:
-    """The metrics at one moment: prometheus-client's Collector interface, and the `series` of very many things.
+    """The metrics at one moment, as a Collector of prometheus-client, and the `series` of metrics with very many label
+    values.
 
     `shown` has every number and histogram of the page, by name and labels, for a caller that exports it a second time
     under another name.
@@ -206,7 +204,8 @@ class Page:
         self.others: dict[str, bytes] = {}  # the pages of those (metrics_server.py), where this one is of all
 
     def series(self, name: str, kind: str, help: str) -> Series:
-        """Returns a counter or gauge of very many things, to be filled by the caller; its samples are not in `shown`.
+        """Adds and returns a counter or gauge with very many label values, whose lines the caller must add; they are
+        not in `shown`.
         """
         made = Series(name, kind, help)
         self._series.append(made)
@@ -237,7 +236,9 @@ class Page:
         self.shown[name, tuple(labels.items())] = histogram
 
     def foreign(self, name: str, help: str, value: float, **labels: str) -> None:
-        """Adds a number under another system's name. It has no type, because a type would add a suffix to the name."""
+        """Adds a number under the name that another system (Pulsar) gives it. It has no type, because a type would add
+        a suffix to the name.
+        """
         from prometheus_client.core import UnknownMetricFamily
 
         self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
@@ -245,7 +246,7 @@ class Page:
     def foreign_summary(
         self, name: str, help: str, count: int, total: float, quantiles: Mapping[str, float], **labels: str
     ) -> None:
-        """Adds a summary under another system's name: quantiles, count and sum."""
+        """Adds a summary under the name that another system (Pulsar) gives it: quantiles, count and sum."""
         from prometheus_client.core import SummaryMetricFamily
 
         family = self._family(SummaryMetricFamily, name, help, labels, ours=False)
@@ -254,7 +255,7 @@ class Page:
         family.add_metric(list(labels.values()), count, total)
 
     def statistics(self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str) -> None:
-        """Adds all numbers of a part's `statistics()`: those named in `gauges` as gauges, the others as counters."""
+        """Adds all `numbers` of a part's `statistics()`: as gauges if they are named in `gauges`, else as counters."""
         for name, value in numbers.items():
             help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
             if name in gauges:

@@ -51,7 +51,7 @@ _HELP, _TYPE = "# HELP ", "# TYPE "
 
 
 def join_pages(texts: Mapping[str, bytes]) -> Iterator[bytes]:
-    """Joins the pages of several processes: yields a piece for each metric of each process."""
+    """Yields the joined pages of several processes, a piece for each metric of each process."""
     heads: dict[str, list[str]] = {}
     groups: dict[str, list[tuple[str, list[str]]]] = {}  # metric → process, its lines
     for process, text in texts.items():
@@ -126,8 +126,8 @@ def _process() -> CollectorRegistry:
 
 
 def as_text(page: Page) -> Iterator[bytes]:
-    """Yields the page in Prometheus' plain format: the numbers of this process, the parts', then those of the other
-    processes.
+    """Yields the page in Prometheus' text format: the metrics of the process itself, those of its parts, then those of
+    the other processes.
     """
     if page.process:
         yield from join_pages({page.process: b"".join(_own(page)), **page.others})

@@ -84,8 +84,8 @@ class Endpoint(NamedTuple):
 
 
 def network_of(peer: str) -> str:
-    """Returns the host of HOST:PORT; for an IPv6 address its /64 network, because one host has such a network for
-    itself.
+    """Returns the network of a caller for limits per address: the host of HOST:PORT, but for an IPv6 address its /64
+    network, because one host can use all addresses of such a network.
     """
     host = peer.rpartition(":")[0].strip("[]")
     try:
@@ -105,7 +105,9 @@ Rep = TypeVar("Rep", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[Req, Rep]):
-    """An rpc of a service. For a streaming rpc `request` and `reply` are the envelopes."""
+    """An rpc of a service. `request` and `reply` are the classes of its messages; for a streaming rpc, of the envelopes
+    of its items.
+    """
 
     path: str  # "/magnetar.wire.Broker/Lookup"
     request: type[Req]
@@ -150,7 +152,9 @@ class Stream(Protocol[Out, In]):
     def queued_bytes(self) -> int: ...
     @property
     def left_bytes(self) -> int:
-        """Returns how many bytes have left the queue. With `queued_bytes` added, it is the offset of the next item."""
+        """Returns how many bytes have left the queue since the stream began. The sum with `queued_bytes` is the offset
+        of the next item.
+        """
         ...
 
     async def wait_sent(self, offset: int) -> None:
@@ -170,19 +174,19 @@ class Stream(Protocol[Out, In]):
 
 
 class EndOfStream(Exception):
-    """The other end closed the stream in order."""
+    """Raised by `Stream.receive` when the other end has closed the stream in order."""
 
 
 class Channel(Protocol):
-    """A channel to one server; its connection is made at the first use, and again after it breaks."""
+    """A client's channel to one server. Its connection is made at the first use, and again after it breaks."""
 
     @property
     def endpoint(self) -> Endpoint: ...
     async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep: ...
     def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]: ...
     async def answers(self, timeout_s: float) -> bool:
-        """Returns whether the server answers a ping in time. Without a connection: whether there is one at the end of
-        that time.
+        """Returns whether the server answers a ping within `timeout_s`. If there is no connection, waits that long for
+        one, and returns whether there is one.
         """
         ...
 
@@ -218,7 +222,8 @@ class PeerServing(Serving, Protocol):
         ...
 
     def slow_down(self, slow: bool) -> None:
-        """Receives slowly while `slow` is True, so that the requesters keep what they cannot send.
+        """With `slow`, receives only slowly, so that the requesters keep what they cannot send; without, receives
+        normally again.
 
         Slowly means one multipart message every SLOW_S, from each connection in turn. So a request that ends the
         pressure, or has nothing to do with it, still gets through, and a connection that is alive still answers
@@ -228,7 +233,7 @@ class PeerServing(Serving, Protocol):
 
 
 class Request(Protocol):
-    """A peer's request, at the server, which must `reply` exactly once."""
+    """A request of a peer, as its server gets it. The server must call `reply` exactly once."""
 
     head: bytes
     frames: Sequence[Buffer]
@@ -245,8 +250,8 @@ class Request(Protocol):
 
     @property
     def principal(self) -> Principal | None:
-        """Returns the sender of the request; to be asked before the reply. LOCAL: the server is not encrypted. None:
-        the sender is no member any more.
+        """Returns the sender of the request. Must be asked before the reply. LOCAL: the connection is not encrypted.
+        None: the sender is not a member any more.
         """
         ...
 
@@ -256,14 +261,15 @@ class Request(Protocol):
 
 
 class Reply(NamedTuple):
-    """The answer of a peer."""
+    """The answer of a peer to a request."""
 
     head: bytes
     frames: Sequence[Buffer]
 
 
 class Asker(Protocol):
-    """The sender of a request to a peer. After `post`, exactly one of its methods is called, once; neither may raise.
+    """The sender of a request to a peer (`Peer.post`). Exactly one of its methods is called, once, with the outcome;
+    neither may raise.
     """
 
     def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
@@ -326,7 +332,7 @@ class ByteStream(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """Returns what the connection says of the other end, before anything is read."""
+        """Returns the facts that the connection has about the other end before anything is read."""
         ...
 
     @property
@@ -337,14 +343,14 @@ class ByteStream(Protocol):
         ...
 
     def on_admitted(self) -> None:
-        """Called by the service when the caller is authenticated: other connections cannot push this one out any more.
-        Raises ConnectionLost if the caller's address has as many connections as it may have.
+        """Must be called by the service when the caller is authenticated: the connection is then not evicted for newer
+        ones any more. Raises ConnectionLost if the caller's address has as many connections as it may have.
         """
         ...
 
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
-        """Reads straight into the memory that `room` returns; returns the number of bytes, 0 if the other end has
-        closed. Raises ConnectionLost. Only one reader at a time.
+        """Reads into the memory that `room` returns; returns the number of bytes, 0 if the other end has closed. Raises
+        ConnectionLost. Only one reader may read at a time.
 
         With `enough` it goes on reading until `enough` returns True, and returns the bytes of the last piece. A
         cancelled reader then loses nothing of what `enough` was told; without `enough` it loses nothing at all.
@@ -352,7 +358,9 @@ class ByteStream(Protocol):
         ...
 
     def write_nowait(self, data: bytes) -> None:
-        """Queues the bytes; never waits. On a broken connection they are lost, which the next read reports."""
+        """Queues the bytes and never waits. On a broken connection the bytes are lost: the next read raises
+        ConnectionLost.
+        """
         ...
 
     @property
@@ -459,8 +467,8 @@ def rpcs_of(service: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The clock, random numbers, disk, threads and network of a process. Drivers, stores and services use these only
-    through it.
+    """The clock, random numbers, disk, threads and network of a process. All other code uses these only through its
+    World.
 
     The real one is `runtime.process.real_world()`; the simulated one `runtime.sim.world.Simulation.world(node)`.
     """

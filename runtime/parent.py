@@ -48,7 +48,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Spec(NamedTuple):
-    """A process to run: `work` runs in it and returns its exit code."""
+    """A process of a server: `work` runs in it and returns its exit code."""
 
     name: str
     work: Callable[[Child], int]
@@ -64,7 +64,7 @@ class _Running:
 
 
 class Parent:
-    """The parent of several processes. Calls `on_serve(facts)` once, when all of them serve."""
+    """The parent of the processes of one server. Calls `on_serve(facts)` once, when all of them serve."""
 
     def __init__(self, tiers: Sequence[Sequence[Spec]], on_serve: Callable[[Facts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}

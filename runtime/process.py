@@ -53,7 +53,8 @@ BLOCK_BYTES = 4096
 
 
 class SystemChance(random.SystemRandom):
-    """Random numbers of the system, for one thread. `randbytes` reads them in blocks, and returns no byte twice."""
+    """Random numbers of the system, for use in one thread. `randbytes` reads them in blocks, and returns no byte twice.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class SystemChance(random.SystemRandom):
         return taken
 
     def reset(self) -> None:
-        """Drops the rest of the current block."""
+        """Drops the unused bytes of the current block."""
         self._block, self._at = b"", 0
 
 
@@ -211,8 +212,8 @@ def tune_memory() -> None:
 
 
 def trim_above(free_bytes: int) -> None:
-    """Lets at most `free_bytes` of free heap, between TRIM_BYTES_MIN and TRIM_BYTES, stay with the process; for glibc,
-    like `tune_memory`.
+    """Makes glibc return free heap to the system above `free_bytes`, a bound that is clamped to TRIM_BYTES_MIN …
+    TRIM_BYTES. Without effect where `tune_memory` has none.
     """
     mallopt = _mallopt()
     if mallopt is not None:
@@ -241,7 +242,7 @@ useless. It took 17 of the 250 ms of processor time from the start of `magnetar 
 
 
 def freeze_objects() -> None:
-    """Excludes all objects that exist now from garbage collection; called after start-up.
+    """Excludes all objects that exist now from garbage collection. Must be called after start-up.
 
     It does not collect before: 57 of 75,000 objects were garbage, also after the replay of 80 MB, and finding them
     would stop the loop for 20 ms while the first clients connect.

@@ -33,25 +33,25 @@ STOP_S = 15.0
 
 
 class Fork(NamedTuple):
-    """Effect: start a process."""
+    """Effect: start the process."""
 
     name: str
 
 
 class Terminate(NamedTuple):
-    """Effect: tell a process to end."""
+    """Effect: ask the process to end (SIGTERM)."""
 
     name: str
 
 
 class Kill(NamedTuple):
-    """Effect: kill a process."""
+    """Effect: end the process at once (SIGKILL)."""
 
     name: str
 
 
 class Serve(NamedTuple):
-    """Effect: report that all processes have served for the first time."""
+    """Effect: report that all processes serve, for the first time."""
 
 
 class Exit(NamedTuple):
@@ -90,7 +90,7 @@ class Member:
 
 
 class Schedule:
-    """The schedule of a server's processes; the module states its rules."""
+    """The core of the parent of a server's processes; the module states its rules."""
 
     def __init__(self, tiers: Sequence[Sequence[str]]) -> None:
         self._tiers = [[Member(name) for name in tier] for tier in tiers]
@@ -137,7 +137,7 @@ class Schedule:
         return self.tick(now)
 
     def stop(self, code: int, now: float) -> list[Effect]:
-        """Stops the server; `code` will be its exit code."""
+        """Begins to stop all processes; `code` will be the exit code of the server."""
         if self._code is not None:
             return []
         self._code = code
@@ -161,7 +161,7 @@ class Schedule:
     # ------------------------------------------------------------------ what is known
     @property
     def next_at(self) -> float | None:
-        """Returns when `tick` has something to do; None: not before the next fact."""
+        """Returns the time at which `tick` must be called; None: not before the next fact."""
         return min((each.due for each in self._by_name.values() if each.due is not None), default=None)
 
     @property

@@ -1,4 +1,5 @@
-"""Tasks of one part: each has a name and an owner, and ends with its owner.
+"""Tasks of one part (`Tasks`), its long-lived tasks, which are restarted when they fail (`Supervisor`), and work that
+runs to its end although its caller is cancelled (`run_to_end`).
 
     tasks = Tasks()
     tasks.spawn(work(), "bookie-read")        starts now; its error is logged with its name and counted
@@ -6,12 +7,12 @@
     tasks.cancel()                            cancels all of them, without waiting; others may begin after it
     await tasks.close()                       cancels all of them, and waits for what they do at their end
 
-    await together([a(), b()], "repair")      all at once; the first error ends the others, and is raised
+    await run_together([a(), b()], "repair")  all at once; the first error ends the others, and is raised
 
-Which of the three: work that must run as long as its part does is a `Supervisor`'s (tasks.py), which restarts it;
-work that is spawned in passing is a `Tasks`'s; work whose caller waits for it is a `run_together`. A task that its
-caller awaits elsewhere belongs to none of them, because its error is raised there. Guarded by
-tests/runtime/test_tasks.py.
+Which of them: work that must run as long as its part does belongs to a `Supervisor`; work that is started in passing
+belongs to a `Tasks`; work whose caller waits for it is run by `run_together`. Each task has a name and an owner, and
+ends with its owner. A task that its caller awaits elsewhere belongs to none of them, because its error is raised there.
+Guarded by tests/runtime/test_tasks.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _LOG = logging.getLogger("magnetar.runtime")
 
 
 class Tasks:
-    """The tasks of one part. `failures` counts those that failed; `on_failure` is called with each error."""
+    """The tasks of one part of the program. `failures` counts those that failed; `on_failure` is called with each
+    error.
+    """
 
     __slots__ = ("_on_failure", "_running", "closed", "failures")
 
@@ -66,7 +69,7 @@ class Tasks:
                 self._on_failure(error)
 
     async def drain(self) -> None:
-        """Waits until no task runs, including those that start meanwhile."""
+        """Waits until no task runs. Tasks that start meanwhile are waited for too."""
         while self._running:
             await asyncio.wait(list(self._running))
 
@@ -90,8 +93,8 @@ class Tasks:
 
 
 async def run_together(work: Iterable[Coroutine[Any, Any, None]], name: str) -> None:
-    """Runs all of `work` at the same time; returns when all have returned. An error, or a cancellation of the caller,
-    cancels the others and is raised when all have ended.
+    """Runs all coroutines of `work` at the same time; returns when all have returned. If one fails, or the caller is
+    cancelled, cancels the others, waits for their end, and raises the error.
     """
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(each, name=name) for each in work]
@@ -110,7 +113,7 @@ async def run_together(work: Iterable[Coroutine[Any, Any, None]], name: str) -> 
 # Work that runs to its end once it has begun, even when its caller is cancelled.
 #
 #     async with lock:
-#         await unbroken(self._steps())
+#         await run_to_end(self._steps())
 #
 # A sequence of writes that depend on each other must not end between two of them: its successor would continue from a
 # state that no crash leaves. `run_to_end` runs the work in a task and waits for its end, also when the caller is
@@ -138,8 +141,8 @@ def _set_ended(ended: asyncio.Future[None], _: object) -> None:
 
 
 async def run_to_end(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-    """Runs `work` to its end even if the caller is cancelled; CancelledError is then raised afterwards. Else returns
-    its result or raises its error. Several callers may wait for one future.
+    """Runs `work` to its end even if the caller is cancelled: then raises CancelledError after that end. Else returns
+    the result of `work`, or raises its error. Several callers may wait for the same future.
     """
     ending = work if isinstance(work, asyncio.Future) else _begun(work)
     cancelled: asyncio.CancelledError | None = None
@@ -158,7 +161,7 @@ async def run_to_end(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
 
 
 async def run_then(work: Awaitable[T], then: Callable[[], Awaitable[object]]) -> T:
-    """Awaits `work`, then `then()`, also after an error. Returns the result of `work`, or raises its error."""
+    """Awaits `work` and then, also after an error, `then()`. Returns the result of `work`, or raises its error."""
     try:
         return await work
     finally:
@@ -178,10 +181,10 @@ async def run_or_undo(work: Awaitable[T], undo: Callable[[], Awaitable[object]])
 # The long-lived tasks of a part: each failure is logged, counted and followed by a restart.
 #
 #     background = Supervisor()
-#     background.keep("bookie-upkeep", upkeep.run)     runs it; when it fails it is logged, counted, and run again
-#     background.failing                               name → why, of those that failed and have not run for SOUND_S
-#     since
-#     await background.close()                         cancels all of them, and waits
+#     background.supervise("bookie-upkeep", upkeep.run)  runs it; when it fails it is logged, counted, and run again
+#     background.failing                                name → why, of those that failed and have not run for SOUND_S
+#                                                       since
+#     await background.close()                          cancels all of them, and waits
 #
 # A task *fails* when it raises, and also when something other than `close` cancels it: a cancelled future that it
 # awaited looks the same. It is run again, from its beginning, after `RETRY_MIN_S`, then twice as long each time, up to
@@ -189,8 +192,8 @@ async def run_or_undo(work: Awaitable[T], undo: Callable[[], Awaitable[object]])
 # must be able to begin again in its object, with the state that its last run left.
 #
 # `final` decides which errors end a task for good: `SupervisedTask.ended` raises them, and the task is shown as
-# failing. A
-# restart is a timer, not a task, so it does not keep a loop from ending. Guards: tests/runtime/test_supervisor.py.
+# failing. A restart is a timer, not a task, so it does not keep a loop from ending. Guards:
+# tests/runtime/test_supervisor.py.
 
 
 RETRY_MIN_S = 0.5
@@ -269,8 +272,8 @@ class SupervisedTask:
 
 
 class Supervisor:
-    """The long-lived tasks of one part, which are restarted when they fail. `failing_now` and `restarted` are of the
-    whole process, for its metrics.
+    """The long-lived tasks of one part, which are restarted when they fail. `failing_now` and the counter `restarted`
+    are for all parts of the process, for its metrics.
     """
 
     everywhere: ClassVar[weakref.WeakSet[Supervisor]] = weakref.WeakSet()
@@ -292,14 +295,14 @@ class Supervisor:
         return found
 
     def supervise(self, name: str, work: Work, *, final: Final = _none_is_final) -> SupervisedTask:
-        """Runs `work()` now, and again whenever it fails. An error for which `final` returns True ends it."""
+        """Runs `work()` now, and again whenever it fails. An error for which `final` returns True ends the task."""
         kept = SupervisedTask(name, work, final, self)
         self._kept.append(kept)
         return kept
 
     @property
     def failing(self) -> dict[str, str]:
-        """Returns for each task that fails now, by its name, why."""
+        """Returns, by name, the reason of each task of this part that fails now."""
         return {kept.name: kept.why for kept in self._kept if kept.why}
 
     async def close(self) -> None:

@@ -43,7 +43,7 @@ class SystemWorker:
         return future
 
     async def close(self) -> None:
-        """Returns when every queued call has run and its future is done."""
+        """Waits until every queued call has run and its future is done."""
         if self._closed:
             return
         last = self.run(threading.get_ident)
@@ -130,7 +130,7 @@ class Worker(Protocol):
         ...
 
     async def close(self) -> None:
-        """Returns after the queued calls have run."""
+        """Waits until the queued calls have run."""
         ...
 
 
@@ -140,5 +140,5 @@ class Workers(Protocol):
     def start(self, name: str) -> Worker: ...
 
     async def load(self, *modules: str) -> None:
-        """Imports modules, in order. Returns in the same turn of the loop if they are imported already."""
+        """Imports the modules, in order. If all of them are imported already, returns in the same turn of the loop."""
         ...

@@ -18,8 +18,8 @@ MAGIC = b"MGN-COOK"
 
 
 class Cookie(msgspec.Struct, frozen=True):
-    """The owner of a data directory: the bookie's uuid as text, the cluster's instance, its directories, completed
-    starts."""
+    """The owner of a data directory: the bookie's uuid as text, the cluster's instance, the bookie's directories, and
+    the number of completed starts."""
 
     bookie: str
     instance: str

@@ -45,9 +45,9 @@ class EntryIds(NamedTuple):
 def encode_records(stored: Sequence[tuple[bytes, ...]]) -> tuple[list[int], Iterator[tuple[bytes, ...]]]:
     """Returns the sizes of the records of these entries, and an iterator over the bytes to write for each record.
 
-    `stored` has each entry in one or more pieces, its header in the first; all were verified on arrival. Works column
-    by column: a flush has a million entries, and a call for each costs four times as much. The checksums are computed
-    when the iterator is read.
+    `stored` has each entry in one or more buffers, its header in the first; all must be verified. Works column by
+    column: a flush has a million entries, and a call for each costs four times as much. The checksums are computed when
+    the iterator is read.
     """
     columns = list(zip_longest(*stored, fillvalue=b""))
     lengths = list(map(len, columns[0]))
@@ -85,8 +85,8 @@ def intact_record(data: bytes, start: int, end: int) -> bytes | None:
 
 
 def intact_entries(data: bytes | memoryview, offsets: Sequence[int], ledger: int, entry: int) -> list[bytes]:
-    """Returns the stored entries `entry`, `entry + 1`, … of `ledger`, up to the first record that is damaged or is
-    another entry.
+    """Returns the stored entries `entry`, `entry + 1`, … of `ledger`, up to the first record that is damaged or belongs
+    to another entry.
 
     Record i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]. Only what is returned is copied; small
     records are sliced faster from `bytes`.
@@ -113,8 +113,8 @@ def intact_entries(data: bytes | memoryview, offsets: Sequence[int], ledger: int
 
 
 def record_size(data: bytes, start: int) -> int:
-    """Returns the size in bytes of the record at `start`, header included, by its length field; 0 if `data` ends within
-    the header.
+    """Returns the size in bytes of the record at `start`, with its header, according to its length field; 0 if `data`
+    ends within the header.
     """
     if len(data) - start < RECORD_HEADER_BYTES:
         return 0

@@ -76,7 +76,7 @@ class Table(NamedTuple):
 
 
 class GroupHeader(NamedTuple):
-    """The header of a group: the number of its extents, the bytes of all their tables, the checksum of header and
+    """The header of a group: the number of its extents, the bytes of all their tables, and the checksum of header and
     heads.
     """
 
@@ -122,7 +122,7 @@ def intact_group_header(data: bytes) -> GroupHeader | None:
 
 
 def group_checksum(data: bytes) -> int:
-    """Returns the checksum of the group header in `data`; the heads' bytes are then added to it."""
+    """Returns the checksum of the group header in `data`, to which the caller must add the bytes of the heads."""
     return crc32c(data[: _GROUP.size])
 
 
@@ -138,7 +138,7 @@ def intact_extents(header: GroupHeader, data: bytes) -> list[Extent] | None:
 
 
 def extents_of(heads: Buffer) -> Iterator[Extent]:
-    """Yields the extents of heads whose checksum was already compared."""
+    """Yields the extents in `heads`, whose checksum must have been compared before."""
     return map(Extent._make, _HEAD.iter_unpack(heads))
 
 
@@ -155,8 +155,8 @@ def extents_with_tables(heads: Buffer, ledger: int, tables_offset: int) -> list[
 
 
 class Columns(NamedTuple):
-    """Two fields of all heads as columns, because an object for each head costs too much. `reach` is where the last
-    record of any of them ends.
+    """Two fields of all heads as columns, because an object for each head costs too much. `reach` is the largest end of
+    any record.
     """
 
     ledgers: array[int]

@@ -71,7 +71,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Damaged(Exception):
-    """The bytes at `offset` of `path` are not what was written there."""
+    """Raised when the bytes at `offset` of `path` are not what was written there."""
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
         super().__init__(f"{path}: damaged at offset {offset}: {reason}")
@@ -81,15 +81,15 @@ class Damaged(Exception):
 
 
 class ForeignFile(Damaged):
-    """The file is whole and belongs to another bookie, so an operator mixed up directories. The bookie cannot repair
-    this.
+    """Raised when a file is whole and belongs to another bookie, because an operator mixed up directories. The bookie
+    cannot repair this.
     """
 
 
 class FileHeader(NamedTuple):
-    """The 64-byte header of a file: its format's magic, the bookie's uuid (16 bytes), and its number.
+    """The 64-byte header of a file: its format's magic, the bookie's uuid (16 bytes), and the file's number.
 
-    `a` and `b` belong to the format.
+    The meaning of `a` and `b` depends on the format.
     """
 
     magic: bytes
@@ -276,8 +276,8 @@ def encode_first_block(header: bytes) -> bytes:
 
 
 def intact_block_header(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
-    """Returns the block header at the start of `data`, which is at `offset` of the file; None if it is not a valid one
-    that this use of the file wrote.
+    """Returns the block header at the start of `data`, the bytes at `offset` of the file; None if there is none that is
+    valid and of this use of the file.
     """
     if len(data) < BLOCK_HEADER_BYTES:
         return None

@@ -60,8 +60,8 @@ class FactKind(enum.IntEnum):
 
 
 class LedgerState(NamedTuple):
-    """What the ledger index has of a ledger: fence, master key (20 bytes), largest LAC and largest entry stored (-1:
-    none).
+    """The record of a ledger in the ledger index: fence, master key (20 bytes), largest LAC and largest entry stored
+    (-1: none).
     """
 
     ledger: int
@@ -93,7 +93,7 @@ class Quarantined(NamedTuple):
 
 
 class Mended(NamedTuple):
-    """Quarantined entries of which a good copy was stored again."""
+    """Entries whose quarantine has ended, because a good copy of each was stored again."""
 
     ledger: int
     first: int
@@ -101,7 +101,7 @@ class Mended(NamedTuple):
 
 
 class LimboRow(NamedTuple):
-    """Entries of ledgers up to `upto` may be lost (`entered`), or were all restored (not `entered`)."""
+    """The beginning (`entered`) or end of limbo: entries of ledgers up to `upto` may be lost, or were all restored."""
 
     upto: int
     entered: bool

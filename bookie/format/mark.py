@@ -38,7 +38,7 @@ MARK_BYTES = FILE_HEADER_BYTES + _BODY.size + _CRC.size
 
 
 class OpenLog(NamedTuple):
-    """A log that may still grow, and how many bytes of it and of its index count. Number 0: no log."""
+    """A log that is being written, and how many bytes of it and of its index count. Number 0: no log."""
 
     number: int
     log_end: int
@@ -83,7 +83,7 @@ class Mark(NamedTuple):
 
     @property
     def position(self) -> tuple[int, int]:
-        """Returns (journal id, offset); it never decreases."""
+        """Returns (journal id, offset) up to which the journal is not needed any more; it never decreases."""
         return self.journal, self.offset
 
 
@@ -93,7 +93,7 @@ def encode_mark(mark: Mark, uuid: bytes, count: int) -> bytes:
 
 
 def decode_mark(data: bytes, uuid: bytes, path: str) -> tuple[Mark, int]:
-    """Returns the mark, and the number of marks that were written so far. Raises Damaged or NewerFormat."""
+    """Returns the mark, and the number of marks that the store has written. Raises Damaged or NewerFormat."""
     count = int.from_bytes(data[28:36], "big")
     decode_file_header(data, MAGIC, uuid, count, path)
     known = {FILE_HEADER_BYTES + body.size + _CRC.size: body for body in (_BODY, _BODY_WITHOUT_COLD)}

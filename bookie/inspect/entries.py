@@ -21,7 +21,8 @@ from .snapshot import Damage, Readable, RemovedFile, Snapshot, open_file
 
 
 class EntryCopy(NamedTuple):
-    """A copy of an entry, and where it is. `damage` says what is wrong with it; None: its checksums and ids are right.
+    """A copy of an entry, and its place. `damage` says what is wrong with the copy; None: its checksums and ids are
+    right.
     """
 
     entry: int
@@ -34,7 +35,7 @@ class EntryCopy(NamedTuple):
 
 
 def extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
-    """Yields the extents of a ledger in all logs, and the damage that is found in their indexes."""
+    """Yields the extents of a ledger in all logs, and any damage found in the logs' indexes."""
     for log in indexes.logs(snapshot):
         for found in indexes.extents(snapshot, log):
             if not isinstance(found, ExtentPlace) or found.extent.ledger == ledger:
@@ -44,7 +45,7 @@ def extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | 
 def copies_in_logs(
     snapshot: Snapshot, places: list[ExtentPlace], entry: int | None = None
 ) -> Iterator[EntryCopy | Damage | RemovedFile]:
-    """Yields the copies of entries in these extents of one ledger, in entry order within each extent; those of one
+    """Yields the copies of entries in these extents of one ledger, in entry order within each extent; only those of
     `entry` if it is given.
     """
     for place in sorted(places, key=lambda place: (place.extent.first, place.log)):
@@ -92,7 +93,7 @@ def _copy(file: Readable, place: ExtentPlace, entry: int, offset: int, size: int
 def copies_in_journals(
     snapshot: Snapshot, ledger: int, entry: int | None = None
 ) -> Iterator[EntryCopy | Damage | RemovedFile]:
-    """Yields the copies in the journal after the mark, which are not in the last checkpoint."""
+    """Yields the copies in the journal after the mark, which the last checkpoint has not written to a log."""
     for found in _blocks_after_mark(snapshot):
         if isinstance(found, Damage | RemovedFile):
             yield found

@@ -47,7 +47,7 @@ def index_path(snapshot: Snapshot, log: int) -> str:
 
 
 class IndexFile:
-    """An open index file. `groups` walks over it; `extents` are those of a group."""
+    """An open index file: `groups` yields its groups, `extents` those of a group."""
 
     def __init__(self, snapshot: Snapshot, log: int, file: Readable) -> None:
         self.snapshot = snapshot

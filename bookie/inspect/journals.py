@@ -36,7 +36,7 @@ _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
 
 class Block(NamedTuple):
-    """A valid block of a journal: where it begins, its header and its records."""
+    """A valid block of a journal: its place, its header and its records."""
 
     journal: int
     offset: int
@@ -56,14 +56,14 @@ class Block(NamedTuple):
 
 
 class TornTail(NamedTuple):
-    """Bytes after the last block that counts: never acknowledged, ignored by the next start."""
+    """Bytes after the last block that counts. They were never acknowledged, and the next start ignores them."""
 
     path: str
     offset: int
 
 
 class OpenedJournal(NamedTuple):
-    """The first item of a walk: the file and its header."""
+    """The first item that `walk` yields: the file and its header."""
 
     path: str
     bytes: int
@@ -99,7 +99,9 @@ def missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
 
 
 def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
-    """Yields the blocks of a journal, from the first that begins at or after `start`."""
+    """Yields what is in a journal: first the opened file, then its blocks from the first that begins at or after
+    `start`.
+    """
     path = snapshot.path(JOURNAL, journal_name(number))
     file = open_file(snapshot, path)
     if file is None:

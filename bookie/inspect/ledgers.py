@@ -29,7 +29,7 @@ _PIECE_BYTES = WINDOW_BYTES // RECORD_BYTES * RECORD_BYTES
 
 
 class Ledger(NamedTuple):
-    """What the ledger index has of a ledger, without its key."""
+    """The record of a ledger in the ledger index, without the ledger's key."""
 
     ledger: int
     fenced: bool
@@ -38,7 +38,9 @@ class Ledger(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """The ledger index of a store: its facts, the ledgers with a descriptor, and the damage that was found in it."""
+    """The content of a store's ledger index: its facts, the ledgers with a descriptor, and the damage that was found in
+    it.
+    """
 
     facts: StateLog
     ledgers: BitMap64  # those that have a descriptor
@@ -73,7 +75,7 @@ def overview(snapshot: Snapshot) -> Overview:
 
 
 def states(snapshot: Snapshot, seen: Overview, start: int = 0, stop: int | None = None) -> Iterator[Ledger]:
-    """Yields the ledgers with `start` ≤ id < `stop`, ascending, as the last record of each says."""
+    """Yields the records of the ledgers with `start` ≤ id < `stop`, ascending: the last record of each."""
     opened = _open(snapshot)
     if isinstance(opened, Damage):
         return

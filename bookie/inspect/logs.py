@@ -39,7 +39,7 @@ _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f]
 
 
 class Entry(NamedTuple):
-    """A record of an entry log: where it is, the ids of its entry, and its last-add-confirmed."""
+    """A record of an entry log: its place, the ids of its entry, and the entry's last-add-confirmed."""
 
     log: int
     offset: int  # of the record
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 
 
 class OpenedLog(NamedTuple):
-    """The first item of a walk."""
+    """The first item that `walk` yields: the file of the log."""
 
     path: str
     bytes: int
@@ -65,7 +65,7 @@ def log_path(snapshot: Snapshot, log: int) -> str:
 
 
 def classify_missing(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
-    """Returns Gone if this missing log was removed, else Damage.
+    """Returns RemovedFile if this missing log was removed by the bookie, else Damage.
 
     A log without living entries is deleted before its index, so its index may still exist. Tombstones that are only in
     the journal are not known here: until the next checkpoint such a log counts as Damage.
@@ -82,8 +82,8 @@ def classify_missing(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
 
 
 def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
-    """Yields the records from offset `start` on, which must be the offset of a record: otherwise damage is yielded
-    first.
+    """Yields what is in a log: first the opened file, then its records from offset `start` on. That must be the offset
+    of a record; otherwise a Damage is yielded first.
     """
     path = log_path(snapshot, log)
     file = open_file(snapshot, path)
@@ -102,7 +102,7 @@ def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Fou
 
 
 def _end_offset(snapshot: Snapshot, log: int) -> int | None:
-    """Returns the length that the log must have; None if it is not known."""
+    """Returns the length that the log must have; None if that is unknown."""
     ends = snapshot.committed_ends(log)
     if ends is not None:
         return ends[0]

@@ -47,7 +47,7 @@ HATCH = (
 
 
 class Piece(NamedTuple):
-    """A part of a bar, in bytes."""
+    """A part of a bar in the picture, in bytes."""
 
     kind: str
     bytes: int

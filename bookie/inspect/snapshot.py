@@ -92,7 +92,8 @@ class Snapshot(NamedTuple):
         return join_path(self.directory, *names)
 
     def committed_ends(self, log: int) -> tuple[int, int] | None:
-        """Returns (log end, index end) of a log that is being written; None if all of its files counts."""
+        """Returns (log end, index end) of a log that is being written; None if the log's files count up to their ends.
+        """
         return None if self.mark is None else open_logs(self.mark).get(log)
 
     def is_committed(self, log: int) -> bool:
@@ -101,7 +102,7 @@ class Snapshot(NamedTuple):
 
 
 def open_logs(mark: Mark) -> dict[int, tuple[int, int]]:
-    """Returns for each log that is being written where the log and its index end."""
+    """Returns the logs that are being written, with (log end, index end) of each."""
     return {each.number: (each.log_end, each.index_end) for each in (mark.hot, mark.cold) if each.number}
 
 
@@ -176,7 +177,7 @@ def _whole(files: Files, path: str) -> bytes:
 
 
 class _Tolerant:
-    """A file of which pages that the disk cannot read count as zeros."""
+    """A file in which pages that the disk cannot read are replaced by zeros."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -212,7 +213,7 @@ def open_file(snapshot: Snapshot, path: str) -> Readable | None:
 
 
 def header_of(snapshot: Snapshot, file: Readable, magic: bytes, number: int, offset: int = 0) -> FileHeader | Damage:
-    """Returns the header of the file, or its damage. If the store's uuid is not known, any uuid is accepted. Raises
+    """Returns the header of the file, or a Damage. If the store's uuid is unknown, any uuid is accepted. Raises
     InvalidRequest if the format is newer.
     """
     data = file.pread(FILE_HEADER_BYTES, offset)
@@ -226,7 +227,7 @@ def header_of(snapshot: Snapshot, file: Readable, magic: bytes, number: int, off
 
 
 def numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
-    """Returns the numbers of the files in a folder of the store, ascending; other names are ignored."""
+    """Returns the numbers in the names of the files in a directory of the store, ascending; other names are ignored."""
     path = snapshot.path(folder)
     if not snapshot.files.exists(path):
         return []
@@ -235,7 +236,7 @@ def numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[
 
 
 def windows(file: Readable, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset, bytes) from start to end, `size` each; ends early where the file does."""
+    """Yields (offset, bytes) of the file from `start` to `end`, `size` bytes each; stops at the end of the file."""
     while start < end:
         data = file.pread(min(size, end - start), start)
         if not data:

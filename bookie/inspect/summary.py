@@ -24,7 +24,7 @@ HOLDERS_MAX = 20
 
 
 class Holder(NamedTuple):
-    """A ledger that has data in an entry log, the number of bytes, and whether they are live."""
+    """A ledger with data in an entry log: how many bytes, and whether they are live."""
 
     ledger: int
     bytes: int
@@ -32,7 +32,7 @@ class Holder(NamedTuple):
 
 
 class LogSummary(NamedTuple):
-    """An entry log in short: its state, its size, and how much of it is live."""
+    """The summary of an entry log: its state, its size, and how much of it is live."""
 
     log: int
     state: str  # open (checkpoints write to it), cold (compaction does), closed, drained, not committed
@@ -53,7 +53,7 @@ class LogSummary(NamedTuple):
 
 
 class JournalSummary(NamedTuple):
-    """A journal file in short: its size, where its last whole block ends, and its damage."""
+    """The summary of a journal file: its size, where its last whole block ends, and its damage."""
 
     journal: int
     bytes: int
@@ -62,7 +62,7 @@ class JournalSummary(NamedTuple):
 
 
 class StoreSummary(NamedTuple):
-    """A bookie's store in short: its logs, its journals, and the counts of its ledger index."""
+    """The summary of a bookie's store: its logs, its journals, and the counts of its ledger index."""
 
     directory: str
     logs: list[LogSummary]
@@ -87,7 +87,7 @@ class StoreSummary(NamedTuple):
 
 
 def log_summary(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | RemovedFile:
-    """Summarizes a log from the heads of its index; does not read the log's records."""
+    """Summarizes a log from the heads of its index; does not read the log itself."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[Damage] = []
     if size is None:
@@ -187,8 +187,8 @@ def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | Removed
 
 
 def store_summary(snapshot: Snapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
-    """Returns the summary of the whole store. Reads the journals and the heads of all indexes; `advance` is called with
-    the number of files done.
+    """Returns the summary of the whole store. Reads the journals and the heads of all indexes; calls `advance` with the
+    number of files that are done.
     """
     seen = ledgers.overview(snapshot)
     of_logs: list[LogSummary | RemovedFile] = []

@@ -84,8 +84,8 @@ class StuckReason(enum.Enum):
 
 
 class Absences:
-    """Since when each bookie has not been registered. A new auditor begins with an empty table, so each absent bookie
-    gets the whole grace period.
+    """Since when each absent bookie has not been registered. A new auditor begins with an empty table, so that each
+    absent bookie gets the whole grace period.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -107,7 +107,7 @@ class Absences:
 
 
 def bookies_of(record: LedgerRecord) -> dict[str, None]:
-    """Returns every bookie that a fragment of the ledger names, once, in order."""
+    """Returns all bookies that the fragments of the ledger name, each once, in order."""
     return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
 
 
@@ -115,8 +115,8 @@ def judge(
     record: LedgerRecord | None, gone: Mapping[str, RepairReason], found: Mapping[str, RepairReason],
     mark: UnderReplicatedRecord | None, now_ms: int,
 ) -> UnderReplicatedRecord | None:  # fmt: skip
-    """Returns the mark that the ledger should have, None if it needs none. `gone` has the LOST and DEPARTING bookies,
-    `found` the reasons that a check found for others.
+    """Returns the mark that the ledger must have, None if it needs none. `gone` has the LOST and DEPARTING bookies,
+    `found` the other bookies with missing copies and the reasons that a check found.
 
     A reason that was found stays in the mark until a worker has repaired the ledger, even if it is not found again.
     """
@@ -167,8 +167,8 @@ def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
 def wait_left_s(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
-    """Returns how many seconds the ledger must still wait before its next attempt. `seen_s` says for how long the
-    reader has known this version of the mark.
+    """Returns how many seconds the ledger must still wait before its next attempt. `seen_s`: for how many seconds the
+    caller has known this version of the mark.
 
     `retry_ms` was set by the clock of the worker that failed, which may be a day off. So the wait is at most the
     back-off after `attempts` failures, measured by the reader's own clock from when it saw the mark.
@@ -211,23 +211,23 @@ class Gap(NamedTuple):
 
 
 class Unmark(NamedTuple):
-    """Removes the mark of the ledger."""
+    """Step: remove the mark of the ledger."""
 
     why: str
 
 
 class Fill(NamedTuple):
-    """Copies the missing entries of these gaps."""
+    """Step: copy the missing entries of these gaps."""
 
     gaps: tuple[Gap, ...]
 
 
 class Recover(NamedTuple):
-    """Recovers the ledger: fences its writer and gives it its end."""
+    """Step: recover the ledger, which fences its writer and ends it."""
 
 
 class Wait(NamedTuple):
-    """Leaves the ledger marked; the next attempt is after `seconds`."""
+    """Step: leave the ledger marked; the next attempt is after `seconds`."""
 
     why: StuckReason
     text: str
@@ -265,7 +265,7 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
 
 
 def missing_runs(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[int, int], ...]:
-    """Returns the parts of the runs `wanted` that are not in `held`."""
+    """Returns those parts of the runs `wanted` that are not in `held`."""
     found: list[tuple[int, int]] = []
     for first, last in wanted:
         at = first
@@ -279,14 +279,16 @@ def missing_runs(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tu
 
 
 def copies_to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[FinalFragment, str]]:
-    """Returns the pairs (final fragment, bookie) for which the bookie is asked which entries it holds: all bookies but
-    `gone`.
+    """Returns the pairs (final fragment, bookie) of the copies about which their bookies must be asked: all but those
+    at `gone` bookies.
     """
     return [(final, bookie) for final in final_fragments(record) for bookie in final.bookies if bookie not in gone]
 
 
 def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, ...]:
-    """Returns every gap of the final fragments. Gaps of fragments with the fewest whole copies come first."""
+    """Returns all gaps of the final fragments, first those of the fragments with the fewest complete copies. `held`:
+    the entries that each bookie reported.
+    """
     striping = striping_of(record)
     found: list[tuple[int, int, Gap]] = []
     for number, final in enumerate(final_fragments(record)):
@@ -305,16 +307,16 @@ def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, 
 
 
 def gone_bookies(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
-    """Returns the bookies that a worker may treat as gone: those that the mark calls gone and that are not registered
-    again, and the departing ones.
+    """Returns the bookies that a worker may treat as gone: the departing ones, and those that the mark names as gone
+    and that have not registered again.
     """
     lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
     return frozenset(lost | set(departing))
 
 
 class LedgerView(msgspec.Struct, frozen=True):
-    """What a worker found out about a ledger, as input for `decide`. `unsettled_s` says for how long its last fragment
-    has been in its present state.
+    """What a worker found out about the copies of a ledger, as input for `decide`. `unsettled_s`: for how many seconds
+    its last fragment has been in its present state.
     """
 
     record: LedgerRecord | None
@@ -327,8 +329,8 @@ class LedgerView(msgspec.Struct, frozen=True):
 
 
 def why_unreadable(look: LedgerView, entry: int) -> StuckReason:
-    """Returns why an entry cannot be read. LOST: every bookie that should have it is gone, or answered that it lacks
-    it. Any other reason may pass.
+    """Returns why an entry cannot be read. LOST: every bookie that should have the entry is gone, or answered that it
+    lacks the entry. Any other reason may be temporary.
     """
     record = look.record
     assert record is not None
@@ -365,8 +367,8 @@ def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesR
 
 
 def decide(look: LedgerView, tried: bool, open_grace_s: float) -> Step:
-    """Returns the next step, by the table in the module's docstring. `on_tried` says that each gap was already tried
-    while this worker has the lock.
+    """Returns the next step, by the table in the module's docstring. `tried`: each gap was already tried since this
+    worker got the lock.
     """
     record = look.record
     if record is None:
@@ -402,7 +404,7 @@ class CopyRateLimit:
     """Limits the rate at which a worker copies: a token bucket of bytes."""
 
     def __init__(self, bytes_per_s: int) -> None:
-        """Sets the limit; 0 means no limit."""
+        """Sets the limit in bytes per second; 0: no limit."""
         self.bytes_per_s = bytes_per_s
         self._tokens = bytes_per_s * BURST_S
         self._at = 0.0

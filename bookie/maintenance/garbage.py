@@ -77,7 +77,8 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Schedule:
-    """When minor and major compaction are due. The times of the last ones are stored in a file of the data directory.
+    """When minor and major compaction are due. The times of the last compactions are stored in a file of the data
+    directory.
     """
 
     def __init__(self, world: World, directory: str, pass_s: float, minor_s: float, major_s: float) -> None:
@@ -106,7 +107,7 @@ class Schedule:
         return self._world.clock.monotonic() + max(0.0, left_s)
 
     def due(self) -> tuple[bool, bool]:
-        """Returns (minor is due, major is due)."""
+        """Returns (whether a minor compaction is due, whether a major one is)."""
         now = self._world.clock.monotonic()
         return now >= self._minor_due, now >= self._major_due
 
@@ -159,7 +160,7 @@ _READS_MAX = 64
 
 
 class GarbageRefusal(enum.Enum):
-    """The reason why a pass keeps ledgers that are missing from the metadata."""
+    """The reason why a pass does not delete ledgers that are missing from the metadata."""
 
     LIMBO = "the store may have lost entries and is being repaired"
     UNEXPLAINED = "the metadata has no record of them, and none of their deletion"
@@ -186,7 +187,7 @@ class GarbageProgress(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A moment by the monotonic and by the wall clock, so that a step of one of them does not shorten the grace period.
+    """A moment by the monotonic and by the wall clock, so that a jump of one of them does not shorten the grace period.
     """
 
     monotonic_s: float
@@ -246,7 +247,7 @@ class GarbageCollector:
 
     # ------------------------------------------------------------------------------------ intents
     async def plan(self, *, major: bool = True) -> list[LogPlan]:
-        """Returns what compaction would do with each log, given the tombstones there are now. Changes nothing."""
+        """Returns what compaction would do now with each log, according to the tombstones. Changes nothing."""
         return await self._store.compactor.plan(self._policy, major=major)
 
     async def run(
@@ -256,8 +257,8 @@ class GarbageCollector:
         """Makes one pass: compares the ledgers with the metadata, deletes dead ledgers, and compacts if asked. Raises
         Busy while another pass runs.
 
-        `force`: also deletes what conditions 3 and 4 keep. `roll`: first closes open logs that have few living entries,
-        so that they are compacted too. Raises the errors of the metadata; nothing was deleted then.
+        `force`: also deletes the ledgers that only conditions 3 and 4 exclude. `roll`: first closes open logs that have
+        few living entries, so that they are compacted too. Raises the errors of the metadata; nothing was deleted then.
         """
         if self._running:
             raise Busy("garbage collection is running already; ask for its status")
@@ -287,7 +288,7 @@ class GarbageCollector:
         }  # fmt: skip
 
     async def run_forever(self) -> None:
-        """Runs passes at each interval until it is cancelled. The first pass comes one interval after the start,
+        """Runs a pass at each interval until it is cancelled. The first pass begins one interval after the start,
         because clients that waited for the bookie are served first.
         """
         await asyncio.sleep(self._schedule.pass_s)

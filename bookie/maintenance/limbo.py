@@ -38,8 +38,8 @@ REASONS_LOGGED_MAX = 10
 
 
 async def highest_ledger(metadata: MetadataStore) -> int:
-    """Returns the largest ledger id that may have been given out, -1 if none. All ids of a block that a client reserved
-    count.
+    """Returns the largest ledger id that any client may have allocated, -1 if none. All ids of a block that a client
+    reserved count.
     """
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
     listed = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
@@ -47,8 +47,8 @@ async def highest_ledger(metadata: MetadataStore) -> int:
 
 
 class LimboExit:
-    """Ends the limbo of one bookie. Calls `left` once when that is done. `metadata` returns the current metadata
-    session.
+    """Ends the limbo of one bookie: restores the lost data. Calls `left` once, when that is done. `metadata` returns
+    the current metadata session.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class LimboExit:
 
     @property
     def upto(self) -> int:
-        """Returns the largest ledger in limbo; -1: the bookie is not in limbo."""
+        """Returns the largest ledger id that the limbo concerns; -1: the bookie is not in limbo."""
         return self._store.descriptors.limbo_upto
 
     async def run(self) -> None:
-        """Makes passes until the bookie has left limbo and its registration says so. Returns at once if it is not in
-        limbo.
+        """Restores lost data, pass by pass, until the bookie has left limbo and is registered without limbo. Returns at
+        once if it is not in limbo.
         """
         while self._entered:
             try:
@@ -91,7 +91,8 @@ class LimboExit:
             await asyncio.sleep(self._pause_s)
 
     async def accept_loss(self) -> dict[int, str]:
-        """Leaves limbo without the missing data, because an operator decided so. Returns for each ledger what it lacks.
+        """Leaves limbo without the missing data, because an operator decided so. Returns for each incomplete ledger
+        what it lacks.
 
         Raises InvalidRequest if the bookie is not in limbo.
         """

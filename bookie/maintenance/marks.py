@@ -45,7 +45,7 @@ async def read_ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | No
 
 
 async def mark_of(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
-    """Returns the mark of a ledger with its version."""
+    """Returns the mark of a ledger and its version; None if the ledger has no mark."""
     return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
 
 
@@ -70,8 +70,8 @@ async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
 
 
 async def departing_bookies(store: MetadataStore) -> dict[str, DepartingRecord]:
-    """Returns the departing bookies. One whose record cannot be read departs too, because its node exists, but its
-    cookie is never deleted.
+    """Returns the departing bookies. A bookie whose record cannot be read is departing too, because its node exists,
+    but its cookie is never deleted.
     """
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
@@ -121,8 +121,8 @@ Change = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
 
 
 async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
-    """Stores what `change` makes of the ledger's mark, and returns it. Calls `change` again if another process changed
-    the mark meanwhile.
+    """Replaces the ledger's mark by what `change` returns for it, and returns the new mark. Calls `change` again if
+    another process changed the mark meanwhile.
     """
     path = paths.under_replicated(ledger_id)
     while True:
@@ -142,7 +142,7 @@ async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> U
 
 
 async def delete_mark(store: MetadataStore, ledger_id: int, version: int) -> bool:
-    """Deletes the mark if it still has this version. Returns False if there is another one now, which the worker must
+    """Deletes the mark if it still has this version. Returns False if it has another one, which the worker must
     examine.
     """
     try:
@@ -153,8 +153,8 @@ async def delete_mark(store: MetadataStore, ledger_id: int, version: int) -> boo
 
 
 async def claim(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    """Creates the ephemeral node with this record. Returns False if another process has it. If the outcome is unknown,
-    the node is read and its token compared.
+    """Creates the ephemeral node `path` with this record, which makes this process its owner. Returns False if another
+    process owns the node. If the outcome is unknown, the node is read and its token compared.
 
     A process has one token per metadata session (repair.py), so it recognizes its own node even if it missed the
     answer.

@@ -186,7 +186,9 @@ class Auditor:
         _LOG.warning("%s is not the auditor any more", self._node.name)
 
     async def _survey(self) -> None:
-        """Makes one check: which bookies are gone, which ledgers need a mark, which reports of damage are new."""
+        """Makes one check: finds the bookies that are gone, marks the ledgers that need it, and reads new reports of
+        damage.
+        """
         available = await marks.available_bookies(self._metadata)
         departing = await marks.departing_bookies(self._metadata)
         now = self._clock.monotonic()
@@ -415,8 +417,8 @@ class Repair:
     """The auditor and the worker of one process. The caller closes `metadata` and `client`. `name` is the worker's
     name; a bookie uses its id.
 
-    `token` marks its ephemeral nodes. All `Repair` objects of one metadata session use the same token, so that the next
-    one owns what the last one left.
+    `token` identifies the owner of ephemeral nodes. All `Repair` objects of one metadata session use the same token, so
+    that a new one owns the nodes that the old one left.
     """
 
     def __init__(
@@ -439,7 +441,8 @@ class Repair:
 
 
 class RepairKeeper:
-    """Runs a `Repair` for the life of a process. `metadata` returns the current metadata session.
+    """Runs a `Repair`, and a new one whenever it ends, for the life of a process. `metadata` returns the current
+    metadata session.
 
     After a failure, or in a new metadata session, a new `Repair` begins. After a failure the session continues, with
     nodes that the old one could not delete, so the token belongs to the session.

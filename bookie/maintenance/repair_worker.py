@@ -147,7 +147,8 @@ Run = tuple[int, int]
 
 
 class CopyFailed(Exception):
-    """A copy failed. `entry` is the entry that could not be read; -1 if it failed for another reason."""
+    """Raised when a copy failed. `entry` is the entry that could not be read; -1 if the copy failed for another reason.
+    """
 
     def __init__(self, stuck: StuckReason, text: str, entry: int = -1) -> None:
         super().__init__(text)
@@ -169,7 +170,7 @@ class Copier:
 
     # ------------------------------------------------------------------------------ asking
     async def find_held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> Intervals | None:
-        """Returns which of the entries `first … last` the bookie holds; None if it does not answer."""
+        """Returns which of the entries `first … last` the bookie has; None if it does not answer."""
         found = Intervals()
         for at in range(first, last + 1, ENTRIES_MAX):
             end = min(last, at + ENTRIES_MAX - 1)
@@ -186,8 +187,8 @@ class Copier:
 
     # ------------------------------------------------------------------------------ copying
     async def copy(self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]) -> None:
-        """Copies runs of entries to the bookie `target`. Calls `copied` with the number of bytes that arrived. Raises
-        CopyFailed, or an error of the metadata.
+        """Copies runs of entries to the bookie `target`. Calls `copied` with the number of bytes of each part that the
+        bookie has stored. Raises CopyFailed, or an error of the metadata.
         """
         work = _Batches(runs, _guess(reader.record), self._batch_bytes)
 
@@ -317,7 +318,7 @@ class _Unsettled(NamedTuple):
 
 
 class RepairWorker:
-    """A worker: takes marked ledgers, locks each, and makes them whole."""
+    """A repair worker: locks marked ledgers and restores their missing copies."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str

@@ -41,8 +41,8 @@ _BUSY_PAUSE_S = 0.05
 
 
 class Restorer:
-    """Restores this bookie's copies of ledgers; `restore` may run for several at a time. `counters` are totals since
-    the start.
+    """Restores this bookie's copies of ledgers from other bookies; several calls of `restore` may run at a time.
+    `counters` are totals since the start.
     """
 
     def __init__(self, store: Store, bookie: str, metadata: MetadataStore, client: LedgerClient) -> None:
@@ -53,8 +53,8 @@ class Restorer:
         self.counters = {"restored_entries": 0, "restored_bytes": 0, "recovered_ledgers": 0}
 
     async def restore(self, ledger: int, *, recover: bool = True) -> str | None:
-        """Restores this bookie's copy of a ledger. Returns None if it is whole, else why it is not. Errors of other
-        bookies or of the metadata are reasons, and are not raised.
+        """Restores this bookie's copy of a ledger. Returns None if the copy is then complete, else why it is not.
+        Errors of other bookies or of the metadata are such reasons, and are not raised.
 
         With `recover=False` an open ledger is left to its writer.
         """

@@ -63,7 +63,7 @@ BEGIN_S = 10.0
 
 
 class ScrubPlace(msgspec.Struct):
-    """How far a pass has come: everything before extent `extent` of log `log` is checked."""
+    """The position of a pass: everything before extent `extent` of log `log` is checked."""
 
     number: int = 1  # of the pass
     began_ms: int = 0
@@ -272,8 +272,8 @@ class Scrubber:
 
 
 class QuarantineReports:
-    """Stores in the metadata which entries are quarantined here: one record per ledger, removed when all of its entries
-    are repaired.
+    """Stores in the metadata which entries are quarantined on this bookie: one record per ledger, which is removed when
+    all of its entries are repaired.
 
     Readers add to the record the entries that this bookie sent damaged (ledger/damage.py). At the first `store`, and
     then once in LOOK_S, each of these entries is read here. A damaged one is quarantined too, and `adopted` is called,
@@ -359,8 +359,8 @@ PAUSE_MAX_S = 3600.0
 
 
 class EntryRepairer:
-    """Repairs quarantined entries from other bookies. Calls `report` when the reports in the metadata must change.
-    `metadata` returns the current metadata session.
+    """Repairs quarantined entries with copies from other bookies. Calls `report` when the reports in the metadata must
+    change. `metadata` returns the current metadata session.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class EntryRepairer:
         self._asked = asyncio.Event()
 
     def on_quarantined(self) -> None:
-        """Starts a repair because entries were quarantined just now."""
+        """Called when entries were quarantined: starts to repair them."""
         self._report()
         self._asked.set()
 
@@ -408,7 +408,7 @@ class EntryRepairer:
         return left
 
     async def repair_ledger(self, ledger: int) -> bool:
-        """Restores this bookie's copy of a ledger, if the ledger is closed. Returns whether the copy is whole."""
+        """Restores this bookie's copy of a ledger if the ledger is closed. Returns whether the copy is complete."""
         metadata = self._metadata()
         client = LedgerClient(self._world, metadata)
         try:

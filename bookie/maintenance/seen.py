@@ -55,7 +55,7 @@ SAVE_S = 60.0
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What the bookie remembers of the metadata; the table of the module says where each field comes from."""
+    """What the bookie has recorded of the metadata; the module's table says where each field comes from."""
 
     number: int = 0
     token: str = ""
@@ -65,7 +65,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class PresentFacts(msgspec.Struct, frozen=True):
-    """What the metadata says now, and the largest ledger id in the bookie's store (`here`)."""
+    """The present state of the metadata, and the largest ledger id in the bookie's store (`here`)."""
 
     incarnations: tuple[Incarnation, ...]
     revision: int
@@ -74,7 +74,7 @@ class PresentFacts(msgspec.Struct, frozen=True):
 
 
 class TrustVerdict(enum.Enum):
-    """Whether the metadata store is as new as what the bookie has seen."""
+    """Whether the metadata is as new as the state that the bookie has recorded of it."""
 
     CURRENT = "as it was, or younger"
     OLDER = "older than what this bookie saw"
@@ -82,7 +82,9 @@ class TrustVerdict(enum.Enum):
 
 
 def judge(seen: Seen, shown: PresentFacts) -> TrustVerdict:
-    """Returns whether the metadata is older than what was seen, by the table in the module's docstring."""
+    """Returns whether the metadata (`shown`) is older than what was recorded (`seen`), by the table in the module's
+    docstring.
+    """
     if not _is_behind(seen, shown):
         return TrustVerdict.CURRENT
     restore = _last_restore(shown.incarnations)
@@ -90,7 +92,7 @@ def judge(seen: Seen, shown: PresentFacts) -> TrustVerdict:
 
 
 def _is_behind(seen: Seen, shown: PresentFacts) -> bool:
-    """Returns whether the metadata lacks something that was seen before."""
+    """Returns whether the metadata lacks something that was recorded before."""
     if seen.ledger >= 0 and (shown.next_id is None or shown.next_id <= seen.ledger):
         return True
     if shown.next_id is not None and shown.next_id <= shown.here:
@@ -111,7 +113,7 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
 
 
 def next_seen(seen: Seen, shown: PresentFacts, *, restored: bool) -> Seen:
-    """Returns what the bookie remembers after the verdict CURRENT or RESTORED."""
+    """Returns what the bookie must record after the verdict CURRENT or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
     return Seen(
@@ -124,8 +126,8 @@ def next_seen(seen: Seen, shown: PresentFacts, *, restored: bool) -> Seen:
 
 
 class MetadataMemory:
-    """What this bookie remembers of the metadata, and the comparison with it. `here` returns the largest ledger id in
-    its store.
+    """Records the state of the metadata that this bookie has seen, and compares the metadata with it. `here` returns
+    the largest ledger id in the bookie's store.
     """
 
     def __init__(self, world: World, directory: str) -> None:
@@ -138,15 +140,15 @@ class MetadataMemory:
         self.here: Callable[[], int] = lambda: -1
 
     async def load(self) -> None:
-        """Reads what is remembered. Raises Damaged or NewerFormat: without it the metadata cannot be judged."""
+        """Reads the record. Raises Damaged or NewerFormat: without the record, the metadata cannot be judged."""
         path = join_path(self._directory, NOTE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
             self.seen = self._kept = note.decode(data, MAGIC, Seen, path)
 
     async def check_trust(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
-        """Compares the metadata with what is remembered, and remembers its state. Raises InvalidConfiguration if the
-        metadata is older, unless an operator `accepted` it.
+        """Compares the metadata with the record, then records its present state. Raises InvalidConfiguration if the
+        metadata is older, unless an operator `accepted` that.
         """
         shown = await _shown(metadata, self.here())
         verdict = judge(self.seen, shown)
@@ -175,7 +177,7 @@ class MetadataMemory:
         return msgspec.structs.replace(shown, next_id=max(shown.next_id or 0, least))
 
     async def _save(self, seen: Seen) -> None:
-        """Remembers `seen`, which counts from now on even if the disk has no room for the file."""
+        """Records `seen`, which counts from now on even if the disk has no room for the file."""
         self.seen = seen
         now = self._world.clock.monotonic()
         important = seen != msgspec.structs.replace(self._kept, revision=seen.revision)

@@ -85,7 +85,7 @@ class BootResult(NamedTuple):
 
 
 def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> BootResult:
-    """Takes steps 1 to 4 of a start; returns what they found. Must run in a worker."""
+    """Takes steps 1 to 4 of a start; returns their result. Must run in a worker."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         disk.make_directories(files, join_path(directory, name))
     losses.load()
@@ -101,8 +101,8 @@ def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
 
 
 def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[Mark, int]:
-    """Returns (mark, number of marks written). Writes a first mark in a new store, and a new one if the mark cannot be
-    read.
+    """Returns the mark, and how many marks this store has written. Writes the first mark of a new store, or a new mark
+    if the old one cannot be read.
     """
     path = join_path(directory, MARK)
     numbers = log_files.numbers(files, join_path(directory, ENTRIES))
@@ -134,8 +134,8 @@ def _create(files: Files, directory: str, uuid: bytes) -> Mark:
 async def enter_limbo(
     worker: Worker, losses: DataLossLog, known: DirectoryFacts, end: JournalPosition, descriptors: LedgerDescriptors
 ) -> None:
-    """Enters limbo if data was lost; this is durable with the next checkpoint. Must be called after the replay, which
-    ended at `end`.
+    """Makes the bookie enter limbo if a start lost data; this is durable with the next checkpoint. Must be called after
+    the replay, which ended at `end`.
 
     Without any ledger there is nothing to lose: it was a first start that was cut short.
     """
@@ -214,7 +214,7 @@ class Replay:
         return len(damages)
 
     async def _flush(self, end: JournalPosition) -> None:
-        """Starts to flush what was applied so far, after the last flush has ended. The next blocks fill the other
+        """Starts to flush what was applied so far, after the last flush has ended. The next blocks go into the other
         table.
         """
         await self._flushed()
@@ -257,7 +257,7 @@ class Replay:
         table.count_added(count, size)
 
     def _place(self, table: Table, ledger: int) -> tuple[dict[int, Stored], LedgerDescriptor] | None:
-        """Returns the ledger's entries in `table`, and its descriptor, for the caller to change both; None if the
+        """Returns the ledger's entries in `table`, and its descriptor, both of which the caller may change; None if the
         ledger is unknown.
         """
         descriptor = self._descriptors.get(ledger)

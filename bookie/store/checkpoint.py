@@ -57,8 +57,8 @@ one slice a turn a flush writes 150 to 250 MB/s, whatever the disk can do."""
 
 
 class Source(NamedTuple):
-    """The journal as a checkpoint sees it: `position` returns up to where it is synced, `release` recycles journals, in
-    the worker.
+    """The journal as a checkpoint uses it: `position` returns the position up to which it is synced, `release` recycles
+    journals, in the worker.
 
     `swapped` is called when the memtable has room again.
     """
@@ -69,7 +69,7 @@ class Source(NamedTuple):
 
 
 class Checkpoint:
-    """Runs checkpoints and commits, one at a time."""
+    """Makes the checkpoints and commits of a store, one at a time."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Checkpoint:
 
     # ------------------------------------------------------------------------------------ the mark's other author
     async def run_exclusive(self, function: Callable[[], None]) -> None:
-        """Runs `function`, which opens or closes a log, in the worker while no checkpoint and no commit runs."""
+        """Runs `function`, which opens or closes a log, in the worker, while neither a checkpoint nor a commit runs."""
 
         async def run() -> None:
             await self._worker.run(function)
@@ -251,7 +251,8 @@ class Checkpoint:
         await self._alone(run)
 
     async def commit(self, moved: Written | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
-        """Commits what the cold writer wrote, with its facts, and removes the logs `drop` from the index.
+        """Commits `moved`, what the cold writer wrote, together with `facts`, and removes the logs `drop` from the
+        index.
 
         Raises NoSpace before the mark is written: then nothing of it counts.
         """

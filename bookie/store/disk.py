@@ -29,23 +29,25 @@ GATHER_MAX = 512
 
 
 def raise_if_busy(error: OSError) -> None:
-    """Raises `error` again if no file descriptor was free, which says nothing about the file; else returns."""
+    """Raises `error` again if it says that no file descriptor was free, which says nothing about the file; else
+    returns.
+    """
     if error.errno in NONE_FREE:
         raise error
 
 
 def raise_unless_busy(error: OSError) -> None:
-    """Raises `error` again unless no file descriptor was free."""
+    """Raises `error` again unless it says that no file descriptor was free."""
     if error.errno not in NONE_FREE:
         raise error
 
 
 class NoSpace(Exception):
-    """The disk has no room for what should be written; none of it counts."""
+    """The disk has no room for a write; nothing of the write counts."""
 
 
 class NoDescriptor(NoSpace):
-    """No file descriptor is free for what should be written; none of it counts. This says nothing about the disk."""
+    """No file descriptor is free for a write; nothing of the write counts. This says nothing about the disk."""
 
 
 def raise_or_die(files: Files, doing: str, error: OSError) -> NoReturn:
@@ -60,7 +62,7 @@ def raise_or_die(files: Files, doing: str, error: OSError) -> NoReturn:
 
 
 def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
-    """Writes the buffers one after the other; returns their total size. Fails as `raise_or_die` says."""
+    """Writes the buffers one after the other at `offset`; returns their total size. Errors: `raise_or_die`."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:
@@ -78,8 +80,8 @@ def open_file(files: Files, path: str, *, direct: bool = False) -> File:
 
 
 def open_direct(files: Files, path: str, block: bytes) -> File | None:
-    """Opens the file direct and writes `block` at its start; returns None if its file system does not support direct
-    writes.
+    """Opens the file for direct writes and writes `block` at its start; returns None if its file system does not
+    support them.
     """
     try:
         file = files.open(path, direct=True)
@@ -96,7 +98,7 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
 
 
 def open_once(files: Files, path: str) -> File:
-    """Opens a file that is read once: past the page cache where its file system supports that."""
+    """Opens a file that will be read once: without the page cache where its file system supports that."""
     try:
         file = files.open(path, write=False, direct=True)
         try:
@@ -157,8 +159,8 @@ def make_directories(files: Files, path: str) -> None:
 
 
 def list_removable(files: Files, path: str) -> list[str]:
-    """Returns the names in a folder from which the caller removes files. Returns none if no file descriptor is free:
-    the files can be removed later.
+    """Returns the names in a directory, for a caller that removes some of them. Returns none if no file descriptor is
+    free: the files can be removed later.
     """
     try:
         return files.list_directory(path)

@@ -3,7 +3,7 @@ invariant 24).
 
 A write that finds no room fails, and none of it counts (store/disk.py). Then, in this order:
 
-    a checkpoint, a move     gives up the reserve (headroom.py) and is tried once more (`run_with_room`)
+    a checkpoint, a move     gives up the reserve (`Reserve`) and is tried once more (`run_with_room`)
     a journal block          its waiters are refused; `ensure_room` gives up the reserve, so that the next blocks find
                              room: by then they are recovery adds and fences only, because `on_no_space` has ended
                              clients' adds
@@ -11,12 +11,11 @@ A write that finds no room fails, and none of it counts (store/disk.py). Then, i
                              replayed and flushed, and begins again
 
 Without a free descriptor the disk is not full (NoDescriptor): the reserve stays, and no adds are ended. The checkpoint
-is made again soon (store.py). `without_descriptor` holds until then, and adds that find memory full do
-not wait for it (bookie/adds.py).
+is made again soon (store.py). `without_descriptor` holds until then, and adds that find memory full do not wait for it
+(bookie/adds.py).
 
 `ensure_room` is called at intervals, and after `on_no_space`: it repeats the write that found no room, and fills the
-reserve when the disk has room for it.
-Guarded by tests/bookie/test_full_disk.py, tests/bookie/test_few_descriptors.py.
+reserve when the disk has room for it. Guarded by tests/bookie/test_full_disk.py, tests/bookie/test_few_descriptors.py.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ _PAGE = 4096
 
 
 class Reserve:
-    """The reserve of one data directory: a file whose space is given up when the disk is full. All calls must come from
-    a worker. `held` is true if the whole file exists, or if no reserve is wanted.
+    """The reserve of one data directory: a file that is deleted when the disk is full, so that its space can be used.
+    All calls must come from a worker. `held` is true if the whole file exists, or if no reserve is wanted.
     """
 
     def __init__(self, files: Files, directory: str, entries: str, bytes_min: int, bytes_max: int) -> None:
@@ -131,8 +130,8 @@ JOURNAL = "journal"
 
 
 class Headroom:
-    """Which writes of a bookie found a full disk, and the use of the reserve for them. `checkpoint` makes a checkpoint.
-    `on_no_space` is called when a write found a full disk: it ends adds of clients.
+    """Records which writes of a bookie found a full disk, and gives up and fills the reserve for them. `checkpoint`
+    makes a checkpoint. `on_no_space` is called when a write found a full disk: it ends adds of clients.
     """
 
     def __init__(
@@ -163,8 +162,8 @@ class Headroom:
         return self._reserve.held
 
     async def ensure_room(self, used_share_max: float) -> bool:
-        """Returns whether there is room, and a reserve, now. Repeats the write that found no room, and fills the
-        reserve if less than `used_share_max` of the disk is used afterwards.
+        """Returns whether there is now room for writes, and a reserve. Repeats the write that found no room, and fills
+        the reserve if less than `used_share_max` of the disk is used afterwards.
 
         Raises OSError or NoDescriptor if this cannot be found out now.
         """
@@ -195,7 +194,8 @@ class Headroom:
                 _LOG.debug("still no room for a checkpoint: %s", error)
 
     async def run_with_room(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Runs `action`. If it finds no room, gives up the reserve and runs it again. Raises NoSpace if that fails too.
+        """Runs `action`. If the disk has no room for it, gives up the reserve and runs it again. Raises NoSpace if that
+        fails too.
         """
         try:
             await action()
@@ -207,7 +207,7 @@ class Headroom:
             await action()
 
     async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
-        """Makes a checkpoint. Raises NoSpace, and then `ensure_room` repeats it, or NoDescriptor."""
+        """Makes a checkpoint. Raises NoSpace (then `ensure_room` repeats the checkpoint) or NoDescriptor."""
         try:
             await self.run_with_room(checkpoint)
             self.flush_blocked = self.without_descriptor = False

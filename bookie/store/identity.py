@@ -67,7 +67,7 @@ LOCK = "lock"
 
 
 class BootVerdict(enum.Enum):
-    """What the bookie's directory is; no bookie starts with a verdict of REFUSALS."""
+    """The verdict on a bookie's data directory at a start; with a verdict of REFUSALS the bookie does not start."""
 
     NEW = "a new bookie"
     FINISH = "a first start that was cut short"
@@ -126,7 +126,7 @@ class BootFacts(NamedTuple):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The identity of a claimed directory; `count_start` counts this start."""
+    """The identity of a bookie whose directory was claimed; `count_start` counts this start."""
 
     uuid: bytes
     instance: str
@@ -147,7 +147,9 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def journal(self) -> JournalPosition:
-        """Returns the position up to which the journal of this directory was synced: it must not end before."""
+        """Returns the position up to which the journal of this directory was known to be synced: the journal must not
+        end before it.
+        """
         return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
 
 
@@ -197,8 +199,8 @@ def unusable(directory: str, error: OSError) -> InvalidConfiguration:
 
 
 async def claim(world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str) -> Identity:
-    """Locks the directory and judges it. `place` must be unique in the cluster; the directory may have been at
-    `aliases` before.
+    """Locks the directory, judges it, and returns its identity. `place` must be unique in the cluster; the directory
+    may have been at `aliases` before.
 
     Raises Busy if another process has it, and InvalidConfiguration, which says what to do, if the bookie may not start.
     """
@@ -247,8 +249,8 @@ async def _claim(
 async def count_start(
     world: World, metadata: MetadataStore, directory: str, identity: Identity, end: JournalPosition
 ) -> None:
-    """Counts this start, and stores up to where the journal is synced. Everything that was lost must be durable as
-    limbo before.
+    """Counts this start in the cookie and its record, and stores the position up to which the journal is synced. All
+    losses must be durable as limbo before.
 
     Raises Unavailable if the record changed since it was judged, because an operator forgot or moved the bookie.
     """
@@ -277,7 +279,8 @@ async def store_journal_position(
 ) -> bool:
     """Stores in the bookie's record that the journal was synced up to `end`. The position never goes back.
 
-    Returns False if the record had less than `told`: the metadata went back, or is another one.
+    Returns False if the record had less than `told`, the position stored last: the metadata went back, or is another
+    one.
     """
     kept = True
 
@@ -333,8 +336,8 @@ def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
 
 # ------------------------------------------------------------------------------------------ what an operator says
 async def delete_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """Deletes the cookie record of a bookie whose data is lost for good: a new bookie may take its place, and its
-    directory never starts again.
+    """Deletes the cookie record of a bookie whose data is lost for good: a new bookie may use its place, and no bookie
+    starts with its directory again.
 
     Raises NotFound if there is no such bookie, Busy while it is registered or starts. Ledgers on it keep their records
     and have one copy less. A bookie registers only while its cookie record exists (registration.py), and the record is

@@ -48,8 +48,8 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """A cache that evicts the values that were not used for the longest time. The caller says what a value costs; the
-    sum is never above `bytes_max`.
+    """A cache that evicts the values that were not used for the longest time. The caller passes the size of each value;
+    their sum never exceeds `bytes_max`.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -147,8 +147,8 @@ class Pages:
 
 
 class Group:
-    """What stays in memory of an index group of `log`, which begins at `offset` of the index file. Must be made in a
-    worker.
+    """The part of an index group of `log` that stays in memory; the group begins at `offset` of the index file. Must be
+    made in a worker.
 
     Extents must ascend by ledger. Made by `Group(log, offset, extents)`, or by `Group.start` and then `feed` with
     slices of the heads' bytes, each of whole pages.
@@ -176,7 +176,8 @@ class Group:
         return group
 
     def feed(self, heads: bytes) -> None:
-        """Adds the next heads: whole pages, except the last time. Raises ValueError if they are not sorted by ledger.
+        """Adds the next heads. Must be whole pages, except the last time. Raises ValueError if they are not sorted by
+        ledger.
         """
         columns = columns_of(heads)
         ledgers = columns.ledgers
@@ -205,7 +206,9 @@ class Group:
 
 
 class Run:
-    """The extents of one ledger in the first `groups` groups of one log, sorted by first entry."""
+    """The extents of one ledger in one log, as far as they are in the log's first `groups` groups, sorted by first
+    entry.
+    """
 
     __slots__ = ("_firsts", "_packed", "_reach", "groups", "ledger", "log")
 
@@ -226,7 +229,7 @@ class Run:
 
     @property
     def first(self) -> int | None:
-        """Returns the smallest entry; None if there is none."""
+        """Returns the smallest entry; None if there is no extent."""
         return self._firsts[0] if self._firsts else None
 
     @property
@@ -238,7 +241,7 @@ class Run:
         return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
 
     def places(self, entry: int) -> list[ExtentPlace]:
-        """Returns the extents whose range includes the entry; that which begins last comes first."""
+        """Returns the extents whose range includes the entry, first the one with the largest last entry."""
         found: list[ExtentPlace] = []
         at = bisect_right(self._firsts, entry) - 1
         while at >= 0 and self._reach[at] >= entry:
@@ -251,7 +254,9 @@ class Run:
 
 
 class Missing(NamedTuple):
-    """The answer of `lookup` if pages must be loaded: the run is complete once `pages` are added to `known`."""
+    """The answer of `lookup` if pages must be loaded: with the extents in `pages` added to `known`, the run is
+    complete.
+    """
 
     log: int
     ledger: int
@@ -351,7 +356,8 @@ class Index:
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
     def is_nowhere(self, ledger: int, entry: int) -> bool:
-        """Returns True if certainly no extent's range includes the entry. Loads nothing: False may also mean unknown.
+        """Returns True if certainly no extent's range includes the entry. Loads nothing: False may also mean that it is
+        unknown.
         """
         for number, log in self._logs.items():
             if ledger in log.ledgers:
@@ -376,7 +382,7 @@ class Index:
 
     # ------------------------------------------------------------------------------------ tables
     def table(self, place: ExtentPlace) -> Table | None:
-        """Returns the table of an extent; None if it must be loaded."""
+        """Returns the table of an extent; None if it is not in memory and must be loaded."""
         if place.extent.entries == 1:
             return single_table(place.extent)
         found = self._runs.get((place.log, place.table_offset, None))

@@ -1,4 +1,5 @@
-"""The ledger index on disk: keys, fence bits, LACs and facts (format/ledger_index.py), appended per checkpoint.
+"""What a bookie knows of its ledgers besides their entries, in memory (`LedgerDescriptors`) and in the ledger index on
+the disk (`LedgerIndexFile`): keys, fence bits, LACs and facts (format/ledger_index.py), appended per checkpoint.
 
 `write` appends what changed and syncs. A large file of mostly outdated records (`_OUTDATED_MAX`) is instead rewritten
 as the next generation, when there is room. Neither counts before the mark names generation and end; `on_committed` then
@@ -55,7 +56,7 @@ _CLEAN_MAX = 4096
 
 
 class LedgerDescriptor:
-    """What a bookie knows of a ledger besides its entries: key, fence, LAC, last entry."""
+    """What a bookie knows of a ledger besides its entries: key, fence, LAC, and id of the last entry."""
 
     __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 
@@ -70,7 +71,7 @@ class LedgerDescriptor:
 
     @classmethod
     def from_state(cls, state: LedgerState) -> LedgerDescriptor:
-        """Returns the descriptor of a record that is durable."""
+        """Returns the descriptor for `state`, a durable record of the ledger index."""
         found = cls(state.ledger, state.key)
         found.key_synced = True
         found.fenced = found.fence_synced = state.fenced
@@ -83,8 +84,8 @@ class LedgerDescriptor:
 
 
 class IndexContent(NamedTuple):
-    """What the ledger index must contain: all of it (`table`, `statements`), and what is new (`changes`). `unsynced`
-    are descriptors whose key or fence the journal does not have durably yet.
+    """The content that the ledger index must have: all records (`table`, `statements`), and the new ones (`changes`).
+    `unsynced` are descriptors whose key or fence the journal does not have durably yet.
     """
 
     table: LedgerTable
@@ -94,8 +95,8 @@ class IndexContent(NamedTuple):
 
 
 class PendingChanges(NamedTuple):
-    """The changes that a checkpoint gives to its worker. Descriptors may change meanwhile: a fence is only set, LAC and
-    last entry only grow.
+    """The changes that a checkpoint's worker must write. Descriptors may change meanwhile, but a fence is only set, and
+    LAC and last entry only grow.
     """
 
     table: LedgerTable
@@ -123,7 +124,9 @@ class PendingChanges(NamedTuple):
 
 
 class LedgerDescriptors(StateLog):
-    """The descriptors and facts of a bookie, in memory or by need from the table of the ledger index."""
+    """The descriptors and facts of a bookie. Descriptors that did not change lately are made when needed, from the
+    table of the ledger index.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +181,7 @@ class LedgerDescriptors(StateLog):
         self.dirty_ledgers[descriptor.ledger] = descriptor
 
     def delete(self, first: int, last: int) -> None:
-        """Deletes the ledgers of the interval for ever."""
+        """Deletes the ledgers `first … last` for ever."""
         self.add_fact(Tombstone(first, last))
 
     def apply(self, fact: Fact) -> None:
@@ -197,7 +200,7 @@ class LedgerDescriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ for the ledger index
     def load(self, loaded: LoadedIndex) -> None:
-        """Sets the content of the ledger index; called once, at a start."""
+        """Sets the content that was read from the ledger index. Must be called once, at a start."""
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
         for fact in loaded.facts:
@@ -208,7 +211,7 @@ class LedgerDescriptors(StateLog):
         return bool(self.dirty_ledgers or self._settling or self._unwritten or self.has_changes)
 
     def begin_write(self) -> None:
-        """Gives all changes until now, and those of a checkpoint that failed, to the checkpoint that begins."""
+        """Hands all changes until now to the checkpoint that begins, with those of a checkpoint that failed."""
         if self._settling:
             self._settling.update(self.dirty_ledgers)
         else:
@@ -221,8 +224,8 @@ class LedgerDescriptors(StateLog):
         return PendingChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
     def on_written(self, settled: IndexContent) -> dict[int, LedgerDescriptor]:
-        """Handles that the changes are durable. Returns the descriptors that are not needed any more, for the caller to
-        free: they may be many.
+        """Called when the changes are durable. Returns the descriptors that are not needed any more; the caller must
+        free them, because they may be many.
         """
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
@@ -231,7 +234,9 @@ class LedgerDescriptors(StateLog):
         return old
 
     def check(self) -> None:
-        """Checks the facts, and: every ledger has a place; synced fences are fences; no deleted ledger is dirty."""
+        """Checks the facts, that every ledger has a descriptor, that a synced fence is set, and that no deleted ledger
+        has unwritten changes.
+        """
         self.check_facts(self._ids)
         known = {*self.dirty_ledgers, *self._settling, *self._table}
         assert all(ledger in known for ledger in self._ids)
@@ -274,7 +279,8 @@ class LedgerIndexFile:
         self._faulty = False
 
     def load(self, missing: Callable[[str], None]) -> LoadedIndex:
-        """Returns the content of all whole records. Calls `missing` for each damage. Raises ForeignFile or NewerFormat.
+        """Returns the content of all whole records. Calls `missing` with a description of each damage. Raises
+        ForeignFile or NewerFormat.
         """
         path = join_path(self._directory, name(self.generation))
         loading = TableLoader()
@@ -317,8 +323,8 @@ class LedgerIndexFile:
         return self._faulty or large
 
     def write(self, unwritten: PendingChanges) -> tuple[IndexContent, int, int]:
-        """Writes the changes, or everything if the file is outdated. Returns that content, and (generation, end) for
-        the mark.
+        """Writes the changes, or everything if the file is outdated. Returns the content that was written, and
+        (generation, end) of the file for the mark.
         """
         if self.is_outdated(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)

@@ -3,13 +3,13 @@
 A ledger has one key for ever, that of the first intent that was admitted. Its KEY record is in the same group of the
 journal as that intent, so a start never finds an entry, a fence or an LAC of a ledger without its key.
 
-    introduce(ledger, key)    the metadata has a record of the ledger with this key
-    verdict(ledger, key)      whether an intent with this key is admitted
-    with_key(ledger, key)     the descriptor, after OK; enqueues the KEY record if it is not durable
-    take()                    the KEY records of the group that is sealed now
+    introduce(ledger, key)            the metadata has a record of the ledger with this key
+    verdict(ledger, key)              whether an intent with this key is admitted
+    ensure_descriptor(ledger, key)    the descriptor, after OK; enqueues the KEY record if it is not durable
+    take_enqueued()                   the KEY records of the group that is sealed now
 
-Bound: `INTRODUCED_MAX` ledgers that were introduced and did not begin. Guarded by
-tests/bookie/test_newcomers.py, tests/bookie/store/test_crashes.py.
+`TombstoneWriter` writes the tombstones of deleted ledgers. Bound: `INTRODUCED_MAX` ledgers that were introduced and did
+not begin. Guarded by tests/bookie/test_newcomers.py, tests/bookie/store/test_crashes.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class LedgerKeys:
         self._keying: dict[int, LedgerDescriptor] = {}  # whose key goes out with the next seal
 
     def require_introduction(self) -> None:
-        """From now on a ledger that is not here may only begin with a key that was introduced (bookie/newcomers.py)."""
+        """Requires from now on that the key of a ledger that is unknown here was introduced before the ledger begins
+        (bookie/newcomers.py).
+        """
         self._introduced = Lru(INTRODUCED_MAX)
 
     def introduce(self, ledger: int, key: bytes) -> None:
@@ -47,15 +49,15 @@ class LedgerKeys:
             self._introduced.put(ledger, key, 1)
 
     def may_begin(self, ledger: int, key: bytes) -> bool:
-        """Returns whether a ledger that is not here may begin with this key."""
+        """Returns whether a ledger that is unknown here may begin with this key."""
         if self._introduced is None:
             return True
         known = self._introduced.get(ledger)
         return known is not None and hmac.compare_digest(known, key)
 
     def verdict(self, ledger: int, key: bytes) -> Status:
-        """Returns whether an intent with this key is admitted: OK; FENCED if the ledger is deleted, NO_SUCH_LEDGER if
-        it is new and was not introduced, UNAUTHORIZED if it has another key.
+        """Returns whether an add or a fence with this key is admitted: OK; FENCED if the ledger is deleted,
+        NO_SUCH_LEDGER if it is new and was not introduced, UNAUTHORIZED if it has another key.
         """
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
@@ -85,7 +87,7 @@ class LedgerKeys:
         return Status.OK
 
     def ensure_descriptor(self, ledger: int, key: bytes) -> LedgerDescriptor:
-        """Returns the ledger's descriptor, and creates it if there is none. Enqueues its KEY record if that is not
+        """Returns the ledger's descriptor, and creates it if there is none. Enqueues its KEY record unless the key is
         durable.
         """
         descriptor = self._descriptors.get(ledger) or self._descriptors.create(ledger, key)
@@ -121,8 +123,8 @@ TOMBSTONES_MAX = 4096
 
 
 class TombstoneWriter:
-    """Writes the tombstones of one store. `sealed` waits until the journal has, or refused, what was enqueued before
-    the call.
+    """Writes the tombstones of one store. `sealed` waits until the journal has synced, or refused, what was enqueued
+    before the call.
     """
 
     def __init__(

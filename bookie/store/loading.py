@@ -92,7 +92,7 @@ class StoreWorkers(msgspec.Struct, frozen=True):
 
 
 class LoadedStore(msgspec.Struct, frozen=True):
-    """The parts of a store after its start; all of their content is durable."""
+    """The parts of a store after its files are loaded; all of their content is durable."""
 
     workers: StoreWorkers
     losses: DataLossLog

@@ -114,7 +114,7 @@ class Table:
         return entries
 
     def count_added(self, count: int, size: int) -> None:
-        """Counts `count` entries, of `size` bytes together, that the caller added.
+        """Counts `count` entries, of `size` bytes together, that the caller has added.
 
         An entry that replaces an earlier one is counted again, so the counters may be too high, never too low.
         """
@@ -123,7 +123,7 @@ class Table:
 
 
 class Memtable:
-    """The memtable: the active table, and the one that is being flushed."""
+    """The memtable: an active table that takes inserts, and one that is being flushed."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -132,7 +132,7 @@ class Memtable:
 
     @property
     def is_due(self) -> bool:
-        """Returns whether the active table has reached its bound."""
+        """Returns whether the active table has reached its bound, so that a checkpoint is due."""
         return self.active.size_bytes >= self.bytes_max
 
     @property
@@ -193,7 +193,7 @@ class Memtable:
                 del table.refused[ledger]
 
     def refused_of(self, ledger: int) -> list[tuple[int, int]]:
-        """Returns (first, last) of runs of the ledger's entries that are only in memory, because the journal had no
+        """Returns (first, last) of the runs of the ledger's entries that are only in memory because the journal had no
         room for them.
         """
         return [run for table in self._tables for run in table.refused.get(ledger, ())]

@@ -10,8 +10,8 @@ the entry may have moved from a place not yet searched to one already searched, 
 no gap.
 
 A range is one file read: the run of consecutive entries from the first, within one extent, up to `count` and about
-`bytes_max`. When more was asked for, the following entries are read ahead (reads.py). A single entry reads
-ahead along its extent into the cache. Guarded by tests/bookie/store/test_reads.py and
+`bytes_max`. When more was asked for, the following entries are read ahead, in bounded memory (`ReadAhead`). A single
+entry reads ahead along its extent into the cache. Guarded by tests/bookie/store/test_reads.py and
 tests/bookie/store/test_checkpoint.py.
 """
 
@@ -66,15 +66,15 @@ _ENTRIES_MAX = 1 << 20
 
 
 class ReadLane(NamedTuple):
-    """A worker that reads chunks ahead, one after the other, with files and memory of its own."""
+    """A worker that reads chunks ahead, one after the other, and the files and memory that only it uses."""
 
     reader: EntryLogReader
     worker: Worker
 
 
 class Chunk(NamedTuple):
-    """A read ahead that is under way, from `entry` on. `entries` is how many it should return; None: unknown until it
-    is done.
+    """Entries from `entry` on that are being read ahead. `entries`: their expected number; None if it is unknown until
+    they are read.
     """
 
     entry: int
@@ -83,8 +83,8 @@ class Chunk(NamedTuple):
 
 
 class SequentialRead:
-    """What is read ahead for one sequential reader: ready entries, then chunks, each of which begins where the one
-    before ends. The next chunk begins at entry `after`.
+    """The entries that are read ahead for one sequential reader: ready entries first, then chunks, each of which begins
+    where the previous one ends. The next chunk to be read begins at entry `after`.
     """
 
     __slots__ = ("_at", "_ends", "_ready", "after", "chunks", "place", "ready_bytes")
@@ -100,7 +100,7 @@ class SequentialRead:
 
     @property
     def remaining(self) -> int:
-        """Returns the number of entries that are ready."""
+        """Returns the number of entries that are ready to be returned."""
         return len(self._ready) - self._at
 
     @property
@@ -109,8 +109,8 @@ class SequentialRead:
         return not self.remaining and bool(self.chunks) and self.chunks[0].read.done()
 
     def accept_chunk(self) -> None:
-        """Makes the entries of the first chunk ready. If they are fewer than expected, drops all further chunks: what
-        follows is unknown.
+        """Makes the entries of the first chunk ready. Drops all further chunks if it has fewer entries than expected,
+        because then the next entry is unknown.
         """
         assert not self.remaining
         entry, expected, read = self.chunks.popleft()
@@ -138,7 +138,7 @@ class SequentialRead:
 
 
 class ReadAhead:
-    """Reads ahead for sequential readers, in bounded memory."""
+    """Reads entries ahead for sequential readers, in bounded memory."""
 
     def __init__(self, index: Index, lanes: Sequence[ReadLane], bytes_max: int, chunk_bytes: int) -> None:
         self._index = index
@@ -147,8 +147,8 @@ class ReadAhead:
         self._streams: Lru[tuple[int, int], SequentialRead] = Lru(bytes_max)
 
     def take_stream(self, ledger: int, entry: int) -> SequentialRead | None:
-        """Removes and returns the read-ahead that continues with this entry; None if there is none. It belongs to the
-        caller now.
+        """Removes and returns the entries read ahead from `entry` on, which then belong to the caller; None if there
+        are none.
         """
         stream = self._streams.get((ledger, entry))
         if stream is not None:
@@ -156,7 +156,9 @@ class ReadAhead:
         return stream
 
     def read_after(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
-        """Keeps `stream` (None: a new one) for the next read, of `entry`, and reads more chunks ahead."""
+        """Caches `stream` (None: a new one) until the next read, which is expected to begin at `entry`, and reads more
+        chunks ahead.
+        """
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
             stream = SequentialRead(entry)
@@ -239,7 +241,7 @@ _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 
 class ReadResult(NamedTuple):
-    """The result of a read of entries, and the ledger's LAC."""
+    """The result of a read: status, entries, and the ledger's LAC."""
 
     status: Status
     entries: list[Buffer]  # stored entries `entry`, `entry + 1`, …; none unless OK
@@ -276,8 +278,8 @@ class Reads:
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
-        """Returns the LAC. UNKNOWN in limbo: a larger LAC may be lost, and recovery counts any other answer as a fenced
-        bookie's LAC.
+        """Returns the ledger's LAC. Returns UNKNOWN in limbo: a larger LAC may be lost, and recovery takes any other
+        answer for the LAC of a fenced bookie.
         """
         descriptor = self._descriptors.get(ledger)
         if self._in_limbo(ledger):
@@ -304,7 +306,7 @@ class Reads:
         return self._miss(ledger, entry) if self._index.is_nowhere(ledger, entry) else None
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads like `read` if that needs no disk; else returns None."""
+        """Reads like `read` if memory alone can answer; returns None if the disk is needed."""
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
@@ -318,7 +320,7 @@ class Reads:
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Returns the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, about `bytes_max`; or
-        why there is none.
+        the status that says why there is none.
 
         BUSY: no file descriptor is free, which says nothing about the entry.
         """
@@ -389,9 +391,7 @@ class Reads:
         return self._miss(ledger, entry, damaged or search.damaged)
 
     def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
-        """Returns the answer for an entry that was not found in any place. `damaged` says that a place could not be
-        read.
-        """
+        """Returns the answer for an entry that no place contains. `damaged`: a place could not be read."""
         descriptors = self._descriptors
         lac = self._lac(ledger)
         if ledger in descriptors.tombstones:

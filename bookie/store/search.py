@@ -5,7 +5,7 @@ them. Any good copy counts. A miss needs all logs: the others follow, newest fir
 not match its checksum makes `damaged` true: then the answer must not be NO_SUCH_ENTRY. Pages are read when needed, in
 the read worker, in slices of `PAGES_MAX`, so that other reads run in between.
 
-Guarded by tests/bookie/store/test_index.py.
+`HeldEntries` finds which entries of a range the bookie has. Guarded by tests/bookie/store/test_index.py.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Search:
 
 
 async def load_run(index: Index, reader: EntryLogReader, worker: Worker, number: int, ledger: int) -> tuple[Run, bool]:
-    """Returns the extents of the ledger in that log, as far as they can be read, and whether these are all. Complete
-    ones are cached.
+    """Returns the extents of the ledger in that log, as far as they can be read, and whether these are all. A complete
+    result is cached.
 
     A second caller waits while the first one loads them: a recovery reads an entry and the next one at once. Raises
     OSError if no file descriptor is free.
@@ -129,8 +129,8 @@ async def _load(index: Index, reader: EntryLogReader, worker: Worker, missing: M
 
 
 class HeldEntries:
-    """Finds which entries the bookie has. `sealed` waits until the journal has, or refused, what was enqueued before
-    the call.
+    """Finds which entries the bookie has. `sealed` waits until the journal has synced, or refused, what was enqueued
+    before the call.
     """
 
     def __init__(

@@ -9,8 +9,8 @@
                   a log that neither exists nor is drained is a loss (entrylog/at_boot.py)
 
 Each change is in memory at once and is durable with the next checkpoint, which takes it with `take_changes`. A rewrite
-of the ledger index writes `statements`, the fewest records with the same meaning. Guarded by
-tests/bookie/store/test_state_log.py.
+of the ledger index writes `statements`, the fewest records with the same meaning. `DataLossLog` records the data losses
+that a start found, until they are durable as limbo. Guarded by tests/bookie/store/test_state_log.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StateLog:
         self._changes: list[State] = []
 
     def add_fact(self, fact: Fact) -> None:
-        """Adds a new fact: it counts from now on, and is durable with the next checkpoint."""
+        """Adds a new fact: it applies from now on, and is durable with the next checkpoint."""
         self._changes.append(fact)
         self.apply(fact)
 
@@ -191,7 +191,7 @@ T = TypeVar("T")
 
 
 class Note(msgspec.Struct, frozen=True):
-    """The file that records the data losses that a start found; `settled` once limbo is durable."""
+    """The file that records the data losses that a start found; `settled` is true once the limbo is durable."""
 
     reasons: tuple[str, ...]
     settled: bool = False
@@ -202,7 +202,7 @@ async def every_ledger() -> int:
 
 
 class DirectoryFacts(NamedTuple):
-    """What the cookie and the metadata say of a data directory when it is opened."""
+    """The facts that the cookie and the metadata have about a data directory when it is opened."""
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
     losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
@@ -221,7 +221,7 @@ class DataLossLog:
         self.open = False  # something was found that is not limbo yet
 
     def load(self) -> None:
-        """Reads what an earlier start found."""
+        """Reads the data losses that an earlier start found."""
         if not self._files.exists(self._path):
             return
         try:

@@ -5,7 +5,7 @@ enqueues its journal record in one step without an await (ledger protocol §1.5)
 admitted before it, and every later add is refused. `seal(done)` calls `done(True)` when all of them are synced.
 **Reads**: `read`, `read_now`, `read_lac` (reads.py). **Keys** of ledgers: `keys` (keys.py).
 
-boot.py starts the store, store.py runs the checkpoints, keys.py deletes ledgers.
+boot.py starts the store, `CheckpointScheduler` runs the checkpoints, keys.py writes the tombstones of deleted ledgers.
 
 Bounds: two memtables, the journal's queue, the read cache, the index's cache. Past them adds are BUSY.
 """
@@ -66,8 +66,8 @@ _LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class CheckpointScheduler:
-    """Runs the checkpoints of one store. Calls `on_room` when adds may be admitted again, and when a checkpoint found
-    no free file descriptor: adds that wait for it are then refused.
+    """Schedules the checkpoints of one store. Calls `on_room` when adds may be admitted again, and when a checkpoint
+    found no free file descriptor: adds that wait for the checkpoint are then refused.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ __all__ = ["Store", "StoreConfig", "StorePorts"]
 
 
 class StorePorts(msgspec.Struct, frozen=True):
-    """The functions that a store calls in its owner; it calls none before `Store.open` returns."""
+    """The functions of its owner that a store calls; none is called before `Store.open` returns."""
 
     on_room: Callable[[], None] = lambda: None  # an add may be admitted again
     on_no_space: Callable[[], None] = lambda: None  # a write found a full disk
@@ -292,8 +292,8 @@ class Store:
     def add_many(
         self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
     ) -> Status:
-        """Adds entries. Returns OK if all are admitted: they are durable when the next `seal` is done. Otherwise none
-        is, and the status says why; NO_SUCH_LEDGER: the ledger was not introduced.
+        """Adds entries. Returns OK if all are admitted: they are durable when the next `seal` is done. Any other status
+        means that none is admitted, and why; NO_SUCH_LEDGER: the ledger's key was not introduced.
 
         `entries` are (id, stored, bytes), all verified by the caller; `size` is the sum of their bytes, `lac` the
         largest of their LACs. Room is checked once, so that one request may exceed the bounds.
@@ -367,8 +367,8 @@ class Store:
         return ledger in self.descriptors.tombstones if descriptor is None else descriptor.fence_synced
 
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
-        """Sets an explicit LAC. Returns OK if it is known; it is durable when the next `seal` is done. Only the largest
-        LAC of a ledger in a seal is written.
+        """Sets an explicit LAC of the ledger. Returns OK if it is set in memory; it is durable when the next `seal` is
+        done. Only the largest LAC of a ledger in a seal is written.
         """
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
@@ -381,14 +381,14 @@ class Store:
 
     # ------------------------------------------------------------------------------------ what was lost
     def end_quarantine(self, ledger: int, first: int, count: int) -> None:
-        """Ends the quarantine of these entries, because they were read and verified."""
+        """Ends the quarantine of `count` entries from `first` on, because they were read and verified."""
         for entry in range(first, first + count):
             if self.descriptors.is_quarantined(ledger, entry):
                 self.descriptors.end_quarantine(ledger, entry, entry)
 
     async def leave_limbo(self) -> None:
-        """Leaves limbo because all lost data is here again, or given up. Durable when this returns. Raises NoSpace:
-        then limbo continues.
+        """Leaves limbo, because all lost data was restored or given up. Durable when this returns. Raises NoSpace: then
+        limbo continues.
         """
         upto = self.descriptors.limbo_upto
         self.descriptors.leave_limbo()
@@ -405,8 +405,8 @@ class Store:
         return self._losses.reasons
 
     def seal(self, done: Done) -> None:
-        """Seals all intents since the last seal: calls `done(True)` when they are durable, `done(False)` if there was
-        no room for them.
+        """Seals all intents since the last seal into one journal group: calls `done(True)` when they are durable,
+        `done(False)` if there was no room for them.
 
         A refusal of an earlier seal is not reported again; `wait_durable` includes it. The journal calls `_sealed`
         before `done`.
@@ -446,7 +446,7 @@ class Store:
 
     async def wait_durable(self, ledger: int) -> bool:
         """Waits for the journal. Returns whether everything of the ledger that can be read now is durable. If not, the
-        disk was full and a part is only in memory: a checkpoint, or adding it again, makes it durable.
+        disk was full and a part is only in memory: a checkpoint, or adding that part again, makes it durable.
         """
         return await self.seal_and_wait() and not self.memtable.refused_of(ledger)
 
@@ -465,11 +465,11 @@ class Store:
         return await self._reads.read(ledger, entry, count, bytes_max)
 
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Returns OK if a log has a good copy of the entry; the other answers: see reads.py."""
+        """Returns OK if a log has a good copy of the entry; the other results: `Reads.verify`."""
         return await self._reads.verify(ledger, entry)
 
     async def find_held(self, ledger: int, first: int, last: int) -> Intervals:
-        """Returns which of the entries `first … last` are durable here, by memory and index (search.py)."""
+        """Returns which of the entries `first … last` are durable here, according to memory and index (search.py)."""
         return await self._held.within(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
@@ -477,7 +477,7 @@ class Store:
         return await self._reads.find_extent(log_number, extent)
 
     def index_end(self, log_number: int) -> int | None:
-        """Returns up to where the log's index counts; None: to the end of the file."""
+        """Returns the offset up to which the log's index file counts; None: to its end."""
         opened = {each.committed_state.number: each.committed_state.index_end for each in (self._log, self._cold)}
         return opened.get(log_number)
 

@@ -47,7 +47,7 @@ def sorted_in_slices(values: Collection[int]) -> Iterator[int]:
 
 
 class LedgerTable:
-    """The records of ledgers that did not change lately: sorted, in leaves, never changed."""
+    """The records of ledgers that did not change lately, sorted, in leaves. Never changed after it is made."""
 
     __slots__ = ("_firsts", "leaves")
 
@@ -150,7 +150,8 @@ class LoadedIndex(NamedTuple):
 
 
 class TableLoader:
-    """Makes a table from a file: `feed` gets its whole records in order, slice by slice; `finish` returns the result.
+    """Makes a table from the file of a ledger index: `feed` gets its whole records in order, slice by slice; `finish`
+    returns the result.
     """
 
     def __init__(self) -> None:

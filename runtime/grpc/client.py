@@ -160,8 +160,8 @@ class _UnaryCall(MessageStream):
         self.fail(TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
 
     def cancel(self) -> None:
-        """Resets the call, because no caller waits for it any more, or the answer came before the whole request was
-        sent.
+        """Resets the call, because its caller does not wait any more, or the answer arrived before the whole request
+        was sent.
         """
         self.done.cancel()
         if self.connection is not None:
@@ -237,7 +237,9 @@ class _ClientStream(GrpcStream):
 
 
 def _broken_by(error: MagnetarError) -> MagnetarError:
-    """Returns the error for senders after the stream broke with `error`: what they sent may have been done."""
+    """Returns the error that senders get after the stream broke with `error`: it is unknown whether what they sent was
+    handled.
+    """
     return error if isinstance(error, WrongProtocol) else ConnectionLost(error.message, **error.fields)
 
 
@@ -340,7 +342,7 @@ _Attempt = asyncio.Task[_ClientConnection | MagnetarError]
 
 
 class GrpcChannel:
-    """A channel to one server. Belongs to the event loop in which it is first used."""
+    """A client's channel to one gRPC server. Belongs to the event loop in which it is first used."""
 
     def __init__(self, endpoint: Endpoint, access: CallerAccess) -> None:
         check_clear(endpoint, access)

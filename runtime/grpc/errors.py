@@ -76,8 +76,8 @@ class Status(IntEnum):
 
 
 def copy_of(error: MagnetarError) -> MagnetarError:
-    """Returns a copy of the error to be raised again, because an exception object collects the traceback of each place
-    that raises it.
+    """Returns a copy of the error, to be raised again: an exception object collects the traceback of each place that
+    raises it.
     """
     copy = type(error)(error.message)
     copy.fields = dict(error.fields)
@@ -86,7 +86,7 @@ def copy_of(error: MagnetarError) -> MagnetarError:
 
 def error_of(status: int, details: str, trailer: bytes, endpoint: Endpoint) -> MagnetarError:
     """Returns the MagnetarError for a call that ended with `status`, by the table of this module. `trailer` is the
-    value of `magnetar-error-bin`, empty if there is none.
+    value of `magnetar-error-bin`, empty if the answer has no such trailer.
     """
     if trailer:
         try:
@@ -112,8 +112,8 @@ def status_name(number: int) -> str:
 
 
 def trailers_of(error: BaseException) -> list[Header]:
-    """Returns the trailers with which the server ends a call that failed. An error that is no MagnetarError is a bug,
-    and is logged.
+    """Returns the trailers with which the server ends a failed call. Logs an error that is not a MagnetarError, because
+    it is a bug.
     """
     if not isinstance(error, MagnetarError):
         _LOG.error("a handler failed", exc_info=error)

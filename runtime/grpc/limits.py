@@ -1,4 +1,5 @@
-"""Limits of a gRPC listener: what callers can hold of it, and for how long they hold it without moving on.
+"""Limits of a gRPC listener: how many streams callers may have, and how long a stream may stay without progress
+(`OpenStreams`); the authentication of callers (`Callers`); and the TLS of listeners and channels.
 
 Connections are bounded by the listener, and what each of them holds by its windows (runtime/tcp/http2.py).
 `OpenStreams` bounds the streams of an address, and looks at all of them now and then: nothing is done per message. It
@@ -42,7 +43,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class WatchedStream(Protocol):
-    """A stream, as `OpenStreams` sees it."""
+    """A stream, as `OpenStreams` checks it."""
 
     has_read: bool  # something came
 
@@ -54,7 +55,7 @@ class WatchedStream(Protocol):
 
 
 class _Seen:
-    """What the periodic checks found out about one stream."""
+    """What the periodic checks have found about one stream."""
 
     __slots__ = ("left", "peer", "silent", "unread")
 
@@ -65,7 +66,7 @@ class _Seen:
 
 
 class OpenStreams:
-    """The open streams of one listener: bounds them for each address, and cuts those on which nothing moves."""
+    """The open streams of one listener: bounds their number for each address, and ends those without progress."""
 
     def __init__(self, limits: Limits, answers: MemoryBudget) -> None:
         self._limits = limits
@@ -79,8 +80,8 @@ class OpenStreams:
 
     @contextlib.contextmanager
     def reserve_place(self, peer: str) -> Iterator[None]:
-        """Counts one stream of the caller `peer` (HOST:PORT) while the block runs. Raises BackPressure if its address
-        has as many as it may have.
+        """Counts one more stream of the caller `peer` (HOST:PORT) while the block runs. Raises BackPressure if the
+        caller's address has as many streams as it may have.
         """
         host, limit = network_of(peer), self._limits.streams_per_address
         if self._hosts[host] >= limit:
@@ -113,7 +114,7 @@ class OpenStreams:
                 stream.break_off(ConnectionLost(f"the server cut the stream: {why}"))
 
     def _why_cut(self, stream: WatchedStream, seen: _Seen) -> str:
-        """Returns why the stream must be cut; empty if it stays."""
+        """Returns why the stream must be ended; empty if it may stay."""
         if not stream.has_read:
             seen.silent += 1
             return f"it sent nothing for {self._limits.first_frame_s:g} s" if seen.silent > self._silent_max else ""
@@ -160,8 +161,8 @@ class Callers:
         return self._guard is not None
 
     async def admit(self, caller: Caller, path: str) -> Principal:
-        """Returns the principal of a caller that may call `path`. Raises what the guard raises; refusals are written to
-        the audit log.
+        """Authenticates a caller and returns its principal, which may call `path`. Raises what the guard raises;
+        refusals are written to the audit log.
         """
         if self._guard is None:
             return LOCAL
@@ -272,7 +273,8 @@ class ChannelTls:
         self._stamps = _stamps(tls)
 
     def reload(self) -> bool:
-        """Loads the files if they changed. Returns True if there is a new `context`: later connections must use it."""
+        """Loads the files if they changed. Returns True if there is a new `context`, which later connections must use.
+        """
         try:
             stamps = _stamps(self._tls)
             if stamps == self._stamps:
@@ -301,7 +303,7 @@ def channel_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 def check_clear(endpoint: Endpoint, access: CallerAccess) -> None:
-    """Raises InvalidConfiguration if credentials would leave this machine without encryption."""
+    """Raises InvalidConfiguration if credentials would be sent from this machine without encryption."""
     if access.authorization is not None and access.tls is None and not endpoint.is_loopback:
         raise InvalidConfiguration(
             f"credentials are not sent to {endpoint} in clear: use a magnetar+ssl:// URL, which encrypts them"

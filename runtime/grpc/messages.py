@@ -1,7 +1,9 @@
 """gRPC's messages on a stream of HTTP/2: a byte that is 0 (not compressed), four of the length, and the message.
 
-A message that has come whole is handed on. Of a longer one the place is made when its length is known, and the
-connection reads into it. A message is as long as its receiver takes, or it is refused by its length.
+A message that has arrived in full is passed on (`MessageStream`). For a longer one memory is reserved when its length
+is known, and the connection reads into that memory. A message longer than its receiver allows is refused by its length.
+The functions below split an envelope into its items (`item_at`), and read items with one long field without a copy
+(`LongItem`).
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ prefix: Callable[[int], bytes] = partial(PREFIX.pack, 0)
 
 
 class MessageStream(Http2Stream):
-    """A stream of messages of at most `in_bytes_max` each. The subclass handles each message, and each one that is
-    refused.
+    """A stream of gRPC messages of at most `in_bytes_max` bytes each. The subclass handles each message that arrives or
+    is refused.
     """
 
     __slots__ = (
@@ -54,16 +56,18 @@ class MessageStream(Http2Stream):
         self._has_waiting = False  # a message came and is not read
 
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
-        """Called with a message. The service must pass `cost`, the bytes of the window that it used, to `on_read`."""
+        """Called with a complete message. The service must later pass `cost`, the bytes of the receive window that the
+        message used, to `on_read`.
+        """
         raise NotImplementedError
 
     def message_refused(self, size: int) -> None:
-        """Called for a message that is refused: it has `size` bytes, which is too long; or it is compressed (-1)."""
+        """Called for a message that is refused because it is too long (`size` bytes) or compressed (`size` is -1)."""
         raise NotImplementedError
 
     @property
     def is_torn(self) -> bool:
-        """Returns whether only a part of a message has arrived."""
+        """Returns whether a message has arrived only in part."""
         return self._message is not None or self._early is not None or bool(self._prefix)
 
     def data_came(self, data: memoryview) -> int:
@@ -122,7 +126,7 @@ class MessageStream(Http2Stream):
             self.place()
 
     def place(self) -> None:
-        """Called when there is memory for the long message: continues to read it."""
+        """Called when memory is reserved for the long message: continues to read it."""
         early = self._early
         assert early is not None, "it waits"
         self._make_place(self._size)
@@ -137,7 +141,7 @@ class MessageStream(Http2Stream):
 
     def defer_input_end(self) -> bool:
         """Returns whether the input has ended while a message waits for memory: then `input_ended` is called again
-        after it.
+        after that message.
         """
         self._ended_early = self._early is not None
         return self._ended_early
@@ -147,7 +151,7 @@ class MessageStream(Http2Stream):
         raise NotImplementedError
 
     def discard_message(self) -> None:
-        """Drops a message that has not arrived in full, because the stream has ended or is not read any more."""
+        """Drops a message that has arrived only in part, because the stream has ended or is not read any more."""
         self._early = None
         if self._arrivals is not None:
             self._arrivals.discard(self)
@@ -173,7 +177,8 @@ class MessageStream(Http2Stream):
             self.message_came(message, self._cost)
 
     def on_read(self, cost: int) -> None:
-        """Called when the service has read all messages that arrived; `cost` is the sum of theirs. Credits the window.
+        """Called when the service has read all messages that arrived; `cost` is the sum of their costs. Credits the
+        window.
         """
         self._has_waiting = False
         if self._arrivals is not None:
@@ -229,8 +234,8 @@ def copied_tags(envelope: type[Any]) -> frozenset[int]:
 
 
 def field_of(data: bytes | bytearray, offset: int) -> tuple[int, int]:
-    """Returns begin and end of the content of the field whose tag is at `offset`, by its length. The end is beyond
-    `data` if the field is cut off.
+    """Returns begin and end of the content of the bytes field whose tag is at `offset`. The end is beyond `data` if the
+    field is cut off.
     """
     offset, size, shift, end = offset + 1, 0, 0, len(data)
     while offset < end:
@@ -242,8 +247,8 @@ def field_of(data: bytes | bytearray, offset: int) -> tuple[int, int]:
 
 
 def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
-    """Returns the end of the field at `begin` if it is a number; else `begin`. Reads at most the bytes that a number
-    may have; protobuf refuses longer ones.
+    """Returns the end of the field at `begin` if that field is a number; else `begin`. Reads at most the bytes that a
+    number may have; protobuf refuses longer ones.
     """
     if begin < end and data[begin] < 0x80 and not data[begin] & 7:
         for after in range(begin + 1, min(end, begin + 1 + NUMBER_BYTES_MAX)):
@@ -253,8 +258,8 @@ def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
 
 
 def item_at(data: bytes | bytearray, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
-    """Returns the end of the item at `offset`, and how many of its bytes protobuf parses: none if the item is one field
-    of `copied`, with or without a number (its id) before it; at most PARSED_AT_ONCE for any other one. Raises
+    """Returns the end of the item at `offset`, and how many of its bytes protobuf must parse: 0 if the item is one
+    field of `copied`, with or without a number (its id) before it; at most PARSED_AT_ONCE for any other item. Raises
     WrongProtocol, or MessageTooLarge above that.
 
     Reads only lengths, not the bytes: entries of some hundred KiB are most of the traffic, and reading them costs more
@@ -313,8 +318,9 @@ def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | No
 
 # ---------------------------------------------------------------------------------- long items
 class LongItem:
-    """An item that consists of an `id` and one long bytes field of a oneof. It is read like protobuf's message, but the
-    field is a view of the envelope. `to_message` returns a real message, which does not keep the envelope in memory.
+    """An item that consists of an `id` and one long bytes field of a oneof. It has the attributes of protobuf's
+    message, but the field is a view of the envelope. `to_message` returns a real message, which does not keep the
+    envelope in memory.
     """
 
     __slots__ = ("_field", "_item", "_value", "_view", "id")
@@ -347,7 +353,9 @@ def long_fields(envelope: type[Any]) -> dict[int, str]:
 
 
 def split_long(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) -> tuple[list[LongItem], int]:
-    """Returns the long items at the beginning of `data`, and the offset of the rest, which protobuf must parse."""
+    """Returns the long items at the beginning of `data`, and the offset of the remaining bytes, which protobuf must
+    parse.
+    """
     items: list[LongItem] = []
     offset, whole, view = 0, len(data), memoryview(data)
     while offset < whole and data[offset] == _TAG:

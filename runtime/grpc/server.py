@@ -84,8 +84,8 @@ class GrpcServing:
         return self._endpoint
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Accepts no more calls; running ones may go on for `grace_s`, then they are cut. Returns when all handlers are
-        done.
+        """Accepts no more calls. Running calls may go on for `grace_s`, then they are ended. Returns when all handlers
+        have returned.
         """
         if self._closed:
             return
@@ -153,7 +153,7 @@ def _authorization(head: _Head) -> str:
 
 # ---------------------------------------------------------------------------------- the listener
 class _Method:
-    """An rpc of a service, with the handler's method for it."""
+    """An rpc of a service, and the handler's method that serves it."""
 
     __slots__ = ("copied", "function", "target")
 
@@ -207,10 +207,10 @@ class _Listener:
             _LOG.error("a call failed", exc_info=error)
 
     async def authenticate(self, connection: _ServerConnection, head: _Head, cost: int) -> CallContext:
-        """Authenticates the caller. Raises what the guard raises, or BackPressure if too many callers are being
-        authenticated.
+        """Authenticates the caller of a call. Raises what the guard raises, or BackPressure if too many callers are
+        being authenticated.
 
-        The first call that is admitted makes the connection a known one. A refused call is charged to the connection;
+        The first admitted call marks the connection as authenticated. A refused call is charged to the connection;
         `cost` is that of its header block.
         """
         if not self.callers.requires_authentication:
@@ -305,8 +305,8 @@ class _ServerConnection(Http2Connection[_Head]):
         self.abort(ConnectionLost("others wait, and no call of this connection was admitted"))
 
     def on_admitted(self) -> None:
-        """Called when the first call of the connection is admitted: allows more, and ends its place among the
-        strangers.
+        """Called when the first call of the connection is admitted: allows more calls, and removes the connection from
+        the unauthenticated ones (`Strangers`).
         """
         self.allowance.allow(PATIENCE_KNOWN, PATIENCE_RATE)
         self._listener.strangers.remove(self)
@@ -538,7 +538,7 @@ class _UnaryCall(MessageStream):
 
 # ---------------------------------------------------------------------------------- streams
 class _ServerStream(GrpcStream):
-    """A stream at the server: begins with its handler, and ends with it or with `cut`."""
+    """A stream at the server. Its handler starts with it; it ends when the handler returns, or by `cut`."""
 
     def __init__(self, listener: _Listener, method: _Method, head: _Head, cost: int) -> None:
         """Creates a stream. `cost` is that of its header block (`HeaderDecoder`)."""

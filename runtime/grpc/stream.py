@@ -62,7 +62,7 @@ CROWDED_BYTES = 64 << 10
 
 
 class GrpcStream(MessageStream):
-    """An end of a stream of items, before and after it is opened on a connection."""
+    """An end of a gRPC stream of items; it exists before it is opened on a connection, and after it has ended."""
 
     def __init__(
         self,
@@ -328,7 +328,7 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ the end
     def fail(self, error: MagnetarError) -> None:
-        """Breaks the stream with `error`, which senders get: nothing more is sent. Items that have arrived can still be
+        """Breaks the stream: senders get `error`, and nothing more is sent. Items that have arrived can still be
         received.
         """
         if self._broken is not None:
@@ -348,7 +348,7 @@ class GrpcStream(MessageStream):
         self._wake_waiting()
 
     def break_off(self, error: MagnetarError) -> None:
-        """Ends both directions now with `error`; received items are dropped."""
+        """Ends both directions now with `error`; items that were not received yet are dropped."""
         self.fail(error)
         self._forget_received()
         self._end = error
@@ -356,7 +356,7 @@ class GrpcStream(MessageStream):
         self.cut(error)
 
     def cut(self, error: MagnetarError) -> None:
-        """Ends the stream at the other end too, if it was opened."""
+        """Ends the stream with `error`, also at the other end if it was opened."""
         raise NotImplementedError
 
     def _forget_received(self) -> None:

@@ -172,7 +172,8 @@ class ZmqPeer:
         self.flush()
 
     def flush(self) -> None:
-        """Sends queued requests as far as the socket accepts them; the rest is sent when it is writable or connected.
+        """Sends queued requests as far as the socket accepts them; the others are sent when it is writable or
+        connected.
         """
         if self._closed:
             return
@@ -279,7 +280,7 @@ class ZmqPeer:
 
 
 class _Link:
-    """The socket of a client end and its monitor: one connection, and the attempts to make it."""
+    """The socket of a client end with its monitor: one connection, and the attempts to make it."""
 
     def __init__(self, context: Context, peer: ZmqPeer) -> None:
         import zmq

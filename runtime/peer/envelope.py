@@ -52,7 +52,7 @@ _SIZES = [struct.Struct(f">{n}I") for n in range(9)]
 
 
 class EnvelopeKind(enum.IntEnum):
-    """The kind of an envelope; the table above says what each means."""
+    """The kind of an envelope; the table above has the meaning of each."""
 
     REQUESTS = 1
     REPLIES = 2
@@ -65,16 +65,16 @@ _KINDS = {int(kind): kind for kind in EnvelopeKind}
 
 
 class Malformed(ValueError):
-    """The bytes are not an envelope of ours: wrong lengths, or too many or too few parts."""
+    """Raised when bytes are not an envelope of ours: wrong lengths, or too many or too few parts."""
 
 
 class WrongMagic(ValueError):
-    """The bytes are of another protocol, or of a version that this process does not speak."""
+    """The error for bytes of another protocol, or of a version that this process does not support."""
 
 
 @dataclass(slots=True)
 class Item:
-    """A request or reply. `frames` of a decoded item has None where a part is still missing."""
+    """A request or a reply. In a decoded item, `frames` has None where a part has not been received."""
 
     id: int
     head: bytes
@@ -83,7 +83,7 @@ class Item:
 
 @dataclass(slots=True)
 class Envelope:
-    """The decoded header of an envelope."""
+    """The decoded header of an envelope, with its items."""
 
     kind: EnvelopeKind
     identity: bytes
@@ -116,7 +116,9 @@ def encode_refusal(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ())
 
 
 def decode(header: Buffer) -> Envelope:
-    """Returns the envelope, whose large frames are still missing (`Envelope.parts`). Raises WrongMagic or Malformed."""
+    """Returns the envelope with the header `header`, without its large frames (`Envelope.parts`). Raises WrongMagic or
+    Malformed.
+    """
     if len(header) < 5 or bytes(header[:4]) != MAGIC:
         raise WrongMagic(f"a message that begins with {bytes(header[:8])!r} is not of Magnetar's peer protocol")
     if header[4] != VERSION:

@@ -1,4 +1,5 @@
-"""The requests of one peer that have no answer yet, each with its deadline.
+"""The requests of one peer: those that have no answer yet, each with its deadline (`InFlight`), and the queue in front
+of the connection (`SendQueue`).
 
 One alarm for all: it rings at the earliest deadline, fails the requests that are due, and is set to the earliest
 deadline that is left. With equal time-outs the table is read once per time-out.
@@ -124,7 +125,7 @@ def bytes_of(head: bytes, frames: Sequence[Buffer]) -> int:
 
 
 class SendQueue:
-    """The queue of one connection, and the size of its next multipart message."""
+    """The queue of what is sent on one connection; decides how much the next multipart message contains."""
 
     __slots__ = ("bytes", "items")
 
@@ -137,7 +138,9 @@ class SendQueue:
         self.bytes += size
 
     def is_full_for(self, size: int) -> bool:
-        """Returns whether `size` more bytes would exceed the bound. An empty queue accepts an item of any size."""
+        """Returns whether `size` more bytes would exceed the bound of the queue. An empty queue accepts an item of any
+        size.
+        """
         return bool(self.items) and self.bytes + size > QUEUE_BYTES_MAX
 
     def next_batch(self) -> tuple[int, list[Queued]]:

@@ -47,8 +47,8 @@ from .sockets import TURN_BYTES
 
 
 class InProcessRequest:
-    """A request within the process (`runtime.network.Request`), from the peer's queue to its answer.
-    `InProcessPeer.post` sets its fields; `size` is its bytes in the queue.
+    """A request within the process (`runtime.network.Request`), from its peer's queue to its answer.
+    `InProcessPeer.post` sets its fields; `size` is the number of its bytes in the queue.
 
     The `Asker` of a request may be a subclass of it, which saves an object per request.
     """
@@ -70,7 +70,7 @@ class InProcessRequest:
 
 
 class InProcessServer:
-    """A server for the peers of its own process: takes their requests, from each peer in turn."""
+    """A server for the peers of its own process: receives their requests, from each peer in turn."""
 
     def __init__(self, identity: bytes, service: PeerService) -> None:
         self.identity = identity
@@ -83,7 +83,7 @@ class InProcessServer:
         self._slow = False
 
     def on_requests(self, peer: InProcessPeer) -> None:
-        """Schedules a turn for a peer whose queue has requests."""
+        """Schedules a turn for `peer`, whose queue has requests."""
         self._peers.add(peer)
         self._turns[peer] = None
         if self._next is None:
@@ -129,7 +129,8 @@ class InProcessServer:
 
 
 class InProcessPeer:
-    """The client end (`runtime.network.Peer`) for a server of this process; another one goes through a socket."""
+    """The client end (`runtime.network.Peer`) for a server of this process. A peer for another process uses a socket.
+    """
 
     def __init__(
         self, servers: dict[Endpoint, InProcessServer], clock: Clock, endpoint: Endpoint, identity: bytes, outside: Peer
@@ -186,7 +187,7 @@ class InProcessPeer:
         return None
 
     def hand_over(self, came: list[InProcessRequest]) -> int:
-        """Moves the next requests of the queue to `came`, about COALESCE_BYTES; returns their bytes."""
+        """Moves the next requests of the queue, about COALESCE_BYTES, to the list `came`; returns their bytes."""
         queue, size = self._queue, 0
         while queue and not (size and size + queue[0].size > COALESCE_BYTES):
             request = queue.popleft()
@@ -221,7 +222,9 @@ class InProcessPeer:
 
 
 class InProcessServing:
-    """A `runtime.network.PeerServing` that serves by a socket and within this process."""
+    """A `runtime.network.PeerServing` that serves peers of other processes by a socket, and those of this process
+    without one.
+    """
 
     def __init__(self, outside: PeerServing, server: InProcessServer, servers: dict[Endpoint, InProcessServer]) -> None:
         self._outside = outside
@@ -242,7 +245,7 @@ class InProcessServing:
 
 
 class InProcessNetwork:
-    """A `runtime.network.Network` around another one, in which peers of this process need no socket."""
+    """A `runtime.network.Network` around another network, in which peers of the same process need no socket."""
 
     def __init__(self, outside: Network, clock: Clock) -> None:
         self._outside = outside

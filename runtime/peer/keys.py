@@ -33,7 +33,7 @@ class PeerGate(Protocol):
         ...
 
     def principal(self, key: str) -> Principal | None:
-        """Returns the principal of a key, None if it is no member any more. Asked for each message."""
+        """Returns the principal of a member's key, None if the key is no member's any more. Asked for each message."""
         ...
 
 

@@ -52,7 +52,9 @@ TOLD_EVERY_S = 10.0
 
 
 class AcceptedConnections:
-    """The accepted connections of one server's socket. `close` must be called before the socket is closed."""
+    """The accepted connections of one server's socket: bounds and counts them. `close` must be called before the socket
+    is closed.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes], port: int) -> None:
         import zmq
@@ -118,7 +120,7 @@ def _events(zmq: ModuleType) -> int:
 
 
 def _shut(fd: int, port: int) -> None:
-    """Shuts a connection down; ZeroMQ, its owner, then closes it."""
+    """Shuts down the connection with this descriptor; ZeroMQ, which owns the descriptor, then closes it."""
     try:
         connection = socketlib.socket(fileno=fd)
     except OSError:  # it is gone, or another file
@@ -163,15 +165,15 @@ class ZmqRequest:
 
     @property
     def is_local(self) -> bool:
-        """Returns whether the message's own connection comes from this machine. The routing id would prove nothing: a
-        client may choose any.
+        """Returns whether the message's own connection is from this machine. The routing id would prove nothing,
+        because a client may choose any.
         """
         return is_local(str(self._came.get("Peer-Address")))
 
     @property
     def principal(self) -> Principal | None:
-        """Returns the sender, by the key of the message's own connection; to be asked before the reply. None: the
-        sender is no member any more.
+        """Returns the sender, by the key of the message's own connection. Must be asked before the reply. None: the
+        sender is not a member any more.
         """
         assert self._server is not None, "the request was answered"
         return self._server.principal(self._came)
@@ -258,7 +260,7 @@ class ZmqPeerServer:
             await asyncio.sleep(0.001)
 
     def slow_down(self, slow: bool) -> None:
-        """See `PeerServing`."""
+        """Receives slowly or normally, as `PeerServing.slow_down` says."""
         self._slow = slow
         if not slow:
             self._wire.wake()

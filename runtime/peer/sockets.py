@@ -1,4 +1,5 @@
-"""A ZeroMQ socket in an asyncio loop, by its file descriptor.
+"""ZeroMQ sockets in an asyncio loop, by their file descriptors (`Context`, `Wire`); the admission of clients by their
+keys (`Admission`); and the network of a cluster's member, with its certificates and keys (`MemberNetwork`).
 
 The descriptor of a ZeroMQ socket is *edge-triggered*: it signals once that something may have changed, and any call on
 the socket (a send as well) may consume that signal. So the rule of this module: after every drain and after every send
@@ -7,8 +8,7 @@ afterwards.
 
 `Wire.receive` returns one envelope with its large frames; a malformed message is dropped to its last part and counted.
 One context (one I/O thread) serves all sockets of a world and ends with the last of them, so that nothing needs to be
-closed at the end of the process.
-`zmq.asyncio` is not used: it costs four to five times the CPU at 1 KB (measured).
+closed at the end of the process. `zmq.asyncio` is not used: it costs four to five times the CPU at 1 KB (measured).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _FIELDS = 9
 
 
 class Admission:
-    """The ZAP handler of a context: asks the gate of each server whether a client's key is admitted. The context closes
-    `socket`.
+    """The ZAP handler of a ZeroMQ context: asks each server's gate whether a client's key is admitted. The context
+    closes `socket`.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
@@ -71,7 +71,7 @@ class Admission:
         self._loop.add_reader(self._fd, self._drain)
 
     def add(self, gate: PeerGate) -> str:
-        """Adds the gate of a server; returns the domain by which its questions are told apart."""
+        """Adds the gate of a server; returns the ZAP domain that identifies this server in requests."""
         self._number += 1
         domain = f"peers-{self._number}"
         self._gates[domain] = gate
@@ -87,7 +87,7 @@ class Admission:
         self._tasks.cancel()
 
     def _drain(self) -> None:
-        """Handles all questions that wait: the descriptor signals only once for them."""
+        """Handles all waiting requests: the descriptor signals only once for them."""
         while not self.socket.closed:
             try:
                 question = self.socket.recv_multipart(self._zmq.NOBLOCK)
@@ -211,7 +211,7 @@ class Context:
 
     def set_server_keys(self, socket: zmq.Socket[bytes], access: PeerListening) -> str:
         """Sets the keys of a server's socket before it is bound, so that it accepts only clients that `access.gate`
-        admits. Returns its domain.
+        admits. Returns the ZAP domain of the server.
         """
         import zmq
 
@@ -259,8 +259,8 @@ class Context:
 
 
 class Wire:
-    """A socket in the event loop: calls `readable` when envelopes may have arrived, and `writable` when a send that was
-    refused may succeed.
+    """A ZeroMQ socket in the event loop: calls `readable` when envelopes may have arrived, and `writable` when a
+    refused send may succeed.
     """
 
     def __init__(self, context: Context, socket: zmq.Socket[bytes], *, routed: bool) -> None:
@@ -291,8 +291,8 @@ class Wire:
         self.recheck()
 
     def pause(self, seconds: float) -> None:
-        """Receives nothing for `seconds`, or until `wake`. Messages then wait in ZeroMQ, and when that is full, at the
-        sender.
+        """Receives nothing for `seconds`, or until `wake`. Messages then wait in ZeroMQ; when its queue is full, they
+        wait at the sender.
         """
         self.wake()
         self._resting = self._loop.call_later(seconds, self.wake)
@@ -398,8 +398,8 @@ class Wire:
         return False
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Sends one multipart message. Returns False if the socket accepts nothing now; ZeroMQ accepts all parts or
-        none.
+        """Sends one multipart message. Returns False if the socket accepts nothing now: ZeroMQ accepts either all parts
+        or none.
         """
         zmq = self._zmq
         send = self.socket.send
@@ -424,8 +424,8 @@ class Wire:
 
 
 class MemberNetwork:
-    """A `runtime.network.Network` around another one, which adds the certificates of a member of the cluster; with
-    `peers` also its keys for peer connections.
+    """A `runtime.network.Network` around another network, which adds the certificates of a member of the cluster and,
+    with `peers`, its keys for peer connections.
     """
 
     def __init__(

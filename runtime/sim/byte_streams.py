@@ -30,7 +30,7 @@ _LOG = logging.getLogger("magnetar.bytes")
 
 
 class SimByteStream:
-    """A `runtime.network.ByteStream` on one end of a cable."""
+    """One end of a simulated TCP connection (`runtime.network.ByteStream`)."""
 
     def __init__(self, end: End, guard: Guard | None = None) -> None:
         self._end = end

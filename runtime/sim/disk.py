@@ -103,7 +103,8 @@ UNLIMITED_BYTES = 1 << 40
 
 
 class Operation(NamedTuple):
-    """An operation on a disk. `number` counts from 1 over the life of the disk, failed ones included.
+    """An operation on a disk. `number` counts the operations since the disk was made, from 1; failed ones are counted
+    too.
 
     `inode` identifies the file, whatever its name is now: the number of the operation that created it.
     """
@@ -120,8 +121,8 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class FileFault:
-    """A fault that is injected: matching operations fail with an OSError. The first `skip` of them succeed, then
-    `times` of them fail (-1: all).
+    """An injected fault: operations that match fail with an OSError. The first `skip` of them succeed, then `times` of
+    them fail (-1: all).
     """
 
     kind: str
@@ -142,7 +143,7 @@ class FileFault:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes that were written and not synced."""
+    """An unsynced write."""
 
     offset: int
     data: bytes
@@ -150,14 +151,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A size that was set and not synced."""
+    """An unsynced change of a file's size."""
 
     size: int
 
 
 class Inode:
-    """The content of a file: `now` is what is read, `durable` what certainly survives a power loss, and the changes in
-    between.
+    """The content of a file: `now` is what is read, `durable` what certainly survives a power loss, and the unsynced
+    changes between both.
     """
 
     __slots__ = ("durable", "now", "number", "volatile")
@@ -199,7 +200,9 @@ def _apply(pages: Pages, change: Write | Resize) -> None:
 
 
 def _survivors(write: Write, rng: random.Random) -> list[Write]:
-    """Returns what a power loss leaves of an unsynced write: all, nothing, its beginning, or any of its sectors."""
+    """Returns what may remain of an unsynced write after a power loss: all, nothing, its beginning, or any of its
+    sectors.
+    """
     fate = rng.randrange(4)
     if fate == 0:
         return [write]
@@ -218,7 +221,7 @@ def _survivors(write: Write, rng: random.Random) -> list[Write]:
 
 
 class Directory:
-    """The names in a folder."""
+    """The names in a directory."""
 
     __slots__ = ("durable", "now", "volatile")
 
@@ -270,7 +273,7 @@ class NameChange:
 
 
 class Disk:
-    """The disk of one node. Paths are absolute or relative; both start at the one root."""
+    """The disk of one node. Absolute and relative paths both begin at its only root."""
 
     def __init__(self, capacity_bytes: int = UNLIMITED_BYTES) -> None:
         self.root = Directory()
@@ -286,8 +289,8 @@ class Disk:
 
     # ------------------------------------------------------------------ faults
     def arm(self, operations: int, strike: Callable[[], None]) -> None:
-        """Calls `strike` just before the `operations`-th operation from now (1 is the next one); it may raise
-        SimulatedDeath.
+        """Makes the disk call `strike` just before the `operations`-th operation from now (1: the next one). `strike`
+        may raise SimulatedDeath.
         """
         assert operations >= 1
         self._armed = (self.operations + operations, strike)
@@ -296,7 +299,7 @@ class Disk:
         self._armed = None
 
     def process_died(self) -> None:
-        """Releases the locks; content and names stay as they were read."""
+        """Releases the locks of the process that died; content and names stay as they were read."""
         self._locks.clear()
         self.disarm()
 
@@ -327,7 +330,7 @@ class Disk:
                 pages.write(bytes([byte[0] ^ (1 << bit)]), offset)
 
     def cut(self, path: str, size: int) -> None:
-        """Injects damage: truncates the file to `size`."""
+        """Injects damage: truncates the file to `size` bytes."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             if pages.size > size:
@@ -339,7 +342,7 @@ class Disk:
         self.process_died()
 
     def snapshot(self) -> Directory:
-        """Returns what is durable now, as a backup for `restore`."""
+        """Returns what is durable now, for `restore`."""
         copied: dict[int, Node] = {}
 
         def copy(node: Node) -> Node:
@@ -409,8 +412,8 @@ class Disk:
         self, kind: str, path: str, *, offset: int = 0, data: bytes = b"", size: int = 0, target: str = "",
         inode: int = 0, more_bytes: int = 0,
     ) -> None:  # fmt: skip
-        """Counts an operation, runs an armed strike, raises an injected fault, and records the operation; called before
-        it takes effect.
+        """Must be called before an operation takes effect: counts it, calls `strike` if one is armed for it, raises an
+        injected fault, and records the operation.
         """
         self.operations += 1
         if self._armed is not None and self.operations >= self._armed[0]:
@@ -424,8 +427,8 @@ class Disk:
             self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
 
     def strike(self, kind: str, path: str) -> None:
-        """Raises an OSError if a fault matches this operation. For operations that change nothing this is all: they are
-        not counted.
+        """Raises an OSError if an injected fault matches this operation. Operations that change nothing call only this:
+        they are not counted.
         """
         for fault in self.faults:
             if fault.strikes(kind, path):

@@ -17,12 +17,13 @@ __all__ = ["DeadProcess", "Disk", "FileFault", "Operation", "SimFile", "SimFiles
 
 
 class SimulatedDeath(BaseException):
-    """The simulated process ended here, by `Files.die` or a crash within an operation. Only the simulation catches it.
+    """Raised where the simulated process ends: by `Files.die`, or by a crash within an operation. Only the simulation
+    catches it.
     """
 
 
 class DeadProcess(BaseException):
-    """Code of a dead process used its world, although it must not run any more."""
+    """Raised when code of a dead process uses its world, although it must not run any more."""
 
 
 class SimFile:
@@ -71,7 +72,7 @@ class SimFile:
         self._sync(0)
 
     def _sync(self, size: int) -> None:
-        """Makes the content durable. `size` is that of a direct write, which syncs itself; 0 for `fdatasync`."""
+        """Makes the content durable. `size`: the bytes of a direct write, which syncs itself; 0 for `fdatasync`."""
         try:
             self._operate("fdatasync", size=size)
         except OSError:

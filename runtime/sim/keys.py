@@ -37,7 +37,9 @@ def hello(access: PeerCalling) -> list[bytes]:
 
 
 async def answer(parts: list[bytes], access: PeerListening | None) -> tuple[list[bytes], str]:
-    """Returns the answer to a hello, and the client's key if it is WELCOME. An empty answer: the connection breaks."""
+    """Returns the answer to a hello, and the client's key if the answer is WELCOME. An empty answer means that the
+    connection breaks.
+    """
     if access is None:
         return [REFUSED, CLEAR], ""
     public, secret, server = parts[1].decode(), parts[2], parts[3].decode()

@@ -1,17 +1,18 @@
-"""An asyncio event loop on virtual time: no threads, no sockets, no waiting.
+"""An asyncio event loop on virtual time: no threads, no sockets, no waiting (`VirtualLoop`); its trace (`Trace`); and
+the workers of a simulated process (`SimWorkers`).
 
 Ready callbacks run in the order in which they were scheduled. When none is ready, time jumps to the next timer. When
-there is no timer either, the simulation can never go on: `Deadlock`, with the tasks that wait.
-The clock starts at `origin_s`, between 0 and years, as on a host that has been up for so long.
-Code that waits with asyncio (`sleep`, `timeout`, `call_later`, futures, queues) runs here unchanged and takes no time.
+there is no timer either, the simulation can never go on: `Deadlock`, with the tasks that wait. The clock starts at
+`origin_s`, between 0 and years, as on a host that has been up for so long. Code that waits with asyncio (`sleep`,
+`timeout`, `call_later`, futures, queues) runs here unchanged and takes no time.
 
 *The process of a step.* Every callback runs in a `contextvars` context, tasks and callbacks inherit it, and `PROCESS`
 names the simulated process. The steps of a dead process are dropped: neither its code nor its `finally` blocks run
-again, as after `kill -9`. (Their coroutines are kept, and closed after the run, when nothing can see it.)
-The steps of one that is stopped (SIGSTOP) are kept, and run when it continues: by then its timers are late.
+again, as after `kill -9`. (Their coroutines are kept, and closed after the run, when nothing can see it.) The steps of
+one that is stopped (SIGSTOP) are kept, and run when it continues: by then its timers are late.
 
-*Determinism.* asyncio keeps tasks and futures in sets and waits on sets of them, and a set's order follows hashes,
-by default addresses. Tasks and futures made by this loop hash by a serial number instead. What would need a thread
+*Determinism.* asyncio keeps tasks and futures in sets and waits on sets of them, and a set's order follows hashes, by
+default addresses. Tasks and futures made by this loop hash by a serial number instead. What would need a thread
 (`run_in_executor`, `getaddrinfo`) or a socket is refused with `NotSimulated`.
 """
 
@@ -49,8 +50,8 @@ _FLUSH_LINES = 512
 
 
 class Trace:
-    """The trace of a simulation. `add_line` adds a line of the story, `add_detail` a line that is shown only on demand,
-    `add_step` a step of the loop, which is hashed and never shown.
+    """The trace of a simulation. `add_line` adds a line for readers, `add_detail` a line that is shown only on demand,
+    `add_step` a step of the loop, which is only hashed.
     """
 
     def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
@@ -63,7 +64,7 @@ class Trace:
         self._frozen = False
 
     def freeze(self) -> None:
-        """Ends the trace, because what follows is only cleaning up."""
+        """Ends the trace: what follows is only cleaning up after the run."""
         self._frozen = True
 
     def add_step(self, now: float, what: str) -> None:
@@ -82,7 +83,7 @@ class Trace:
             self.show(line)
 
     def add_detail(self, now: float, text: str) -> None:
-        """Adds one message, or one operation of a disk."""
+        """Adds a line about one message, or one operation of a disk."""
         if self._frozen:
             return
         self.lines += 1
@@ -121,15 +122,15 @@ timer must count as due."""
 
 
 class Deadlock(Exception):
-    """The simulation can never go on: nothing is ready and no timer is set."""
+    """Raised when the simulation can never go on: nothing is ready and no timer is set."""
 
 
 class OutOfBounds(Exception):
-    """The run exceeded its bound of steps or virtual time, by a livelock or by work without an end."""
+    """Raised when the run exceeded its bound of steps or virtual time, by a livelock or by work without an end."""
 
 
 class NotSimulated(RuntimeError):
-    """Code used threads, sockets or name resolution; it must use `World` instead."""
+    """Raised when code uses threads, sockets or name resolution instead of `World`."""
 
 
 class SimTask(asyncio.Task[T]):
@@ -177,8 +178,8 @@ class _Interruptible(Coroutine[Any, Any, T]):
 
 
 def throw_into(task: SimTask[Any], fault: Exception) -> None:
-    """Raises `fault` inside the task, at the await where it waits now, as if its own code raised it. The task must
-    wait, and belong to a process.
+    """Raises `fault` inside the task, at the await where it waits now, as if its own code raised it. The task must be
+    waiting, and belong to a simulated process.
     """
     coroutine = task.get_coro()
     assert isinstance(coroutine, _Interruptible), "tasks of processes can be thrown into"
@@ -293,8 +294,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # ------------------------------------------------------------------ steps
     def _admit(self, handle: events.Handle) -> bool:
-        """Counts and hashes one step. Returns False if its process is dead (the step is dropped) or paused (the step is
-        held).
+        """Counts and hashes one step. Returns False if its process is dead (then the step is dropped) or paused (then
+        the step is kept until it continues).
         """
         process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
         if process is not None:
@@ -334,7 +335,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return SimFuture(loop=self)
 
     def run_held(self, held: list[events.Handle]) -> None:
-        """Schedules the held steps of a process that was paused, in order."""
+        """Schedules, in order, the steps of a paused process that were kept until now."""
         self._ready.extend(held)
 
     # ------------------------------------------------------------------ what there is not
@@ -402,8 +403,8 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class DiskDelays:
-    """How long a call waits before it runs, and its result before it arrives: exponentially distributed around
-    `mean_s`, sometimes stalled.
+    """The delays of a worker's call, before it runs and before its result arrives: exponentially distributed around
+    `mean_s`, with occasional stalls.
     """
 
     mean_s: float = 0.0005

@@ -36,7 +36,7 @@ PeerItem = tuple[int, bytes, Sequence[Buffer]]
 
 
 class SimPeer:
-    """The client end (`runtime.network.Peer`)."""
+    """The client end of a simulated peer connection (`runtime.network.Peer`)."""
 
     def __init__(
         self, wires: Wires, owner: SimProcess, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR
@@ -247,7 +247,7 @@ def decoded(parts: list[bytes]) -> Envelope:
 
 
 class SimRequest:
-    """A request at the server (`runtime.network.Request`)."""
+    """A request at the server of a simulated peer connection (`runtime.network.Request`)."""
 
     __slots__ = ("_connection", "_id", "connection", "frames", "head")
 
@@ -329,7 +329,7 @@ class SimPeerServer:
         self._arm()
 
     def on_envelope(self, connection: _Connection, envelope: Envelope) -> None:
-        """Passes the requests to the service, or holds them while slowed down."""
+        """Passes the requests to the service; while slowed down, keeps them back."""
         if not self._slow and not self._came:
             self._serve(connection, envelope)
             return

@@ -36,7 +36,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class SimStream:
-    """Either end of a stream (`runtime.network.Stream`); `attach` connects it to its cable.
+    """One end of a simulated gRPC stream (`runtime.network.Stream`); `attach` connects it to its cable.
 
     `envelope` is the type of the messages that arrive. Items are serialised when they are sent, as in the real stream,
     and parsed when they are received; an item may also be given as its bytes.

@@ -43,7 +43,7 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """The rates and delays of a network's faults. Rates are per message, times in virtual seconds. The defaults are a
+    """The rates and delays of a network's faults. Rates are per message, times in virtual seconds. The default is a
     healthy network.
     """
 
@@ -66,7 +66,7 @@ class Listener(Protocol):
 
 
 class End:
-    """An end of a connection. `receive(message)` and `lost()` are called in its owner's context."""
+    """One end of a connection. `receive(message)` and `lost()` are called in the context of its owner, a process."""
 
     def __init__(self, wires: Wires, owner: SimProcess, number: int) -> None:
         self.owner = owner
@@ -137,8 +137,8 @@ class Wires:
             del self._listeners[port]
 
     def dial(self, owner: SimProcess, endpoint: Endpoint) -> asyncio.Future[End]:
-        """Returns a future of a connection. It fails with errors.Unavailable at once if no process listens, or after
-        DIAL_TIMEOUT_S without an answer.
+        """Connects to `endpoint`: returns a future of this side's end. The future fails with errors.Unavailable at once
+        if no process listens there, or after DIAL_TIMEOUT_S without an answer.
         """
         future: asyncio.Future[End] = self._loop.create_future()
         self._loop.call_later(self._delay(), self._knock, owner, endpoint, future, context=owner.context)
@@ -214,8 +214,8 @@ class Wires:
         return len(ends)
 
     def half_open(self, source: str, target: str, noticed_s: float) -> int:
-        """Makes every connection between two nodes lose its messages; each breaks at most `noticed_s` later. Returns
-        the number of connections.
+        """Makes every connection between two nodes half-open: it loses its messages, and breaks at most `noticed_s`
+        later. Returns the number of connections.
         """
         ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]
         self._trace.add_line(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
@@ -225,7 +225,7 @@ class Wires:
         return len(ends) // 2
 
     def clog(self, source: str, target: str, seconds: float) -> None:
-        """Delays messages from one node to the other by up to `seconds` more; 0 ends that."""
+        """Delays messages from `source` to `target` by up to `seconds` more; 0 ends the delay."""
         self._trace.add_line(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
         for pair in ((source, target), (target, source)):
             if seconds:
@@ -244,7 +244,9 @@ class Wires:
 
     # ------------------------------------------------------------------ pings
     def ping(self, end: End, answer: asyncio.Future[None]) -> None:
-        """Sets `answer` after a round trip of the connection, which no service sees. Draws no random number."""
+        """Sets the result of `answer` after a round trip of the connection, which no service sees. Draws no random
+        number.
+        """
         self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
 
     def _pinged(self, end: End, at: End, answer: asyncio.Future[None]) -> None:

@@ -114,12 +114,12 @@ other meaning, and no two origins agree: those of two nodes, or of `loop.time()`
 
 
 def uptime_s(rng: random.Random) -> float:
-    """Returns a random number of seconds since the origin of a monotonic clock."""
+    """Returns a random time, in seconds, since the origin of a monotonic clock."""
     return float(rng.randint(0, rng.choice(UPTIMES_S)))
 
 
 class NodeCrashed(Exception):
-    """The process died before the work was finished."""
+    """Raised when the process died before the work was finished."""
 
 
 class SimClock:
@@ -138,7 +138,7 @@ class SimClock:
 
 @dataclass(slots=True)
 class Node:
-    """A machine: outlives its processes."""
+    """A machine, on which simulated processes run one after the other."""
 
     name: str
     disk: Disk
@@ -214,8 +214,8 @@ class SimProcess:
 
 
 class Simulation:
-    """A simulated cluster; see the module. `show` is called with each line of the trace, with `details` also for
-    messages and disk operations.
+    """A simulated cluster; see the module. `show` is called with each line of the trace; with `details`, also with
+    lines about messages and disk operations.
 
     `steps_max` and `seconds_max` bound the run (OutOfBounds).
     """
@@ -296,13 +296,13 @@ class Simulation:
         return outer
 
     def second_process(self, name: str) -> SimProcess:
-        """Starts and returns a second process on the node. `crash` and `pause` do not affect it; it lives until
-        `end_process`.
+        """Starts and returns a second process on the node. `crash` and `pause` do not affect this process; it lives
+        until `end_process`.
         """
         return SimProcess(self, self.node(name))
 
     def end_process(self, process: SimProcess) -> None:
-        """Kills a second process as `kill -9` does. It must hold no locks, because they would stay."""
+        """Kills a second process as `kill -9` does. The process must hold no locks, because they would stay."""
         if process.alive:
             process.die("killed")
             self._ended.append(process)

@@ -120,7 +120,7 @@ def _buffer() -> memoryview:
 
 
 class Http2Stream:
-    """A stream of a connection. Its service overrides the methods; the connection calls them."""
+    """A stream of an HTTP/2 connection. The service overrides the methods; the connection calls them."""
 
     __slots__ = (
         "_owed", "_window", "connection", "has_head", "id", "in_ended", "is_read", "is_shut", "out_ended",
@@ -140,24 +140,26 @@ class Http2Stream:
         self.is_shut = False  # something is to be sent, and the other end's window of the stream has no room
 
     def headers_came(self, head: Any, ended: bool) -> None:
-        """Called with the head or the trailers of an answer."""
+        """Called when a header block has arrived: the head or the trailers of an answer."""
 
     def data_came(self, data: memoryview) -> int:
-        """Called with data, which is valid during the call only. What is read later must be `credit_stream` later.
-        Returns how many bytes were taken: fewer than all if they are much work; then it is called again with the
-        others.
+        """Called with received data, which is valid during the call only. Returns how many bytes were accepted: fewer
+        than all if they need much work; then it is called again with the rest. Data that is read later must be credited
+        then (`credit_stream`).
         """
         return len(data)
 
     def direct_room(self) -> memoryview | None:
-        """Returns the memory into which the next bytes of the message are read; None if the message is short."""
+        """Returns the memory into which the connection must read the next bytes of a long message; None if the message
+        is short.
+        """
         return None
 
     def direct_came(self, size: int) -> None:
         """Called when `size` bytes were read into the memory of `direct_room`."""
 
     def input_ended(self) -> None:
-        """Called when the other end has ended its data."""
+        """Called when the other end has ended its direction of the stream."""
 
     def writable(self) -> None:
         """Called when `send_data` may have room again."""
@@ -167,8 +169,8 @@ class Http2Stream:
 
 
 class Http2Output:
-    """The output of a connection: gives frames to the transport, as far as the transport and the windows of the other
-    end allow. A stream that waits for room gets `writable`.
+    """The output of a connection: passes frames to the transport, as far as the transport and the receive windows of
+    the other end allow. When there is room again for a stream that waits, its `writable` is called.
     """
 
     __slots__ = (
@@ -187,8 +189,8 @@ class Http2Output:
         self._cutting: asyncio.Handle | None = None
 
     def write(self, data: bytes) -> None:
-        """Writes a frame to which no window applies. If the peer does not read the answers to its requests, the
-        connection is aborted, in a later step because the caller may be in the middle of a change of a stream.
+        """Writes a frame that is not subject to flow control. If the peer does not read the answers to its requests,
+        the connection is aborted, in a later step because the caller may be in the middle of a change of a stream.
         """
         if self._connection.is_lost:
             return
@@ -211,7 +213,7 @@ class Http2Output:
             self._connection.output_ended(stream)
 
     def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
-        """Sends head, data and trailers of a stream in one write. `fits` must have returned True."""
+        """Sends the head, all data and the trailers of an answer in one write. `fits` must have returned True."""
         id_, size = stream.id, len(data)
         stream.send_left -= size
         self.send_left -= size
@@ -226,8 +228,9 @@ class Http2Output:
         return size <= min(stream.send_left, self.send_left, self.peer_frame) and not self.is_paused
 
     def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
-        """Sends as much of `data` as there is room for; returns the number of bytes. If a rest is left the stream gets
-        `writable`. With `ends`, the last byte ends the stream. `data` must not change afterwards.
+        """Sends as much of `data` as there is room for; returns the number of bytes. If some bytes are left, the
+        stream's `writable` is called later. With `ends`, the last byte ends the stream. `data` must not change
+        afterwards.
         """
         size, sent, id_ = len(data), 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
@@ -301,8 +304,8 @@ class Http2Output:
             stream.writable()
 
     def windows_changed(self, change: int) -> None:
-        """Changes the windows of all streams by what a SETTINGS frame says. Done once per frame: it may contain the
-        setting thousands of times, and there may be a thousand streams.
+        """Changes the send windows of all streams by `change`, as a SETTINGS frame says. Done once per frame: it may
+        contain the setting thousands of times, and there may be a thousand streams.
         """
         self._connection.allowance.charge(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
@@ -337,8 +340,8 @@ class ReceiveWindow:
         self.owed = 0  # read, and not credited yet
 
     def open(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
-        """Opens the window of a stream that the service now reads to `window`, and that of the connection to its full
-        size.
+        """Enlarges the window of a stream that the service now reads to `window`, and that of the connection to its
+        full size.
         """
         stream.is_read = True
         if stream._window < window:
@@ -376,7 +379,7 @@ class ReceiveWindow:
 
 
 class Liveness:
-    """Detects a dead peer: a timer counts its own looks since anything was received, not seconds."""
+    """Detects a dead peer. Its timer counts its own checks since anything was received, not seconds."""
 
     __slots__ = ("_answer", "_connection", "_looks", "_silent", "received", "timer")
 
@@ -389,7 +392,7 @@ class Liveness:
         self._answer: asyncio.Future[None] | None = None  # to a PING of `answers`
 
     def check_alive(self) -> None:
-        """Checks whether anything was received since the last look; called every LOOK_S."""
+        """Checks whether anything was received since the last check; called every LOOK_S."""
         connection = self._connection
         self.timer = connection.loop.call_later(LOOK_S, self.check_alive)
         self._looks += 1
@@ -405,7 +408,7 @@ class Liveness:
             connection.on_liveness_check(self._looks)
 
     async def answers(self, timeout_s: float) -> bool:
-        """Returns whether the other end answers a PING in time, this one or an earlier one."""
+        """Returns whether the other end answers a PING within `timeout_s`, this one or an earlier one."""
         if self._answer is None:
             self._answer = self._connection.loop.create_future()
         self._connection.out.write(frames.ping(b"magnetar"))
@@ -423,7 +426,7 @@ class Liveness:
 
 
 class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
-    """A connection of HTTP/2. `T` is what the decoder makes of a header block."""
+    """A connection of HTTP/2. `T` is the result of the decoder for a header block."""
 
     def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
         """Creates a connection. `first` is sent before the settings (a client's preface)."""
@@ -460,7 +463,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ for the ends
     def preface(self, view: memoryview) -> memoryview:
-        """At a server that is not `is_greeted` yet: takes the client's preface from the first bytes; returns the rest.
+        """At a server whose client has not sent its whole preface (`is_greeted`): consumes the preface at the beginning
+        of `view`; returns the rest.
         """
         raise NotImplementedError
 
@@ -877,7 +881,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise BrokenRules(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
-        """Adds a stream. `has_head` says that the other end opened it."""
+        """Adds a stream. `has_head`: the other end has opened it."""
         stream.connection, stream.id, stream.has_head = self, id_, has_head
         stream._window = stream.receive_left = self.stream_window
         stream.is_read = self.credits_at_once
@@ -912,7 +916,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ the end
     def break_off(self, code: Code, text: str) -> None:
-        """Ends the connection (GOAWAY) because of what the other end did."""
+        """Ends the connection with GOAWAY and this code, because the other end broke the protocol or a limit."""
         if self.is_lost:
             return
         _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
@@ -921,7 +925,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._close_transport()
 
     def close(self, error: MagnetarError) -> None:
-        """Ends the connection in order: what was written is still sent."""
+        """Ends the connection in order: what was written before is still sent."""
         if not self.is_lost:
             self._close_with(error)
             self._close_transport()
@@ -938,7 +942,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._leaves = self.loop.call_later(LEAVE_S, self.out.transport.abort)
 
     def abort_now(self) -> None:
-        """Ends an attempt to connect; there may be no transport yet."""
+        """Ends an attempt to connect, for which there may be no transport yet."""
         if hasattr(self.out, "transport"):
             self.abort(ConnectionLost("the attempt to connect was given up"))
 

@@ -1,7 +1,9 @@
-"""The frames of HTTP/2 by their bytes (RFC 9113, 4 and 6): what this side sends, and the numbers of both sides.
+"""The frames of HTTP/2 as bytes (RFC 9113, 4 and 6) that this end sends, and the numbers of both ends; the decoding of
+header blocks with Huffman codes (`HeaderDecoder`, RFC 7541); and the bound for frames that carry nothing
+(`FrameAllowance`).
 
-A frame is a header of 9 bytes (length of the payload in 24 bits, type, flags, stream) and the payload. What comes is
-taken apart by `runtime/tcp/http2.py`; here is what leaves.
+A frame is a header of 9 bytes (length of the payload in 24 bits, type, flags, stream) and the payload. Frames that
+arrive are parsed by `runtime/tcp/http2.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ FRAME_MAX = (1 << 24) - 1
 
 
 class Setting(IntEnum):
-    """The number of a setting."""
+    """The number of a setting in a SETTINGS frame."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -71,7 +73,7 @@ class Code(IntEnum):
 
 
 class BrokenRules(Exception):
-    """The other end did what the RFC forbids; the connection must end with `code`."""
+    """Raised when the other end did what the RFC forbids; the connection must end with `code`."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -112,7 +114,7 @@ def goaway(last: int, code: Code, text: str = "") -> bytes:
 
 
 def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
-    """Returns the HEADERS frame of a block, with CONTINUATION frames if the block is longer than `frame_max`."""
+    """Returns the HEADERS frame of a header block, with CONTINUATION frames if the block is longer than `frame_max`."""
     if len(block) <= frame_max:
         return header(len(block), HEADERS, flags | END_HEADERS, stream) + block
     parts = [block[begin : begin + frame_max] for begin in range(0, len(block), frame_max)]
@@ -123,7 +125,7 @@ def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes
 
 
 def unpadded(flags: int, payload: bytes) -> tuple[bytes, int]:
-    """Returns the payload without its padding, and how many bytes the padding and its length field had."""
+    """Returns the payload without its padding, and the number of bytes of the padding with its length field."""
     if not flags & PADDED:
         return payload, 0
     if not payload or payload[0] >= len(payload):
@@ -237,7 +239,7 @@ SMALL_UPDATE = 8
 
 
 class FrameAllowance:
-    """The allowance of one connection for frames that carry nothing, and for refused calls."""
+    """The number of frames that carry nothing, and of refused calls, that one connection may send."""
 
     __slots__ = (
         "_granted", "_granted_most", "_granted_streams", "_granted_streams_most", "_left", "_loop", "_most", "_rate",
@@ -266,8 +268,8 @@ class FrameAllowance:
 
     @property
     def must_wait(self) -> bool:
-        """Returns whether the caller is not known yet, and all such connections of the port together have used up their
-        share.
+        """Returns whether the caller is not authenticated yet, and all such connections of the port together have used
+        up their share of the event loop.
         """
         return not self.is_known and self.share is not None and self.share.is_spent
 
@@ -291,8 +293,8 @@ class FrameAllowance:
                 raise BrokenRules(Code.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing")
 
     def charge_update(self, id_: int, size: int, send_left: int) -> None:
-        """Charges a window update, unless it only gives back what was sent: one is charged that is small, or that
-        grants more than any before. `send_left` is the connection's window before it.
+        """Charges a window update, unless it only returns credit for what was sent: an update is charged if it is
+        small, or grants more than any before. `send_left` is the connection's send window before the update.
         """
         sent = WINDOW_DEFAULT + self._granted - send_left
         if id_:
@@ -435,8 +437,7 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 class HeaderDecoder(Generic[T]):
-    """The header decoder of one connection. `parse` makes of the headers what the service needs; `decode` returns that.
-    """
+    """The header decoder of one connection. `parse` makes the result from the headers; `decode` returns that result."""
 
     def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
         self._parse = parse
@@ -447,8 +448,8 @@ class HeaderDecoder(Generic[T]):
         self.cost = 0  # of the last block, in frames that carry nothing
 
     def decode(self, data: bytes) -> T:
-        """Decodes a header block. Raises BrokenRules if it is malformed, or takes more work than the headers of a call
-        may.
+        """Decodes a header block. Raises BrokenRules if the block is malformed, or needs more work than the headers of
+        a call may need.
         """
         found = self._known.get(data)
         if found is not None:

@@ -31,8 +31,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class JsonClient:
-    """Sends requests over HTTP and returns JSON. `tls.ca` says whom to trust; empty: the system's authorities. With
-    `require_https=False`, http:// to this machine is allowed too.
+    """Sends requests over HTTP and returns the JSON of the answers. `tls.ca` are the trusted authorities; empty: the
+    system's. With `require_https=False`, http:// to this machine is allowed too.
 
     Raises InvalidConfiguration if a file of `tls` cannot be used.
     """

@@ -4,8 +4,9 @@
 
 A loop looks an address up like a name, for which it starts four threads and loads tables of names; an address is bound
 here. With TLS a connection is accepted here, too: so its handshake has a place (`Strangers`) and a descriptor from the
-first byte on, and HANDSHAKE_S. `make_protocol` is asked when the handshake is done.
-Guards: tests/runtime/tcp/test_listen.py, tests/runtime/tcp/test_strangers.py, tests/cli/test_start.py.
+first byte on, and HANDSHAKE_S. `make_protocol` is asked when the handshake is done. `Strangers` bounds the connections
+of a port whose callers are not authenticated yet; `listener_context` and `caller_context` make TLS contexts. Guards:
+tests/runtime/tcp/test_listen.py, tests/runtime/tcp/test_strangers.py, tests/cli/test_start.py.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Stranger(Protocol):
 
 
 class Strangers:
-    """The connections of one port whose callers are not known, in one stage: during the TLS handshake, or after it."""
+    """The connections of one port whose callers are not authenticated yet, in one stage: during the TLS handshake, or
+    after it.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
@@ -71,7 +74,7 @@ class Strangers:
         return stranger in self._address
 
     def __iter__(self) -> Iterator[Stranger]:
-        """Yields the strangers, the oldest first."""
+        """Yields the connections, the oldest first."""
         return iter(list(self._address))
 
     @property
@@ -79,7 +82,8 @@ class Strangers:
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
     def add(self, stranger: Stranger, peer: str) -> bool:
-        """Adds a stranger. Evicts an old one if there is no room; returns False if none can be evicted."""
+        """Adds a connection from `peer`. If there is no room, evicts an old one; returns False if none can be evicted.
+        """
         if len(self._address) >= self.count_max and not self._push_out():
             return False
         address = network_of(peer)
@@ -122,8 +126,9 @@ _LOG = logging.getLogger("magnetar.bytes")
 
 
 def listener_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """Returns the TLS context of a listener: TLS 1.2 or later. With `ca` each caller must have a certificate of it, or
-    may have one (`optional`). `protocols` are offered in the handshake (ALPN). Raises InvalidConfiguration.
+    """Returns the TLS context of a listener: TLS 1.2 or later. With `ca` each caller must have a certificate from that
+    authority, or may have one (`optional`). `protocols` are offered in the handshake (ALPN). Raises
+    InvalidConfiguration.
     """
     found = _Reloaded(tls, protocols)
     found.outer.sni_callback = found.before_handshake
@@ -131,8 +136,8 @@ def listener_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLCon
 
 
 def caller_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Returns the TLS context of a client: it verifies the server by `ca` or the system's authorities, and shows the
-    certificate if there is one. Raises InvalidConfiguration.
+    """Returns the TLS context of a client: it verifies the server by `ca` or the system's authorities, and presents the
+    certificate of `tls` if there is one. Raises InvalidConfiguration.
     """
     try:
         context = ssl.create_default_context(cafile=tls.ca or None)
@@ -291,7 +296,7 @@ class TlsListener:
             _LOG.debug("%s: no TLS: %s", peer, error)
 
     def close(self) -> None:
-        """Accepts no more connections, and ends the handshakes under way."""
+        """Accepts no more connections, and ends the TLS handshakes that are under way."""
         for each in self.sockets:
             if each.fileno() >= 0:
                 self._loop.remove_reader(each.fileno())

@@ -1,17 +1,17 @@
-"""The share of the loop that all strangers of a port have together, and connections that send too much that carries
-nothing.
+"""The share of the event loop that all unauthenticated connections of a port (strangers) have together, with the
+connections that send too many frames that carry nothing.
 
     share.spend(frames)          what such a connection was charged (`FrameAllowance.charge`)
     share.is_spent               nothing is left now: a stranger's bytes wait
-    share.later(go_on, is_light) calls it when something is left again; `wait_turn` waits for that
+    share.queue_turn(go_on, …)   calls it when something is left again; `wait_turn` waits for that
 
 Those that were charged little go first, the latest of them before the others: it is a caller that has just come, and
 the oldest stranger is the first that others push out (runtime/tcp/listening.py). The others go in turn.
 
 Each connection has a budget of its own (`PATIENCE`), and a slice of a turn. A thousand of them would have the whole
 loop all the same. So all of them together have SHARE_RATE: a twelfth of the loop, however many they are. Callers that
-were admitted, and send what carries something, spend nothing here and wait for nothing.
-Guarding tests: tests/runtime/tcp/test_share.py.
+were admitted, and send what carries something, spend nothing here and wait for nothing. Guarding tests:
+tests/runtime/tcp/test_share.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIDY_MIN = 256
 
 
 class Turn:
-    """The place of a connection in the queue; `cancel` gives it up."""
+    """The place of a connection in the queue of a LoopShare; `cancel` removes it."""
 
     __slots__ = ("go_on",)
 
@@ -41,7 +41,7 @@ class Turn:
 
 
 class LoopShare:
-    """The share of the event loop that all strangers of one port have together."""
+    """The share of the event loop that all unauthenticated connections of one port have together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -68,7 +68,9 @@ class LoopShare:
         return self._left
 
     def queue_turn(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
-        """Queues `go_on`, which is called when the share is not used up, after LOOK_S at the earliest."""
+        """Queues `go_on`, to be called when the share is not used up, after LOOK_S at the earliest. `is_light`: the
+        connection was charged little, and comes first.
+        """
         turn = Turn(go_on)
         (self._light if is_light else self._heavy).append(turn)
         self._look_later()
@@ -79,7 +81,8 @@ class LoopShare:
             self._timer = self._loop.call_later(LOOK_S, self._give_turns)
 
     def _give_turns(self) -> None:
-        """Calls each queued `go_on` once at most, while the share lasts; each call spends its part before the next one.
+        """Calls queued functions, each at most once, as long as the share lasts. Each call spends its part before the
+        next one.
         """
         self._timer = None
         left = self._refilled()

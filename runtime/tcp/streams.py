@@ -31,8 +31,8 @@ class TcpStream(asyncio.BufferedProtocol):
         self, accepted: Callable[[TcpStream], None] | None = None, guard: Guard | None = None,
         known: Callable[[TcpStream], None] = lambda stream: None,
     ) -> None:  # fmt: skip
-        """Creates a stream. `accepted` is called when the connection is made, `known` when its caller is known; both
-        may raise.
+        """Creates a stream. `accepted` is called when the connection is made, `known` when its caller is authenticated;
+        both may raise.
         """
         self.peer = "?"
         self.guard = guard
@@ -204,8 +204,8 @@ class TcpServing:
             self._handlers.spawn(self._handle(stream), "bytes-connection")
 
     def _admit(self, stream: TcpStream) -> None:
-        """Counts a connection whose caller is known. Raises ConnectionLost if its address has as many connections as it
-        may have.
+        """Counts a connection whose caller is authenticated. Raises ConnectionLost if its address has as many
+        connections as it may have.
         """
         if stream in self._known or stream not in self.strangers:
             return

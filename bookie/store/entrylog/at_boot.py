@@ -66,7 +66,7 @@ below 2^56."""
 
 
 class FoundRecord(NamedTuple):
-    """A record that a scan found: where it begins and ends in the log, and its ids."""
+    """A record that a scan of a log found: where it begins and ends in the log, and its ledger and entry."""
 
     start: int
     end: int
@@ -81,8 +81,8 @@ class LostStretch(NamedTuple):
 
 
 class Scan:
-    """A scan of a log without its index. `records` yields every valid record, in order; then `lost` has the stretches
-    between them.
+    """A scan of a log that does not use its index. `records` yields every valid record, in order; afterwards `lost` has
+    the stretches between them that cannot be read.
     """
 
     def __init__(self, file: File, *, exact: bool = True) -> None:
@@ -208,8 +208,8 @@ class _Groups:
 def rebuild_index(
     files: Files, directory: str, number: int, uuid: bytes, tell: Callable[[list[LostStretch]], None], *, exact: bool
 ) -> None:
-    """Rebuilds the index of log `number` from the log. Calls `tell` with the lost stretches before it replaces the old
-    index. Raises NoSpace.
+    """Rebuilds the index of log `number` from the log. Calls `tell` with the stretches that cannot be read, before it
+    replaces the old index. Raises NoSpace.
     """
     log_path, path = join_path(directory, log_name(number)), join_path(directory, index_name(number))
     temporary = path + TEMPORARY
@@ -253,7 +253,8 @@ INVENTORY = 0
 
 
 class LogsAtBoot:
-    """The entry logs at a start: compares them with the mark, repairs them, and reads the groups of all indexes."""
+    """The entry logs at a start: compares them with the mark, repairs them, and reads the groups of their index files.
+    """
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, mark: Mark, drained: frozenset[int], losses: DataLossLog
@@ -269,7 +270,7 @@ class LogsAtBoot:
         self.gone: dict[str, BitMap64] = {}  # path of a log that only its index speaks of: its ledgers
 
     def open(self) -> list[Group]:
-        """Returns the groups of all indexes. Every loss is recorded before a file is changed."""
+        """Repairs the logs and returns the groups of all index files. Records every loss before it changes a file."""
         self._take_inventory()
         self._losses.write()
         self._tidy()

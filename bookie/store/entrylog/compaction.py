@@ -91,7 +91,7 @@ class CompactionResult(NamedTuple):
 
 
 class Throttle:
-    """Limits work to `bytes_per_s`; time that is not used is not saved up."""
+    """Limits work to `bytes_per_s`. Time that is not used does not allow more later."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
         self._clock = clock
@@ -106,8 +106,8 @@ class Throttle:
 
 
 class Compactor:
-    """The compactor of a store. `settle` makes tombstones durable, `with_room` runs an action again with the reserve
-    given up, `forget` closes the readers of a log.
+    """The compactor of a store. `settle` makes tombstones durable; `with_room` runs an action and, if there is no room
+    for it, gives up the reserve and runs it again; `forget` closes the open files of a log that is removed.
     """
 
     def __init__(
@@ -140,7 +140,9 @@ class Compactor:
 
     # ------------------------------------------------------------------------------------ what there is
     async def survey(self) -> list[LogFacts]:
-        """Returns the facts of each log, ascending. Which logs are open is read in one step, without an await."""
+        """Returns the facts of each log, ascending by number. Which logs are open is read in one step, without an
+        await.
+        """
         deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[LogFacts] = []
@@ -322,7 +324,7 @@ class Compactor:
 
 
 class _Move:
-    """The progress of one move among all of a pass."""
+    """The progress of one move within a compaction of several moves."""
 
     def __init__(self, logs_done: int, logs: int, bytes_before: int, bytes_: int, on_progress: OnProgress) -> None:
         self._logs_done = logs_done

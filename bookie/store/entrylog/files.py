@@ -142,7 +142,8 @@ def stored_bytes(files: Files, directory: str) -> int:
 
 
 def remove(files: Files, directory: str, number: int) -> None:
-    """Removes a log's files without a sync: the log is drained or not in the mark, so the next start removes it again.
+    """Removes a log's files, without a sync. The log must be drained or not in the mark, so that the next start removes
+    the files again if they return.
 
     That holds because `Drained` facts are kept for ever.
     """
@@ -151,7 +152,7 @@ def remove(files: Files, directory: str, number: int) -> None:
 
 
 def remove_data(files: Files, directory: str, number: int) -> None:
-    """Removes the log but not its index, which says what it held. Without a sync."""
+    """Removes the log, without a sync, but not its index, which says which entries it contained."""
     _remove(files, join_path(directory, log_name(number)))
 
 
@@ -182,7 +183,7 @@ class EntryLogReader:
         self._arena = memoryview(b"")
 
     def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentPlace], int]:
-        """Returns the extents of the ledger in those pages of a log's index, and how many of the pages are damaged."""
+        """Returns the ledger's extents in these pages of a log's index, and how many of the pages are damaged."""
         file = self._file(index_name(log))
         found: list[ExtentPlace] = []
         bad = 0

@@ -9,8 +9,8 @@ afterwards. Records are copied unchanged, after a check of length, checksum, led
 one after the other, without the table of the extent; after a damaged record the table says where the next one begins.
 An entry that is in several of the sources is copied once, from a good copy.
 
-Memory: about 110 bytes for each living extent of the sources, and one slice. Guarded by
-tests/bookie/store/test_compaction.py.
+`LogSurvey` counts the living bytes of each log before, and `decide` chooses what is done with it. Memory: about 110
+bytes for each living extent of the sources, and one slice. Guarded by tests/bookie/store/test_compaction.py.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ActionReason(enum.Enum):
 
 
 class CompactionState(enum.Enum):
-    """Whether an entry log is open for writing, and to which writer."""
+    """Whether an entry log is open for writing, and by which writer."""
 
     HOT = "hot"  # open for checkpoints
     COLD = "cold"  # open for compaction
@@ -89,15 +89,15 @@ class CompactionState(enum.Enum):
 
 
 class Holder(NamedTuple):
-    """A living ledger with data in a log, which keeps the log from being deleted."""
+    """A living ledger with entries in a log, because of which the log is not deleted."""
 
     ledger: int
     live_bytes: int
 
 
 class LogFacts(NamedTuple):
-    """The facts of a log by which `decide` decides: the bytes of its two files, of all its records, and of the records
-    of living ledgers.
+    """The facts about a log by which `decide` decides: the bytes of its two files, of all its records, and of the
+    records of living ledgers.
     """
 
     log: int
@@ -112,8 +112,8 @@ class LogFacts(NamedTuple):
 
     @property
     def live_share(self) -> float:
-        """Returns the live share of the records, not of the files: 1.0 for a log that was just compacted, however
-        small.
+        """Returns the share of living bytes in the records, not in the files: 1.0 for a log that was just compacted,
+        however small.
         """
         return self.live_bytes / self.data_bytes if self.data_bytes else 0.0
 
@@ -136,8 +136,8 @@ class CompactionPolicy(NamedTuple):
     full_share: float = 0.9
 
     def on_a_full_disk(self) -> CompactionPolicy:
-        """Returns the policy for a full disk: a log whose live share is below `full_share` is compacted without waiting
-        for a major compaction.
+        """Returns the policy for a full disk: a log whose live share is below `full_share` is compacted also in a minor
+        compaction.
         """
         return self._replace(minor_share=max(self.minor_share, self.full_share))
 
@@ -211,7 +211,7 @@ class DeletedLedgers:
 
 
 class LogSurvey:
-    """Counts the live bytes of one log, a part per `step`. `opened` is the end of its committed bytes if the log is
+    """Counts the living bytes of one log, a part per `step`. `opened`: the end of the committed bytes if the log is
     open.
     """
 
@@ -316,7 +316,7 @@ class Mover:
 
     # ------------------------------------------------------------------------------------ listing
     def list_some(self) -> bool:
-        """Lists more of the extents; returns False when all are listed."""
+        """Lists more of the extents that must be moved; returns False when all are listed."""
         if next(self._listing, None) is not None:
             return True
         self._packed.sort()
@@ -332,8 +332,8 @@ class Mover:
 
     # ------------------------------------------------------------------------------------ moving
     def step(self) -> int:
-        """Reads and verifies records, and writes and syncs when there are enough. Returns the bytes read or written, 0
-        at the end.
+        """Reads and verifies more records, or writes and syncs those read when there are enough. Returns the bytes read
+        or written, 0 at the end.
         """
         before = self._read
         while self._read - before < READ_BYTES and next(self._moving, False):
@@ -346,7 +346,8 @@ class Mover:
         return work
 
     def finish(self) -> Written | None:
-        """Writes and syncs the index of what was moved; returns what is to be committed. None if nothing could be read.
+        """Writes and syncs the index of the moved entries; returns the result, which the caller must commit. None if no
+        entry could be read.
         """
         assert not self._buffers, "what is buffered was not written"
         extents, tables = self._out.finish()

@@ -43,14 +43,14 @@ NONE = OpenLog(0, 0, 0)
 
 
 class Written(NamedTuple):
-    """What a flush or a move wrote, to be committed: the new ends of the open log, and its index group."""
+    """The result of a flush or a move, which must be committed: the new ends of the open log, and its index group."""
 
     open: OpenLog  # for the mark
     group: Group  # for the index
 
 
 class LogNumbers:
-    """The sequence of log numbers; `last` is the highest ever given."""
+    """The sequence of log numbers; `last` is the highest number that was given to a log."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -179,7 +179,7 @@ class LogWriter:
             self.append(buffers)
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Writes and syncs records after the last ones."""
+        """Writes and syncs `buffers` after the last record."""
         current = self._open
         assert current is not None
         if current.log.direct:
@@ -206,7 +206,8 @@ class LogWriter:
         current.tail = bytes(block[size - size % DIRECT_ALIGNMENT : size])
 
     def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> Written:
-        """Writes and syncs the index group of everything appended since `ensure_room`; returns what is to be committed.
+        """Writes and syncs the index group of everything appended since `ensure_room`; returns the result, which must
+        be committed.
         """
         current = self._open
         assert current is not None
@@ -218,7 +219,7 @@ class LogWriter:
         return self._written
 
     def on_committed(self) -> None:
-        """The mark now names the ends of what was written: the next append goes after them."""
+        """Called when the mark names the ends of what was written: the next append goes after them."""
         assert self._open is not None
         assert self._written is not None
         _, self._open.log_end, self._open.index_end = self._written.open
@@ -226,7 +227,7 @@ class LogWriter:
         self._written = None
 
     def release_room(self) -> None:
-        """Frees the room that was allocated ahead, and that of what will not be committed."""
+        """Frees the disk space that was allocated ahead, and that of bytes that will not be committed."""
         current = self._open
         if current is not None and (current.allocated > current.log_end or current.end > current.log_end):
             current.rewind()
@@ -234,7 +235,7 @@ class LogWriter:
             self._cut(current)
 
     def retire(self) -> None:
-        """Closes the log; if nothing was ever committed to it, keeps it open for the next move."""
+        """Closes the log. If nothing was ever committed to it, leaves it open for the next move."""
         if self._open is not None and self._open.log_end > entry_log.DATA_OFFSET:
             self.close()
         else:
@@ -259,7 +260,7 @@ class LogWriter:
 
 
 class TableFlush:
-    """Writes a table of the memtable through the hot writer, slice by slice; store/checkpoint.py drives it."""
+    """Writes a table of the memtable through the hot writer, a slice at a time; store/checkpoint.py calls it."""
 
     def __init__(self, writer: LogWriter, table: Table) -> None:
         self._writer = writer
@@ -296,7 +297,7 @@ class TableFlush:
 
     @property
     def done_share(self) -> float:
-        """Returns which share of the table was returned in slices so far, 0.0 to 1.0."""
+        """Returns the share of the table, 0.0 to 1.0, that was returned in slices so far."""
         return self._taken / self._bytes
 
     def write_index(self) -> Written:

@@ -87,7 +87,7 @@ class RoomFound(NamedTuple):
 
 
 class JournalFailed(NamedTuple):
-    """Fact: a write or a sync failed for another reason. What the disk holds is unknown."""
+    """Fact: a write or a sync failed for another reason. The content of the disk is unknown."""
 
 
 Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | JournalFailed
@@ -120,20 +120,20 @@ class BeginSegment(NamedTuple):
 
 
 class ConfirmBlock(NamedTuple, Generic[G]):
-    """Effect: tell the waiters of the block that it is durable."""
+    """Effect: answer the waiters of the block that it is durable."""
 
     block: WriteBlock[G]
 
 
 class RefuseBlock(NamedTuple, Generic[G]):
-    """Effect: tell the waiters of the block that there was no room."""
+    """Effect: answer the waiters of the block that there was no room for it."""
 
     block: WriteBlock[G]
 
 
 # ---------------------------------------------------------------------------------------- state
 class Stage(enum.Enum):
-    """The state of group commit."""
+    """The state of group commit: what it may write next."""
 
     NEW = "no segment yet"
     WRITING = "blocks are written"
@@ -179,8 +179,8 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ intents
     def append(self, group: G, size: int, records: int) -> None:
-        """Queues a group. `size` is the bytes of its records; a group without records (0) is answered after all that
-        came before it.
+        """Queues a group, whose records have `size` bytes together. A group without records (0) is answered after
+        everything that was queued before it.
         """
         self._waiting.append(_Waiting(group, size, records))
         self.queued_bytes += size
@@ -275,7 +275,8 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ what comes next
     def advance(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
-        """Returns what to write next, or answers. `spare` says that another file is ready to become the next segment.
+        """Returns the effects for what must be written next, or answers. `spare`: another file is ready to become the
+        next segment.
         """
         if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):
             return []
@@ -316,8 +317,8 @@ class GroupCommit(Generic[G]):
         return count, length, records
 
     def _may_roll(self, size: int) -> bool:
-        """Returns whether the next segment may begin: the current one has a block, and the last attempt did not find
-        the disk full.
+        """Returns whether the next segment may begin: the current one contains a block, and the last attempt did not
+        find the disk full.
         """
         return size > 0 and self._offset > ALIGNMENT and self._stage is Stage.WRITING
 

@@ -85,8 +85,8 @@ COPIED_APART_BYTES = 4096
 
 
 class Arenas:
-    """Buffers in which blocks are made, `count` of `size` bytes, used in turn. A longer block enlarges the one in turn,
-    which stays so.
+    """Page-aligned buffers in which blocks are assembled: `count` buffers of `size` bytes, used in turn. A block longer
+    than the next buffer enlarges that buffer for good.
 
     To map memory for each such block would cost the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets
     entries of 1 MiB.
@@ -152,7 +152,9 @@ def block_buffers(block: WriteBlock[RecordGroup], number: int, salt: int) -> lis
 
 
 class Journal:
-    """The journal of one store, in `directory`. Rule, calls and bounds: see the module's docstring."""
+    """The writer of one store's journal, in `directory`. Its rule, the order of calls and its bounds: see the module's
+    docstring.
+    """
 
     def __init__(
         self,
@@ -247,7 +249,7 @@ class Journal:
 
     @property
     def queued_bytes(self) -> int:
-        """Returns the bytes of the records that are not answered."""
+        """Returns the bytes of the records whose waiters are not answered yet."""
         return self.open.size + self.core.queued_bytes
 
     @property
@@ -424,7 +426,9 @@ class Journal:
     # ------------------------------------------------------------------------------------ room
     @property
     def no_space(self) -> bool:
-        """Returns whether the last block, or the last spare, found no room, until one does or `try_room` finds room."""
+        """Returns whether the last block, or the last spare, found no room. It stays true until a block or a spare
+        finds room, or `try_room` does.
+        """
         return self.core.no_room or self._segments.full
 
     async def try_room(self) -> None:

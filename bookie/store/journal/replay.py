@@ -71,7 +71,7 @@ class Damage(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A journal file. `header` is None if it cannot be read."""
+    """A journal file to be read. `header` is None if it cannot be read."""
 
     number: int
     path: str
@@ -95,7 +95,7 @@ class JournalReader:
         self._next_source(start.offset if self._sources and self._sources[0].number == start.journal else ALIGNMENT)
 
     def read_some(self, bytes_max: int) -> list[Replayed]:
-        """Returns the next blocks, about `bytes_max` of them. Sets `finished` with the last ones."""
+        """Returns the next blocks, of about `bytes_max` together. Sets `finished` when it returns the last ones."""
         found: list[Replayed] = []
         size = 0
         while size < bytes_max and not self.finished:

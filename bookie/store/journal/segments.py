@@ -74,7 +74,8 @@ class Segment(msgspec.Struct):
 
 
 class Segments:
-    """The folder of the journals. Methods that wait for the disk must run in a worker, where their docstrings say so.
+    """The directory of the journal files. Methods that wait for the disk must run in a worker, where their docstrings
+    say so.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Segments:
 
     # ------------------------------------------------------------------------------------ a journal begins
     def make_segment(self, spare: str, previous: JournalPosition) -> Segment:
-        """Makes a spare, or without one a new small file, the journal after `previous`. Must run in a worker. Raises
+        """Makes the file `spare` ("": a new small file) the journal after `previous`. Must run in a worker. Raises
         NoSpace.
         """
         number = previous.journal + 1
