@@ -47,6 +47,8 @@ from .small_sends import THREADS, Sender
 WARM_UP_S, PROFILED_S, PROBED_S = 1.5, 3, 1.5
 REHEARSAL = 0.2, 1, 0.2
 """The same in a rehearsal."""
+REHEARSED = ("lone", "batch-1k", "deliver", "receive")
+"""Those of LOADS that a rehearsal runs: one of each way to be measured."""
 PROFILE_HZ = 400
 FUNCTIONS = 12
 PROBED_RATE = 0.1
@@ -406,7 +408,7 @@ def cost(options: Options) -> Run:
     if probes.why_not:
         progress(f"cost: nothing is told of allocations and copies: {probes.why_not}")
     try:
-        for kind in LOADS:
+        for kind in REHEARSED if options.rehearses else LOADS:
             run.detail[kind] = account = _one(kind, options, probes)
             progress(f"cost: {kind}: server {account['server']['cpu_us']} us, client {account['client']['cpu_us']} us")
     finally:

@@ -52,40 +52,32 @@ sys.path[:] = [each for each in sys.path if not each.endswith(".venv/spark")]
 """
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("hidden", [False, True], ids=["first", "later-editable"])
 def test_a_job_of_an_environment_that_is_not_activated_finds_the_format(
-    before: bool, url: str, tmp_path: Path
+    hidden: bool, url: str, tmp_path: Path
 ) -> None:
-    """The first `python3` of the path is another one, without Magnetar; and nothing of ours is on the path."""
+    """The first `python3` of the path is another one, without Magnetar. A thread writes too, and no session replaces
+    what Spark found.
+
+    `later-editable`: another session was there before, and Spark does not find the package `pyspark_magnetar`, as with
+    an editable installation. A session takes seconds, so there are two, of which each has half of this.
+    """
     python3 = tmp_path / "python3"
     python3.write_text("#!/bin/sh\necho the wrong interpreter >&2\nexit 1\n")
     python3.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "PYTHON"))}
     environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
-    job = tmp_path / "job.py"
-    job.write_text(JOB)
-    done = subprocess.run(
-        [sys.executable, str(job), url, f"job-{before}", *(["before"] if before else [])],
-        capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "[b'one', b'two']" in done.stdout
-
-
-@pytest.mark.parametrize("hidden", [False, True], ids=["found", "editable"])
-def test_a_thread_writes_and_no_session_replaces_what_spark_found(hidden: bool, url: str, tmp_path: Path) -> None:
-    """`editable`: Spark does not find the package `pyspark_magnetar`, as with an editable installation."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}
     if hidden:
         (tmp_path / "sitecustomize.py").write_text(HIDE)
         environment["PYTHONPATH"] = str(tmp_path)
     job = tmp_path / "job.py"
     job.write_text(JOB)
     done = subprocess.run(
-        [sys.executable, str(job), url, f"thread-{hidden}", "thread"],
+        [sys.executable, str(job), url, f"job-{hidden}", "thread", *(["before"] if hidden else [])],
         capture_output=True, text=True, timeout=400, env=environment, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "[b'one', b'two']" in done.stdout
     assert "copied 4" in done.stdout, done.stderr
     assert "WARN" in done.stderr, "warnings are shown"
     assert "replaced" not in done.stderr

@@ -359,6 +359,7 @@ AT_ONCE = {
 """What is charged at most between two looks, of one frame or of SLICE_BYTES; of the others less than 200."""
 
 
+@replaces_code
 @pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
 @pytest.mark.parametrize("what", FLOODS)
 async def test_a_flood_is_handled_a_hundred_frames_at_a_time_and_rests_between(
