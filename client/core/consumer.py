@@ -194,7 +194,7 @@ class ConsumerCore:
         return effects
 
     def on_lost(self, error: MagnetarError) -> list[ConsumerEffect]:
-        """Fact: the connection broke, the broker closed the consumer, or an attempt to open the consumer again failed."""
+        """Fact: the connection broke, the broker closed the consumer, or an attempt to open it again failed."""
         if self.state is State.CLOSED:
             return []
         alone = self._options.leaves_alone
@@ -512,7 +512,8 @@ class ConsumerCore:
         return self._last_request
 
     def discard_acks(self) -> None:
-        """Drops the acks that are not sent yet, because a seek was requested: they must not be applied after the seek."""
+        """Drops the acks that are not sent yet, because a seek was requested: the broker must not apply them
+        after it."""
         self._acks.clear()
 
     def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:

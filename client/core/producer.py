@@ -343,7 +343,7 @@ class ProducerCore:
         return effects
 
     def on_lost(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Fact: the connection broke, the broker closed the producer, or an attempt to open the producer again failed."""
+        """Fact: the connection broke, the broker closed the producer, or an attempt to open it again failed."""
         effects: list[ProducerEffect] = []
         if self.state in (State.CLOSED, State.CLOSING):
             return effects
