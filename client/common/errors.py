@@ -25,7 +25,7 @@ from ...proto.errors import MagnetarError
 
 
 class ClientEnum(IntEnum):
-    """Prints as `CompressionType.LZ4`, not as its number."""
+    """Base of the SDK's enums: a member prints as `CompressionType.LZ4`, not as its number."""
 
     __str__ = Enum.__str__
     __format__ = Enum.__format__
@@ -97,7 +97,7 @@ __all__ = [
 
 
 class Result(ClientEnum):
-    """Outcomes as callbacks get them; the numbers are Pulsar's."""
+    """The outcome that a callback gets; the numbers are Pulsar's."""
 
     Ok = 0
     UnknownError = 1
@@ -149,7 +149,8 @@ class Result(ClientEnum):
 
 
 class PulsarException(MagnetarError):
-    """Base of what the SDK raises. `error()` is its Result: that of the same name as its class, or as its base."""
+    """Base of the exceptions that the SDK raises. `error()` returns the Result with the name of the class, or of its
+    base."""
 
     result = Result.UnknownError
 
@@ -163,7 +164,7 @@ class PulsarException(MagnetarError):
         super().__init__(message or self.result.name, **fields)
 
     def error(self) -> Result:
-        """Returns the result as the outcome that a callback gets."""
+        """Returns the Result that a callback would get."""
         return self.result
 
 
@@ -187,7 +188,7 @@ class LookupError(PulsarException):
 
 
 class ConnectError(PulsarException):
-    """No broker answers, or none can serve the topic now. It may pass."""
+    """No broker answers, or none can serve the topic now. A retry may succeed."""
 
 
 class ReadError(PulsarException):
@@ -199,12 +200,12 @@ class AuthenticationError(PulsarException):
 
 
 class AuthorizationError(PulsarException):
-    """The broker does not allow it to this client."""
+    """The client has no permission for this at the broker."""
 
 
 class LoginRefused(AuthenticationError, ConnectError):
-    """A server refuses the credentials, or there are none that it could be shown. Pulsar's client has one of its two
-    names for it, by the protocol of its URL; programs catch either."""
+    """A server refuses the client's credentials, or the client has none for it. Pulsar's client raises one of the two
+    base classes, depending on the protocol of its URL; a program may catch either."""
 
 
 class ErrorGettingAuthenticationData(PulsarException):
@@ -216,7 +217,7 @@ class BrokerMetadataError(PulsarException):
 
 
 class BrokerPersistenceError(PulsarException):
-    """Too few bookies are up to store a message. It may pass."""
+    """Too few bookies are up to store a message. A retry may succeed."""
 
 
 class ChecksumError(PulsarException):
@@ -224,7 +225,7 @@ class ChecksumError(PulsarException):
 
 
 class ConsumerBusy(PulsarException):
-    """The subscription has a consumer that shares it with no other, or one of another type."""
+    """The subscription has an exclusive consumer, or consumers of another type."""
 
 
 class NotConnected(PulsarException):
@@ -248,7 +249,7 @@ class ProducerNotInitialized(PulsarException):
 
 
 class ProducerBusy(PulsarException):
-    """Another producer has the topic for itself, or has this name."""
+    """Another producer has exclusive access to the topic, or has this name."""
 
 
 class TooManyLookupRequestException(PulsarException):
@@ -264,7 +265,7 @@ class InvalidUrl(PulsarException, ValueError):
 
 
 class ServiceUnitNotReady(PulsarException):
-    """The topic moves to another broker. It may pass."""
+    """The topic moves to another broker. A retry may succeed."""
 
 
 class OperationNotSupported(PulsarException):
@@ -272,7 +273,7 @@ class OperationNotSupported(PulsarException):
 
 
 class ProducerBlockedQuotaExceededError(PulsarException):
-    """The broker takes no more messages now. It may pass."""
+    """The broker accepts no more messages now. A retry may succeed."""
 
 
 class ProducerBlockedQuotaExceededException(PulsarException):
@@ -304,17 +305,17 @@ class UnsupportedVersionError(PulsarException):
 
 
 class TopicTerminated(PulsarException):
-    """The topic takes no more messages, for ever. What is stored can be received."""
+    """The topic is terminated: it accepts no message any more. Stored messages can be received."""
 
 
 class CryptoError(PulsarException):
-    """A message cannot be encrypted, and is not sent; or it cannot be decrypted. The message says why."""
+    """A message cannot be encrypted, and is not sent; or it cannot be decrypted. The text says why."""
 
     definite = True
 
 
 class IncompatibleSchema(PulsarException):
-    """The schema of a producer or consumer does not go with those of the topic; the message names the field."""
+    """The schema of a producer or consumer is not compatible with those of the topic; the text names the field."""
 
 
 class ConsumerAssignError(PulsarException):
@@ -334,7 +335,7 @@ class InvalidTxnStatusError(PulsarException):
 
 
 class NotAllowedError(PulsarException):
-    """The broker refuses it: it exists already, or its state does not allow it."""
+    """The broker refuses the request: what it would create exists already, or the state does not allow it."""
 
 
 class TransactionConflict(PulsarException):
@@ -346,7 +347,7 @@ class TransactionNotFound(PulsarException):
 
 
 class ProducerFenced(PulsarException):
-    """Another producer has taken the topic over for itself. This one is finished."""
+    """Another producer took exclusive access to the topic. This one is finished."""
 
 
 class MemoryBufferIsFull(PulsarException):
@@ -354,16 +355,17 @@ class MemoryBufferIsFull(PulsarException):
 
 
 class Interrupted(PulsarException):
-    """A blocking call inside a callback would wait for itself; or Ctrl-C ended it (`CtrlC`)."""
+    """A blocking call was made inside a callback, where it would wait for itself; or Ctrl-C interrupted a blocking
+    call (`CtrlC`)."""
 
 
 class CtrlC(Interrupted, KeyboardInterrupt):
-    """Ctrl-C while a blocking call waited. Programs for Pulsar catch `Interrupted`, others KeyboardInterrupt; a program
-    that catches neither ends as by any Ctrl-C."""
+    """Ctrl-C during a blocking call. Programs for Pulsar catch `Interrupted`, others KeyboardInterrupt; a program that
+    catches neither ends as with any Ctrl-C."""
 
 
 class Disconnected(PulsarException):
-    """The connection broke. The outcome of what was under way is unknown."""
+    """The connection broke. The outcome of operations in flight is unknown."""
 
 
 # ------------------------------------------------------------------------------ transactions (docs/transactions.md)
@@ -379,7 +381,7 @@ class TransactionAborted(InvalidTxnStatusError):
 
 
 class TransactionEnded(InvalidTxnStatusError):
-    """A send, an acknowledgement or a commit after the transaction ended, or when it is ending: it was not done."""
+    """A send, an acknowledgement or a commit was refused, because the transaction has ended or is ending."""
 
     definite = True
 
@@ -395,7 +397,8 @@ class SinkFenced(TransactionFenced):
 
 
 class HalfParked(InvalidTxnStatusError):
-    """The half message waits for an operator (`magnetar transactions halves`), and takes no decision of a program."""
+    """The half message waits for an operator (`magnetar transactions halves`); programs can neither commit it nor roll
+    it back."""
 
     definite = True
 
@@ -412,8 +415,9 @@ class TransactionForgotten(TransactionNotFound):
 
 
 class DataLost(BrokerPersistenceError):
-    """Every replica lost what is read or looked for. Nothing passes over it by itself; an operator may, with
-    `magnetar topics skip-lost`. Of a topic that does not open, `first` and `last` are -1."""
+    """All replicas of an entry that is read or looked for are lost. Reading does not skip the lost entries by itself;
+    an operator may order this with `magnetar topics skip-lost`. `first` and `last` are -1 if the topic cannot be
+    opened."""
 
     @property
     def ledger(self) -> int:
@@ -427,12 +431,13 @@ class DataLost(BrokerPersistenceError):
 
     @property
     def last(self) -> int:
-        """Returns the last of the lost entries, as far as it is known."""
+        """Returns the last of the lost entries that is known."""
         return int(self.fields.get("last", -1))
 
 
 class OutcomeUnknown(Timeout):
-    """A commit got no answer, and the coordinator did not tell the outcome in time; `txn` says which one."""
+    """A commit got no answer, and the coordinator did not tell the outcome in time. `txn` is the id of the
+    transaction."""
 
     @property
     def txn(self) -> str:
