@@ -208,8 +208,8 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least)
 
     def take_anew(self, name: str) -> None:
-        """Forgets that this client holds the transaction name: its next transaction of that name fences the present
-        holder, even if that is this client."""
+        """Drops the number under which this client holds the transaction name: its next transaction of that name
+        fences the present holder, even if that is this client."""
         self._holders.pop(name, None)
 
     # ------------------------------------------------------------------------------ ends
