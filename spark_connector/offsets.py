@@ -60,8 +60,9 @@ class Range(NamedTuple):
 
 
 class LostMessages(NamedTuple):
-    """Messages of a range that the topic does not have: it lost them, or was created again. `wanted`: the index that
-    is wanted; `there`: the one that the topic has."""
+    """Messages that a query wants and the topic does not have: it lost them, or was created again. For the text of the
+    error: `wanted` is the index that is wanted; `there` is the index that the topic has in its place, or the end of
+    the lost range."""
 
     partition: Partition
     wanted: int
