@@ -118,7 +118,8 @@ class GrpcTransport:
     async def _retried(
         self, ask: Callable[[Channel], Awaitable[Message]], topic: TopicName | None, end_s: float
     ) -> Message:
-        """Calls `ask` until it succeeds, or until `end_s` on the world's clock."""
+        """Calls `ask(channel)` until it succeeds, or until the time `end_s` of the world's clock; returns the reply.
+        Raises the last error."""
         now, backoff, first = self._connections.world.clock.monotonic, self._connections.backoff(), True
         while True:
             try:
@@ -205,7 +206,7 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Closes its connections."""
+        """Closes the connections of the transport."""
         ...
 
 
