@@ -510,7 +510,8 @@ class Client(ClosedAfterAsyncWith):
         return names
 
     async def _keep(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Registers what was opened, to close it with the client; removes closed ones when their number has doubled."""
+        """Opens an object by `make()` and registers it, so that it is closed with the client. Drops closed objects
+        when the number of registered ones has doubled."""
         made = await translated(make())
         if len(self._open) > 2 * self._looked_at + KEPT_MIN:
             self._open = {each: None for each in self._open if not each.is_over}

@@ -147,8 +147,8 @@ class Decoding:
 
     # ------------------------------------------------------------------------------ payloads to rows
     def _decoded(self, builder: RowBuilder) -> Iterator[tuple[int, list[Any]]]:
-        """Yields the decoded rows of whole runs, in pieces of PIECE_ROWS or some more, each with the number of its
-        first row."""
+        """Yields (number of the first row, decoded rows) in pieces of whole runs, each of about PIECE_ROWS rows or
+        more."""
         first, blank = 0, self._blank
         rows: list[Any] = []
         for run in builder.runs:

@@ -285,7 +285,8 @@ def _is_wrong_key(m: MessageFields) -> bool:
 
 
 def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) -> list[Any]:
-    """Returns `function` of each row's metadata, called once for an entry whose messages share it."""
+    """Returns `function(metadata)` for each row. For an entry whose messages share their metadata calls it
+    only once."""
     result: list[Any] = []
     for run in builder.runs:
         if run.entry.uniform:
@@ -296,8 +297,8 @@ def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) 
 
 
 def _signed(ms: int) -> int:
-    """Returns the time with its sign: the entry stores unsigned times, and Java and C++ clients write negative ones
-    above 2**63."""
+    """Returns a time with its sign: entries store times as unsigned numbers, and Java and C++ clients write negative
+    times as numbers above 2**63."""
     return ms - (1 << 64) if ms >> 63 else ms
 
 

@@ -418,12 +418,13 @@ def print_ready(url: str, **facts: object) -> None:
 
 
 class StatusOutput(Protocol):
-    """Prints that a server is ready, with its addresses, and serves its page of metrics where one was asked for."""
+    """Prints that a server is ready, with its addresses; decides what its page of metrics contains."""
 
     def report_ready(self, url: str, **facts: object) -> None: ...
 
     def combine_metrics(self, own: Measure) -> Measure:
-        """Returns the function that writes the page of metrics to serve. `own` writes the metrics of this process."""
+        """Returns the function that writes the served page of metrics. `own` writes the metrics of this
+        process only."""
         ...
 
 

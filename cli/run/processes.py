@@ -125,8 +125,8 @@ LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 
 
 def spec(name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False) -> Spec:
-    """Returns a process in which `main(world, voice)` serves until it is cancelled. `shows`: its page contains the
-    metrics of all processes."""
+    """Returns the description of a process in which `main(world, voice)` serves until it is cancelled. `shows`: its
+    page contains the metrics of all processes."""
     from ...runtime.parent import Spec
 
     def work(child: Child) -> int:

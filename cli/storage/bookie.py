@@ -176,8 +176,8 @@ def count_processes(folder: Path, wanted: int | None) -> int:
 
 
 def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) -> int:
-    """Runs several bookies; each holds the folder's lock. Copies of a ledger go to distinct racks first, so the bookies
-    of one machine are of one rack of their own, where none is given."""
+    """Runs several bookies in a process each, which together hold the folder's lock. Copies of a ledger go to distinct
+    racks first; so where no rack is given, the bookies of this machine get a common rack of their own."""
     processes.check_fork()
     held = processes.lock(str(given.folder))
     ports, names = processes.Ports(), [f"bookie-{number + 1}" for number in range(count)]

@@ -234,7 +234,8 @@ def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: flo
 
 
 def full_id(session: Session, beginning: str) -> str:
-    """Returns the one bookie whose id begins with `beginning`, registered or not. Raises NotFound."""
+    """Returns the whole id of the one bookie, registered or not, whose id begins with `beginning`. Raises NotFound if
+    there is none, Failure if there are several."""
     from ...proto.errors import NotFound
 
     known = [each["id"] for each in ask_any(session, "bookies")["bookies"]]

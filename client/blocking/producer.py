@@ -143,7 +143,7 @@ class Half(HalfFace):
 
     @property
     def state(self) -> TransactionState:
-        """Returns PREPARED, COMMITTED or ABORTED, as this program knows it."""
+        """Returns the last state that this program knows: PREPARED, COMMITTED or ABORTED."""
         return self._inner.state
 
 

@@ -38,7 +38,7 @@ bytes each)."""
 
 
 class WrongType(InvalidConfiguration, TypeError):
-    """A parameter has another type than it must have."""
+    """A parameter has a wrong type."""
 
 
 class WrongValue(InvalidConfiguration, ValueError):
@@ -46,7 +46,7 @@ class WrongValue(InvalidConfiguration, ValueError):
 
 
 class WrongMessageType(InvalidMessage, TypeError):
-    """A parameter of a message has another type than it must have."""
+    """A parameter of a message has a wrong type."""
 
 
 class WrongMessageValue(InvalidMessage, ValueError):

@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 class Deadlines:
-    """The deadlines of waits in one event loop. `now`: a monotonic clock, in seconds."""
+    """Ends waits in one event loop at their deadlines. `now`: a monotonic clock, in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._at: dict[asyncio.Future[object], float] = {}
@@ -118,7 +118,7 @@ class Deadlines:
 
 
 class Wakes:
-    """Calls from any thread into one event loop."""
+    """Runs functions in one event loop, called from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -172,7 +172,7 @@ MagnetarException = PulsarException
 
 
 class UnknownError(PulsarException):
-    """An error without a class of its own; `__cause__` says what it was."""
+    """An error for which the SDK has no class; `__cause__` is the original error."""
 
 
 class InvalidConfiguration(PulsarException, ValueError, TypeError):
@@ -269,7 +269,7 @@ class ServiceUnitNotReady(PulsarException):
 
 
 class OperationNotSupported(PulsarException):
-    """Magnetar does not have this, or not in this configuration; the message says what to do."""
+    """Magnetar does not support this operation, or not in this configuration; the text says what to do."""
 
 
 class ProducerBlockedQuotaExceededError(PulsarException):
