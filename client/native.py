@@ -38,7 +38,7 @@ from .model.settings import ConsumerDeadLetterPolicy as DeadLetterPolicy
 
 
 class DeadLetterPolicyBuilder:
-    """Makes a `ConsumerDeadLetterPolicy`, whose parameters its methods set."""
+    """Builds a `ConsumerDeadLetterPolicy`; each method sets one of its parameters."""
 
     def __init__(self) -> None:
         self._count = INT32_MAX

@@ -272,7 +272,7 @@ class Reader(ReaderFace, _Receiving[AsyncReader]):
         return inner.on_taken(take_blocking(inner.inbox, timeout_s))
 
     def has_message_available(self) -> bool:
-        """Whether a message follows the last one read; asks the broker when no message waits in the client."""
+        """Whether a message follows the last one that was read. Asks the broker if no message waits in the client."""
         inner = self._current()
         return len(inner.inbox) > 0 or self._run(inner.has_message_available())
 

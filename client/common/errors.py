@@ -281,11 +281,12 @@ class ProducerBlockedQuotaExceededException(PulsarException):
 
 
 class ProducerQueueIsFull(PulsarException):
-    """`max_pending_messages` wait for their acknowledgement: wait, or set `block_if_queue_full`."""
+    """`max_pending_messages` messages of the producer wait for their acknowledgement: retry later, or set
+    `block_if_queue_full`."""
 
 
 class MessageTooBig(PulsarException):
-    """The message is larger than an entry may be: set `chunking_enabled`, or send less."""
+    """The message is larger than an entry may be: set `chunking_enabled`, or send a smaller one."""
 
 
 class TopicNotFound(PulsarException):
@@ -351,7 +352,7 @@ class ProducerFenced(PulsarException):
 
 
 class MemoryBufferIsFull(PulsarException):
-    """Producers of the client have as many bytes without an outcome as `memory_limit_bytes` allows."""
+    """The messages without an outcome of all producers of the client use `memory_limit_bytes`."""
 
 
 class Interrupted(PulsarException):
@@ -376,7 +377,8 @@ class TransactionAborted(InvalidTxnStatusError):
 
     @property
     def reason(self) -> str:
-        """Returns timeout, coordinator lost, operation failed, conflict, fenced, admin; empty: it is not known."""
+        """Returns why it was aborted: timeout, coordinator lost, operation failed, conflict, fenced or admin; empty:
+        not known."""
         return self.fields.get("reason", "")
 
 
@@ -387,7 +389,8 @@ class TransactionEnded(InvalidTxnStatusError):
 
 
 class TransactionFenced(InvalidTxnStatusError):
-    """A later holder of the transaction's name took over, and nothing of this one counts: stop, do not retry."""
+    """A later holder of the transaction's name took over, and nothing of this transaction counts: stop, do
+    not retry."""
 
     definite = True
 
@@ -404,12 +407,12 @@ class HalfParked(InvalidTxnStatusError):
 
     @property
     def reason(self) -> str:
-        """Returns why it was parked."""
+        """Returns why the half message was parked."""
         return self.fields.get("reason", "")
 
 
 class TransactionForgotten(TransactionNotFound):
-    """The transaction ended so long ago that its outcome is not kept any more."""
+    """The transaction ended so long ago that its coordinator no longer has its outcome."""
 
     definite = True
 

@@ -46,7 +46,7 @@ WAITED_S = 1.0
 
 
 class AttachedOwner(Protocol):
-    """A producer or consumer, as its attachment calls it."""
+    """A producer or consumer, as seen by its attachment."""
 
     topic: TopicName
     waits: bool  # the answer to its first frame may take as long as others please

@@ -232,7 +232,8 @@ def caller_access(
 
 
 def _header_of(authentication: Authentication) -> Callable[[], str]:
-    """Returns a function that returns the header `authorization`, and whose errors never contain the credential."""
+    """Returns a function that returns the header `authorization`. The errors of that function never contain the
+    credential."""
     name = authentication.auth_method_name or type(authentication).__name__
 
     def header() -> str:

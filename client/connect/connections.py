@@ -237,7 +237,7 @@ class Connections:
         return (await self._owner_by(self.channel(endpoint), topic, UNANSWERED_S)).endpoint
 
     async def ask(self, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """Asks any broker; returns its answer."""
+        """Sends a request to any broker, again until one answers; returns the answer."""
 
         async def attempt() -> Any:
             asked = await self.any()

@@ -60,8 +60,8 @@ class AckSender:
         self._wake()
 
     def with_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
-        """Returns `which` and the other chunks of its message, which are acknowledged, or with `again` redelivered,
-        together."""
+        """Returns `which` and the other chunks of its message, because all of them are acknowledged together, or with
+        `again` redelivered together."""
         if isinstance(which, Message):
             known, place = which.entry.chunks, which.entry.position
             if not known:

@@ -289,8 +289,8 @@ class PartitionConsumer:
         self._do(self.core.redeliver_all(self._untouched()))
 
     def redeliver_in_order(self) -> None:
-        """Asks the broker to deliver all unacknowledged messages again, in order. What was received and not yet given
-        to the application is dropped first: it comes again too."""
+        """Asks the broker to deliver all unacknowledged messages again, in order. Messages that were received and not
+        yet given to the application are dropped first; the broker delivers them again, too."""
         self.acks.flush()
         self._do(self.core.redeliver_all(self._untouched(), in_order=True))
 

@@ -251,7 +251,7 @@ class Reader(ClosedAfterAsyncWith):
         return self._topic.full
 
     def is_connected(self) -> bool:
-        """Whether all partitions are connected."""
+        """Whether all partitions are connected to their brokers."""
         return self._partitions.are_connected()
 
     @property
@@ -282,14 +282,14 @@ class Reader(ClosedAfterAsyncWith):
         return self.on_taken(message)
 
     async def has_message_available(self) -> bool:
-        """Whether a message follows the last one read; asks the broker when no message waits in the client."""
+        """Whether a message follows the last one that was read. Asks the broker if no message waits in the client."""
         if len(self.inbox):
             return True
         found = await asyncio.gather(*(self.has_more(each) for each in self.partitions))
         return any(found) or len(self.inbox) > 0
 
     async def has_more(self, consumer: PartitionConsumer) -> bool:
-        """Whether a message of that partition follows the last one read; asks its broker."""
+        """Asks the broker whether a message of the partition of `consumer` follows the last one that was read."""
         reply = await consumer.requests.last_message_id()
         if reply.index < 0 or reply.id.entry_id < 0:
             return False

@@ -99,7 +99,7 @@ class ReceiverQueue:
         self.put(())
 
     def close(self, error: PulsarException) -> None:
-        """Ends the queue: every receiver that waits, now or later, gets this error."""
+        """Ends the queue: every receiver that waits, now or later, gets `error`."""
         self._error = error
         for _ in range(len(self._waiting)):
             self._wake_one()

@@ -282,7 +282,7 @@ class TableView(ClosedAfterAsyncWith):
         await self._tasks.close()
 
     def is_connected(self) -> bool:
-        """Whether all partitions are connected."""
+        """Whether all partitions are connected to their brokers."""
         return self._reader.is_connected()
 
 

@@ -206,7 +206,7 @@ class Batcher:
         return len(self.ready) > 0
 
     def _add_by_key(self, message: OutgoingMessage, callback: Callback) -> bool:
-        """Adds a message to the batch of its key; its id is given when that batch is closed."""
+        """Adds a message to the batch of its key. The message gets its sequence id when that batch is closed."""
         if self._named:
             self.close()
         prefix = item_prefix(_single_metadata(message, None))

@@ -105,7 +105,7 @@ class Warn(NamedTuple):
 
 
 class InvalidContent(MagnetarError):
-    """A message that cannot be encoded; `__cause__` has the reason."""
+    """A message cannot be encoded; `__cause__` is the reason."""
 
     definite = True
 

@@ -405,7 +405,7 @@ class ProducerCore:
         return effects
 
     def on_waiting(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Fact: the broker reports why an entry is not stored yet; it is not refused."""
+        """Fact: the broker reports why an entry is not stored yet; the entry is not refused."""
         if self._entries.sent and (text := self._reasons.admit(error, now)) is not None:
             return [Warn(f"messages are not acknowledged yet: {text}")]
         return []

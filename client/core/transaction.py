@@ -180,12 +180,12 @@ class InTransaction:
         raise NotImplementedError
 
     def cancel_operation(self, *, message: bool) -> None:
-        """Reverts an `enter`: nothing was sent after all."""
+        """Reverts an `enter` after which nothing was sent."""
         raise NotImplementedError
 
     def on_abort_of_cumulative_ack(self, again: Callable[[], None]) -> None:
-        """Registers a cumulative acknowledgement: if the transaction aborts, `again` is called once its messages may be
-        delivered again, before the end is reported."""
+        """Registers a cumulative acknowledgement: if the transaction aborts, `again` is called when the acknowledged
+        messages may be delivered again, before the end is reported."""
         raise NotImplementedError
 
     def on_stored(self, where: TransactionSite, messages: int, position: Position) -> None:

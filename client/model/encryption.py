@@ -224,7 +224,7 @@ class KeyReader(Protocol):
 
 
 class CryptoKeyReader:
-    """Reads the same two files for every key name, as Pulsar's class of this name does."""
+    """Reads the same two files for every key name, as Pulsar's class with this name does."""
 
     def __init__(self, public_key_path: str, private_key_path: str) -> None:
         """Sets the paths of the PEM files. A producer needs only the first, a consumer only the second."""

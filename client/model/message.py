@@ -377,7 +377,7 @@ class _Unconnected(Origin):
 class ConsumerEventListener(Protocol):
     """A listener that is notified, per partition, whether this consumer of a Failover subscription is the active one.
 
-    `partition_id` -1: the topic is not partitioned. Exceptions that it raises are logged.
+    `partition_id` -1: the topic is not partitioned. Exceptions that the listener raises are logged.
     """
 
     def became_active(self, consumer: Any, partition_id: int) -> object:

@@ -63,7 +63,7 @@ def _field(kind: Any) -> Field[Any]:
 
 
 class Array(Field[V]):
-    """A list of elements of one type: a field, a class of fields, an enum, or a record."""
+    """A field of a list whose elements have one type: a field, a class of fields, an enum, or a record."""
 
     avro, python = "array", (list,)
 
@@ -122,7 +122,7 @@ class Array(Field[V]):
 
 
 class Map(Field[V]):
-    """A dict of text to values of one type: a field, a class of fields, an enum, or a record."""
+    """A field of a dict of text to values of one type: a field, a class of fields, an enum, or a record."""
 
     avro, python = "map", (dict,)
 

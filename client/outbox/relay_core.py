@@ -169,9 +169,9 @@ class RelayCore:
         return self.time_passed(now)
 
     def resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
-        """Fact: `topic` could not be resolved. It is asked again later; meanwhile the relay uses what it knows of the
-        topic. DeduplicationOff for a topic of the first search stops the relay; at any other time no row of that topic
-        is claimed until the policy is on again."""
+        """Fact: `topic` could not be resolved. The cluster is asked again later; until then the relay uses what it
+        knows of the topic. DeduplicationOff for a topic of the first search stops the relay; at any other time no row
+        of that topic is claimed until the policy is on again."""
         known = self.topics[topic]
         known.asked, known.error = False, error.message
         if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
