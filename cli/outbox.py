@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Database:
-    """The engine and the tables; `close` ends it."""
+    """The database of an outbox: its engine and tables."""
 
     def __init__(self, url: str, table: str) -> None:
         try:
@@ -61,7 +61,7 @@ class Database:
 
 
 def with_database(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --database and --table, and gives the command its Database as `database`."""
+    """Decorates a command: adds --database and --table, and passes the Database as `database`."""
 
     @click.option(
         "-d", "--database", "database_url", envvar="MAGNETAR_OUTBOX_DATABASE", required=True, metavar="URL",
@@ -80,7 +80,7 @@ def with_database(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_output(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds -o for commands that ask no server, and gives the command its Output as `out`."""
+    """Decorates a command that asks no server: adds -o, and passes the Output as `out`."""
 
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
     @wraps(function)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from .common.output import Output
 
 def _is_text(_context: click.Context, option: click.Parameter, given: Any) -> Any:
-    """Bytes of the command line that are not UTF-8 arrive as lone surrogates, which no message can contain."""
+    """Checks an option's text. Bytes of the command line that are not UTF-8 arrive as lone surrogates, which no
+    message can contain."""
     for each in (given,) if isinstance(given, str) else given or ():
         try:
             each.encode()
@@ -137,7 +138,7 @@ def _without_end(line: bytes) -> bytes:
 
 
 def _paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
-    """Yields one payload every 1/rate seconds, on a fixed schedule: a delay is made up for."""
+    """Yields one payload every 1/rate seconds, on a fixed schedule: after a delay it catches up."""
     clock = SystemClock()
     start = clock.monotonic()
     for at, payload in enumerate(payloads):
@@ -147,7 +148,7 @@ def _paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
 
 
 class _Sending:
-    """Sends without waiting for each; `finish` waits for all and returns how many are stored, or raises."""
+    """Sends messages without waiting for each; `finish` waits for all and returns how many are stored, or raises."""
 
     def __init__(self, session: Session, topic: str, compression: str) -> None:
         from ..client.common.errors import Result
@@ -285,7 +286,8 @@ def _copy(
     receive: Callable[[int], Message], acknowledge: Callable[[Message], None] | None, out: Output, count: int | None,
     idle_ms: int | None,
 ) -> int:  # fmt: skip
-    """Prints, and acknowledges, until `count` messages, or until `idle_ms` without one; the number of messages."""
+    """Prints and acknowledges messages, until there were `count`, or none arrives for `idle_ms`. Returns the number of
+    messages."""
     from ..client.common.errors import Timeout
     from .common.output import print_message, received
 

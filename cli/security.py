@@ -298,8 +298,8 @@ def check(url: str, tls_ca: str, output: str) -> None:
 
 
 def _answer(admin: Admin, ask: Ask) -> str:
-    """Returns what a caller without credentials gets, as text. Raises other errors, which say that no server answered.
-    """
+    """Asks as a caller without credentials; returns the answer as text, "yes…" or "no…". Raises errors which mean that
+    no server answered."""
     from ..proto.errors import NotFound, Unauthenticated, Unauthorized
 
     try:

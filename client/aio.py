@@ -44,8 +44,8 @@ from .transactions.transaction import Transaction
 
 
 def _set_future(future: asyncio.Future[Any], result: Result, value: Any) -> None:
-    """Ends `future` from any thread: with `value`, or with the exception of `result`. One that has ended stays as it
-    is. Programs that wait for callbacks of the blocking client take it from pulsar.asyncio."""
+    """Ends `future` from any thread: with `value`, or with the exception of `result`. Does nothing if it has ended.
+    Programs that wait for callbacks of the blocking client import this function from pulsar.asyncio."""
 
     def end() -> None:
         if future.done():

@@ -99,13 +99,13 @@ class Client(ClosedAfterAsyncWith):
             producer = await client.create_producer("flights")
             await producer.send(b"UA 1545")
 
-    Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). It
-    connects when first used and belongs to the event loop that uses it first. `logger` gets what all clients log, too
-    (client/common/loggers.py). `memory_limit_bytes` bounds the messages of all producers without an outcome
-    (client/common/receive_memory.py) and those in all receiver queues (client/common/receive_memory.py) together;
-    without it receiver queues have 64 MiB, and producers `max_pending_messages`. `world` is for tests. Errors are
-    subclasses of PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter;
-    AlreadyClosed after `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
+    Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). The
+    client connects when it is first used, and belongs to the event loop that uses it first. `logger` gets what all
+    clients of the process log (client/common/loggers.py). `memory_limit_bytes` bounds the messages of all producers
+    without an outcome and those in all receiver queues together (client/common/receive_memory.py); without it receiver
+    queues have 64 MiB, and producers `max_pending_messages`. `world` is for tests. Errors are subclasses of
+    PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after
+    `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Client(ClosedAfterAsyncWith):
 
     @property
     def connections(self) -> Connections:
-        """Returns the connections, created when first used, in the event loop that uses them."""
+        """Returns the connections of the client; made when first used, in the event loop that uses them."""
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
@@ -156,24 +156,26 @@ class Client(ClosedAfterAsyncWith):
         return self._connections
 
     def get_service_info(self) -> ServiceInfo:
-        """Returns where the client connects now."""
+        """Returns the cluster to which the client connects now."""
         return self._service.info
 
     @property
     def transactions(self) -> Transactions:
-        """Returns the transactions, created when first used, in the event loop that uses them."""
+        """Returns the transactions of the client; made when first used, in the event loop that uses them."""
         return Transactions.of_client(self.connections)
 
     def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
-        """A transaction: what is sent and acknowledged in it counts together, or not at all (docs/transactions.md).
+        """Makes a transaction: its messages and acknowledgements count all together, or not at all
+        (docs/transactions.md).
 
             async with client.transaction() as txn:
                 await producer.send(b"…", txn=txn)
                 await consumer.acknowledge(message, txn=txn)
 
-        By hand: `txn = await client.transaction()`, then `await txn.commit()` or `abort()`. It is aborted `timeout`
-        seconds after its first operation. With a `name` (or `id`, the same) a later client that begins a transaction of
-        that name fences this one: its commits raise TransactionFenced.
+        Without `async with`: `txn = await client.transaction()`, then `await txn.commit()` or `abort()`. The
+        transaction is aborted `timeout` seconds after its first operation. With a `name` (or `id`, which means the
+        same) a later client that begins a transaction of that name fences this one: its commits raise
+        TransactionFenced.
         """
         check(TRANSACTION, {"timeout": timeout, "name": name, "id": id})
         if name is not None and id is not None:
@@ -181,8 +183,8 @@ class Client(ClosedAfterAsyncWith):
         return Transaction(self.transactions, timeout, name if name is not None else id)
 
     def transaction_now(self, timeout: float) -> Transaction | None:
-        """Returns, from any thread, a transaction that is begun by an id that was leased ahead. None: use
-        `transaction`."""
+        """Returns a transaction that has begun, with an id that was leased in advance. None if there is none: the
+        caller must use `transaction`. May be called from any thread."""
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
         check(TRANSACTION, {"timeout": timeout})
@@ -190,9 +192,9 @@ class Client(ClosedAfterAsyncWith):
         return made if made.begin_now() else None
 
     async def batch_transaction(self, batch: Batch, timeout: float = 60) -> Transaction | None:
-        """A transaction that writes a part of a batch, begun; None: the sink has the batch already, and there is
-        nothing to write. It is prepared, and committed with the batch (client/transactions/coordinators.py).
-        SinkFenced: another query writes the sink."""
+        """Begins a transaction that writes a part of a batch to a sink. Returns None if the batch is committed
+        already: nothing must be written. The transaction must be prepared, and `commit_batch` then commits it
+        (client/transactions/coordinators.py). Raises SinkFenced if another query writes the sink."""
         check(TRANSACTION, {"timeout": timeout})
         check_one("batch", batches.BATCH, batch)
         batch.check()
@@ -201,8 +203,9 @@ class Client(ClosedAfterAsyncWith):
         return None if found is None else transactions.begun(found, timeout)
 
     async def commit_batch(self, batch: Batch, txn_ids: Sequence[TxnId | str]) -> BatchOutcome:
-        """Commits prepared transactions of a batch together, and once for each number of a sink. TransactionAborted:
-        one of them is, and none was committed. SinkFenced; OutcomeUnknown: call it again, or ask `sink_status`."""
+        """Commits the prepared transactions of a batch together; each number of a sink is committed once. Raises
+        TransactionAborted if one of them is aborted: then none is committed. Raises SinkFenced. After OutcomeUnknown
+        call it again, or ask `sink_status`."""
         check_one("batch", batches.BATCH, batch)
         batch.check()
         check_one("txn_ids", TXN_IDS, txn_ids)
@@ -210,27 +213,27 @@ class Client(ClosedAfterAsyncWith):
         return await translated(batches.commit(self.transactions.coordinators, batch, txns))
 
     async def sink_status(self, sink_id: str) -> SinkStatus | None:
-        """Returns the last batch that was committed for a sink, and its query; None: none was."""
+        """Returns the last batch that was committed for a sink, and its query; None if none was."""
         check_one("sink_id", NAME, sink_id)
         return await translated(batches.sink_status(self.transactions.coordinators, sink_id))
 
     async def commit_transaction(self, txn_id: TxnId | str) -> None:
-        """Commits a transaction that any program prepared; once more is no harm. TransactionAborted,
-        TransactionForgotten; InvalidTxnStatusError: it is open."""
+        """Commits a transaction that any program prepared. May be called again. Raises TransactionAborted,
+        TransactionForgotten, or InvalidTxnStatusError if the transaction is open."""
         work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=True)
         await translated(work)
 
     async def abort_transaction(self, txn_id: TxnId | str) -> None:
-        """Aborts a transaction of any program of this role, prepared or open; once more is no harm.
-        InvalidTxnStatusError: it is committed."""
+        """Aborts a transaction of any program of this role, prepared or open. May be called again. Raises
+        InvalidTxnStatusError if the transaction is committed."""
         work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
         await translated(work)
 
     async def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
-        """Prepares a half, like `Producer.prepare`, of up to 100 messages to any topics, which count together: each an
-        `Output` with its producer, of this client."""
+        """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics, which are
+        published all together or not at all: each an `Output` with its producer, of this client."""
         check_one("outputs", Check("a list of Output", (list, tuple)), outputs)
         messages = []
         for each in outputs:
@@ -246,15 +249,15 @@ class Client(ClosedAfterAsyncWith):
         return await Halves.of_client(self.connections).prepare(messages, group, check_key, check_after)
 
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
-        """Registers a function that decides half messages of a group whose program does not say, as long as this client
-        is open; in the event loop.
+        """Registers a function that decides half messages of a group whose program did not, as long as this client is
+        open. Must be called in the event loop.
 
             @client.on_check(group="orders")
             async def check(half: HalfCheck) -> Decision:
                 return Decision.COMMIT if await order_exists(half.check_key) else Decision.UNKNOWN
 
-        A function that is no coroutine function runs in a thread of its own. It reads what the program stored
-        elsewhere, such as a row of its database: any program of the group may be asked. docs/transactions.md.
+        A function that is no coroutine function runs in a thread of its own. It must decide by what the program stored
+        elsewhere, such as a row of its database, because any program of the group may be asked. docs/transactions.md.
         """
         check(HALF, {"group": group})
 
@@ -266,23 +269,24 @@ class Client(ClosedAfterAsyncWith):
         return register
 
     async def commit_half(self, half_id: TxnId | str) -> None:
-        """Commits, like `Half.commit`, a half that any program of this role prepared."""
+        """Commits, as `Half.commit` does, a half message that any program of this role prepared."""
         await Halves.of_client(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
-        """Rolls back, like `Half.rollback`, a half that any program of this role prepared."""
+        """Rolls back, as `Half.rollback` does, a half message that any program of this role prepared."""
         await Halves.of_client(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
-        """Returns OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its
-        text. TransactionForgotten: it ended too long ago."""
+        """Asks the coordinator for the state of a transaction: OPEN, PREPARED, COMMITTED or ABORTED. `txn_id`:
+        `Transaction.id`, or its text. Raises TransactionForgotten if it ended too long ago."""
         state, refused = await translated(self.transactions.coordinators.status(_txn_id(txn_id)))
         if refused is not None:
             raise translate(refused) from refused
         return TransactionState[state.name]
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Counters of the open producers and consumers, by name and topic; also logged at the interval."""
+        """Returns counters of the open producers and consumers, by name and topic. They are also logged every
+        `stats_interval_in_seconds`."""
         open_ = [each for each in self._open if isinstance(each, Producer | Consumer) and not each.is_over]
         return {each.title(): each.statistics() for each in open_}
 
@@ -314,8 +318,8 @@ class Client(ClosedAfterAsyncWith):
         initial_subscription_name: str | None = None,
         encryption_keys: Sequence[str] | None = None,
     ) -> Producer:
-        """Opens a producer of `topic`. docs/settings.md has the parameters and their costs. Batching is on by default
-        for asyncio and off in the blocking client, as in `pulsar-client`."""
+        """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
+        default for asyncio and off in the blocking client, as in `pulsar-client`."""
         settings = producer_settings(given(locals(), "topic"))
         return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
 
@@ -357,15 +361,16 @@ class Client(ClosedAfterAsyncWith):
         isolation: str = "read_committed",
         redelivery_order: str = "any",
     ) -> Consumer:
-        """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
+        """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `isolation` is of the subscription: read_uncommitted shows what transactions wrote before they commit, and what
-        they aborted. `redelivery_order` too: with "key" a message that failed (a negative acknowledgement, or none in
-        time) holds back what follows it, of its key on KeyShared, of the partition on Exclusive and Failover, until it
-        is acknowledged or a dead letter; the broker's back-off says when it comes again.
-        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
-        `pattern_auto_discovery_period` seconds non-persistent topics are looked for; persistent ones are told at once.
+        `isolation` applies to the subscription: with read_uncommitted it gets what transactions wrote before they
+        commit, and what they aborted. `redelivery_order` applies to it as well: with "key" a message that failed (a
+        negative acknowledgement, or none in time) blocks the messages after it, of its key on KeyShared, of the
+        partition on Exclusive and Failover, until it is acknowledged or becomes a dead letter; the broker's back-off
+        decides when it is delivered again. `priority_level` and `consumer_event_listener` are those of Pulsar's Java
+        client. Non-persistent topics of a pattern are looked for every `pattern_auto_discovery_period` seconds; the
+        broker reports persistent ones at once.
         """
         options = given(locals(), "topic")
         check(CONSUMER, options)
@@ -417,8 +422,8 @@ class Client(ClosedAfterAsyncWith):
         *,
         isolation: str = "read_committed",
     ) -> Reader:
-        """Opens a reader that starts after `start_message_id` (at it, when `start_message_id_inclusive`). `isolation`:
-        as in `subscribe`."""
+        """Opens a reader that starts after `start_message_id`, or at it with `start_message_id_inclusive`.
+        `isolation`: as in `subscribe`."""
         options = given(locals(), "topic")
         check(READER, options)
         options = given(options, "start_message_id", "reader_name", "subscription_role_prefix")
@@ -433,8 +438,8 @@ class Client(ClosedAfterAsyncWith):
         self, topic: str, subscription_name: str | None = None, schema: Schema | None = None,
         *, crypto_key_reader: KeyReader | None = None,
     ) -> TableView:  # fmt: skip
-        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored now.
-        CryptoError: a message cannot be decrypted."""
+        """Opens a table view: the latest value of each key, kept up to date. The view contains all that is stored now.
+        Raises CryptoError if a message cannot be decrypted."""
         options: dict[str, Any] = {"schema": schema, "is_read_compacted": True, "crypto_key_reader": crypto_key_reader}
         check(READER, {**options, "subscription_name": subscription_name})
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the table learns of it
@@ -450,8 +455,8 @@ class Client(ClosedAfterAsyncWith):
         return await self._keep(open_)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
-        """Returns the full names of the partitions; the topic itself when it has none or does not exist. Creates
-        nothing."""
+        """Returns the full names of the partitions; the name of the topic itself if it is not partitioned or does not
+        exist. Creates nothing."""
         name = parse_topic(topic)
         try:
             partitions = await translated(self.connections.partitions(name, create=False))
@@ -465,18 +470,20 @@ class Client(ClosedAfterAsyncWith):
         self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None,
         incarnation: int = 0,
     ) -> AsyncGenerator[list[StoredEntry], None]:
-        """The entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they arrive.
+        """Yields the entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they
+        arrive.
 
             async for entries in client.read_range("flights-partition-0", 1000, 2000):
                 for message in (each for entry in entries for each in entry.messages()):
                     ...
 
-        It has no subscription: nothing is acknowledged, and nothing is kept for this reader. The first and the last
-        entry may contain messages outside the range. It ends early at the end of the topic; an index below the oldest
-        kept message begins there (`AdminClient.offsets` returns both ends). An interrupted read is resumed for
-        `operation_timeout_seconds`. `messages()` of what `crypto_key_reader` does not decrypt raises CryptoError. With
-        the `incarnation` that `AdminClient.offsets` named, a topic that was deleted and made anew meanwhile is
-        TopicNotFound; without it (0) its messages are read as those of the old one.
+        There is no subscription: nothing is acknowledged, and nothing is retained for this reader. The first and the
+        last entry may contain messages outside the range. The range ends early at the end of the topic; an index below
+        the oldest stored message begins there (`AdminClient.offsets` returns both ends). An interrupted read is
+        resumed for `operation_timeout_seconds`. For an entry that `crypto_key_reader` does not decrypt, `messages()`
+        raises CryptoError. With the `incarnation` that `AdminClient.offsets` named, raises TopicNotFound if the topic
+        was deleted and created again in the meantime; without it (0) the messages of the new topic are read as those
+        of the old one.
         """
         check(READER, {"crypto_key_reader": crypto_key_reader})
         check_one("incarnation", whole(0, INT64_MAX), incarnation)
@@ -503,7 +510,8 @@ class Client(ClosedAfterAsyncWith):
         return names
 
     async def _keep(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Registers what was opened, to close it with the client; removes closed ones when their number has doubled."""
+        """Opens an object by `make()` and registers it, so that it is closed with the client. Drops closed objects
+        when the number of registered ones has doubled."""
         made = await translated(make())
         if len(self._open) > 2 * self._looked_at + KEPT_MIN:
             self._open = {each: None for each in self._open if not each.is_over}
@@ -513,7 +521,8 @@ class Client(ClosedAfterAsyncWith):
         return made
 
     def shutdown(self) -> None:
-        """Ends everything at once, without waiting; messages that are not acknowledged yet have an unknown outcome."""
+        """Ends the client and all that it opened at once, without waiting; messages that are not acknowledged have an
+        unknown outcome."""
         self._closed = True
         if self._connections is not None and self._connections.halves is not None:
             Halves.of_client(self._connections).stop()
@@ -530,11 +539,11 @@ class Client(ClosedAfterAsyncWith):
             reports.stop()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Aborts open transactions, closes producers (flushing them), consumers and readers, then the connections.
+        """Aborts open transactions, flushes and closes producers, closes consumers and readers, then the connections.
 
-        What is not closed in order after `timeout` seconds ends at once. None: CLOSE_QUIET_S seconds after the last
-        answer of a broker, and at most the operation time-out. Timeout: messages have no outcome by then; each of them
-        gets AlreadyClosed, and may be stored.
+        What is not closed after `timeout` seconds is ended at once. None: CLOSE_QUIET_S seconds after the last answer
+        of a broker, and at most the operation time-out. Raises Timeout if messages have no outcome by then; each of
+        them gets AlreadyClosed, and may be stored.
         """
         if timeout is not None:
             check(TRANSACTION, {"timeout": timeout})

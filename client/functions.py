@@ -1,7 +1,7 @@
 """`magnetar.functions`: the names of `pulsar.functions`.
 
-A program's functions are classes that derive from them, and can be called and tested here. Magnetar has no runtime that
-would run them: a consumer and a producer do.
+A program's functions are classes that derive from these, and can be called and tested here. Magnetar has no runtime for
+functions: use a consumer and a producer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SerDe:
 
 
 class PickleSerDe(SerDe):
-    """Serializes by pickle, which runs what the bytes say: only for topics whose producers are trusted."""
+    """Serializes by pickle, which runs code from the bytes: use it only for topics whose producers are trusted."""
 
     def serialize(self, input: Any) -> bytes:
         return pickle.dumps(input)

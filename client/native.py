@@ -38,7 +38,7 @@ from .model.settings import ConsumerDeadLetterPolicy as DeadLetterPolicy
 
 
 class DeadLetterPolicyBuilder:
-    """Makes a `ConsumerDeadLetterPolicy`, whose parameters its methods set."""
+    """Builds a `ConsumerDeadLetterPolicy`; each method sets one of its parameters."""
 
     def __init__(self) -> None:
         self._count = INT32_MAX
@@ -67,7 +67,7 @@ class DeadLetterPolicyBuilder:
 
 
 class KeySharedPolicy:
-    """A `ConsumerKeySharedPolicy` that is set step by step; `policy` returns it."""
+    """Builds a `ConsumerKeySharedPolicy` step by step; `policy` returns it."""
 
     def __init__(self) -> None:
         self._mode = KeySharedMode.AutoSplit
@@ -93,7 +93,7 @@ class KeySharedPolicy:
         return self._out_of_order
 
     def set_sticky_ranges(self, ranges: list[tuple[int, int]]) -> KeySharedPolicy:
-        """Sets (first, last) pairs of hashes, both included; with Sticky."""
+        """Sets the (first, last) pairs of hashes of this consumer, both included; only with KeySharedMode.Sticky."""
         self._ranges = ranges
         return self
 
@@ -123,8 +123,8 @@ _BYTES = SchemaDescription(SchemaTypeOfClient.BYTES, "BYTES", "")
 
 
 class Option(NamedTuple):
-    """An option of a configuration. `parameter`: its name as a parameter of the client, "" if it is none; `chains`: its
-    setter returns the configuration, as in Pulsar's, else None; `reads`: it has a getter."""
+    """An option of a configuration. `parameter`: its name as a parameter of the client; empty: the client has no such
+    parameter. `chains`: its setter returns the configuration, as in Pulsar, else None. `reads`: it has a getter."""
 
     check: Check | None
     default: Any = None
@@ -143,7 +143,7 @@ def _method(name: str, option: Option) -> Callable[..., Any]:
 
 
 class Configuration:
-    """The base of the configurations; each names its options."""
+    """The base class of the configurations of Pulsar's C++ client; each lists its options."""
 
     _options: ClassVar[dict[str, Option]] = {}
 
@@ -301,7 +301,7 @@ class ClientConfiguration(Configuration):
     }  # fmt: skip
 
     def set_logger(self, logger: object) -> ClientConfiguration:
-        """Sets a logger of Python's."""
+        """Sets a logger of Python's `logging`."""
         check_logger(logger)
         self._values["logger"] = logger
         return self

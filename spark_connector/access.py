@@ -13,7 +13,7 @@
 An option overrides the environment, and both override the profile; credentials given by one of them replace all
 credentials of a lower one. Environment and profile are read at the driver, when a query is planned.
 
-**Where a credential is.** A file or variable is named in what Spark ships, shows and stores, and never what it holds:
+**Where a credential is.** What Spark ships, prints and stores names a file or variable, and never contains its content:
 each Python process reads it when it needs it, again for each call, so that a token that is renewed in its place is used
 by streams that run. A credential that is itself an option is in the query's tasks, in memory; Spark hides the values of
 options with such names in plans. No repr, error or log line of ours has it. Guard: tests/spark/test_access.py.
@@ -68,8 +68,8 @@ class Access:
     params: str = field(default="", repr=False)  # of the plugin, or where they are
 
     def authentication(self) -> Authentication | None:
-        """Returns the credentials. Raises InvalidConfiguration or OperationNotSupported if they cannot be made of the
-        options."""
+        """Returns the credentials for a client; None: there are none. Raises InvalidConfiguration or
+        OperationNotSupported if the options do not make valid credentials."""
         if self.token:
             return AuthenticationToken(lambda: _secret(self.token))
         if self.plugin:
@@ -91,7 +91,7 @@ class Access:
         )
 
     def check(self) -> None:
-        """Raises InvalidConfiguration, as the SDK would, if options contradict each other. Nothing is sent."""
+        """Raises InvalidConfiguration, as the SDK would, if options contradict each other. Sends nothing."""
         if self.token and (self.certificate or self.plugin):
             other = "tls.certificate.file" if self.certificate else "auth.plugin"
             raise InvalidConfiguration(f"options 'token' and {other!r} are two ways to say who you are: give one")
@@ -109,14 +109,14 @@ class Access:
             raise InvalidConfiguration(f"option 'service.url' and its credentials: {error.message}") from None
 
     def files(self) -> Iterator[str]:
-        """Yields the files and variables whose content decides what this access may do."""
+        """Yields the files and variables (`file:PATH`, `env:NAME`) whose content decides what this access may do."""
         yield from (each for each in (self.token, self.params) if each.startswith(_PLACES))
         yield from (f"file:{each}" for each in (self.trust, self.certificate, self.key) if each)
 
 
 def parse(found: dict[str, str]) -> Access:
-    """Parses options by their canonical names; missing ones come from the environment and the profile. Raises
-    InvalidConfiguration."""
+    """Makes the Access of a query from its options, by canonical names; missing options come from the environment and
+    the profile. Raises InvalidConfiguration."""
     profile = _profile(found)
     said = {name: value for name in OPTIONS if (value := found.get(name, "").strip())}
     _token_of_plugin(said)
@@ -155,7 +155,7 @@ def _profile(found: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _placed(source: str) -> str:
-    """Returns the place of a credential. `source`: a file or env:NAME, as in a command."""
+    """Returns the place of a credential as `file:PATH` or `env:NAME`. `source`: a path or env:NAME, as in a command."""
     return source if source.startswith(_PLACES) else f"file:{source}"
 
 
@@ -173,8 +173,8 @@ def _token_of_plugin(said: dict[str, str]) -> None:
 
 
 def _secret(text: str) -> str:
-    """Returns the text itself, or the current content of the place that it names. Raises InvalidConfiguration if that
-    cannot be read."""
+    """Returns the current content of the place that `text` names; `text` itself if it names none. Raises
+    InvalidConfiguration if the place cannot be read."""
     if not text.startswith(_PLACES):
         return text
     found = _held(text)
@@ -201,7 +201,8 @@ def _held(place: str) -> bytes | None:
 
 
 def digest(places: Iterable[str]) -> str:
-    """Returns a digest of the current content of the places: a file with a new key in it has another digest."""
+    """Returns a digest of the current content of `places` (files and variables): it changes when the
+    content changes."""
     found = hashlib.sha256()
     for place in places:
         content = _held(place) or b""

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class MagnetarDataSource(DataSource):
-    """Topics as streaming and batch tables; columns in rows.py, options in docs/spark.md."""
+    """Spark's data source "magnetar": topics as streaming and batch tables. Columns: rows.py;
+    options: docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:
@@ -30,8 +31,8 @@ class MagnetarDataSource(DataSource):
         return parse_source(dict(self.options), streaming=streaming)
 
     def schema(self) -> StructType:
-        """Returns the columns. Spark does not say whether it needs a stream or a batch, so only an option that is wrong
-        for both is refused here."""
+        """Returns the columns of the table. Spark does not say whether it needs a stream or a batch, so only an option
+        that is wrong for both is refused here."""
         from ..proto.errors import InvalidConfiguration
 
         try:
@@ -69,7 +70,7 @@ class MagnetarDataSource(DataSource):
 
 
 def _columns(options: SourceOptions) -> StructType:
-    """Returns the columns of a query that names none."""
+    """Returns the columns of a query whose user gave no schema."""
     from . import rows
 
     if not options.by_registry:
@@ -81,7 +82,7 @@ def _columns(options: SourceOptions) -> StructType:
 
 
 def _check_columns(schema: StructType, options: SourceOptions) -> None:
-    """Checks the columns of a query before it is planned."""
+    """Checks the columns that the user of a query gave, before the query is planned. Raises InvalidConfiguration."""
     from . import rows
 
     if not options.by_registry:

@@ -1,4 +1,4 @@
-"""Payloads of a batch to columns.
+"""Payloads to columns by a topic's schema, for reading (`Decoding`), and columns to payloads, for writing (`Encoding`).
 
 JSON is decoded by field names, whichever version wrote it, by a Struct that msgspec makes of the definition; Avro with
 the definition of its writer, resolved to that of the reader. A message that names no version is taken for one of the
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 
 def column(cells: Sequence[Any], shape: Shape) -> pa.Array:
-    """Returns the cells, values of the shape or None, as an Arrow column of its `raw` type. Raises Arrow's error if the
-    type cannot hold a value."""
+    """Returns `cells`, values of the shape or None, as an Arrow column of the type `shape.raw`. Raises Arrow's error
+    if the type cannot represent a value."""
     if shape.is_plain or not cells:
         return pa.array(cells, shape.raw)
     if not shape.parts:
@@ -94,7 +94,7 @@ WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 class Versions(Protocol):
-    """Returns the schema of a version that a message names."""
+    """A function that returns the topic's schema of a version, which a message names."""
 
     def __call__(self, version: int) -> SchemaInfo: ...
 
@@ -103,15 +103,16 @@ Build = Callable[["RowBuilder", pa.DataType], pa.Array]
 
 
 class Decoding:
-    """The decoding of one topic, for one task. `columns_of` returns functions that build only the columns that a query
-    names."""
+    """Decodes payloads of one topic to columns, for one task. `columns_of` returns functions that build only the
+    columns that a query names."""
 
     def __init__(self, reader: Typed, versions: Versions, *, is_strict: bool) -> None:
         self._reader, self._versions, self._is_strict = reader, versions, is_strict
         self._cells: dict[str, pa.Array] = {}
 
     def columns_of(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
-        """Returns, for each of these columns, the function that builds it. All are decoded when the first is built."""
+        """Returns by name, for each of these columns, the function that builds it. Building the first one decodes the
+        rows for all."""
         wanted = dict(zip(names, types, strict=True))
         if self._reader.info.type is SchemaType.JSON:
             self._reader = self._reader._replace(record=narrowed(self._reader.record, wanted))
@@ -146,8 +147,8 @@ class Decoding:
 
     # ------------------------------------------------------------------------------ payloads to rows
     def _decoded(self, builder: RowBuilder) -> Iterator[tuple[int, list[Any]]]:
-        """Yields the decoded rows of whole runs, in pieces of PIECE_ROWS or some more, each with the number of its
-        first row."""
+        """Yields (number of the first row, decoded rows) in pieces of whole runs, each of about PIECE_ROWS rows or
+        more."""
         first, blank = 0, self._blank
         rows: list[Any] = []
         for run in builder.runs:
@@ -233,7 +234,7 @@ class Decoding:
         return _converted(column(cells, field.shape), field, type_)
 
     def _without_unfit(self, builder: RowBuilder, first: int, rows: list[Any], wanted: dict[str, pa.DataType]) -> None:
-        """Replaces each row that has a value which its column cannot hold by the blank row."""
+        """Replaces by a row of nulls each row with a value that its column cannot represent."""
         cells = self._cells_of(rows)
         for name, type_ in wanted.items():
             try:
@@ -272,8 +273,8 @@ def _blank(reader: Typed) -> Any:
 
 
 def _plain(schema: Any) -> Any:
-    """Returns the schema without logical types other than decimal: the reader has times as numbers, so the writer must,
-    too."""
+    """Returns the Avro schema without logical types other than decimal: the reader's schema represents times as
+    numbers, so the writer's must, too."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, dict):
@@ -301,8 +302,8 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Switches the garbage collector off in its block. Rows have no reference cycles, and searching for these costs
-    more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
+    """Switches the garbage collector off within its block. Rows have no reference cycles, and searching for these
+    costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -359,7 +360,7 @@ def _same(found: DataType, wanted: DataType) -> bool:
 
 
 class Encoding:
-    """The encoding of one topic, for one task."""
+    """Encodes rows to payloads by the schema of one topic, for one task."""
 
     def __init__(self, known: Typed) -> None:
         self._known = known
@@ -375,7 +376,8 @@ class Encoding:
             self._encode = msgspec.json.Encoder(decimal_format="number").encode
 
     def payloads(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        """Encodes each row; None for a message without a value. Raises InvalidRequest."""
+        """Returns the payload of each row; None for a message without a value. Raises InvalidRequest if a row does not
+        fit the schema."""
         cells = {name: self._cells(batch, name) for name in batch.schema.names if name in self._fields}
         try:
             if self._known.record.is_single:
@@ -422,7 +424,7 @@ class Encoding:
         return next(each["type"] for each in record.avro["fields"] if each["name"] == field.name)
 
     def _check(self, column: pa.Array, definition: Any, path: str) -> None:
-        """Raises InvalidRequest if an Arrow column has values that its field does not allow. It checks whole columns,
+        """Raises InvalidRequest if an Arrow column has a value that its field does not allow. Checks whole columns,
         also nested ones."""
         if isinstance(definition, list):
             column = column.drop_null()

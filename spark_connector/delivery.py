@@ -55,7 +55,7 @@ _QUERY, _NUMBER = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 class TaskReport(WriterCommitMessage):
-    """What a task reports to the driver: how many rows it stored, and in which transaction of which batch."""
+    """The message of a task to the driver: how many rows it stored, and in which transaction of which batch."""
 
     def __init__(
         self, rows: int, batch: Batch | None = None, txn: str | None = None, *, is_already: bool = False
@@ -67,7 +67,8 @@ class TaskReport(WriterCommitMessage):
 
 
 def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) -> Batch | None:
-    """Returns the batch of the running task; None: it writes at least once."""
+    """Returns the batch that the running task writes; None if the sink writes at least once. `run`: random, of this
+    run of the batch."""
     once, context = options.once, TaskContext.get()
     if once is None:
         return None
@@ -85,16 +86,17 @@ def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) ->
 
 
 class Delivery:
-    """Ends a batch at the driver: commits or aborts what the tasks have written. Does nothing if they write at least
-    once."""
+    """Ends a batch at the driver: commits or aborts the transactions of its tasks. Does nothing if the sink writes at
+    least once."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self.run = uuid4().hex
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], number: int | None = None) -> None:
-        """Commits a batch. `number`: that of the batch of a stream, from Spark. Raises TransactionAborted, SinkFenced
-        or OutcomeUnknown; then Spark ends the query, and runs the batch again after a restart."""
+        """Commits the transactions of a batch. `number`: of the batch of a stream, from Spark. Raises
+        TransactionAborted, SinkFenced or OutcomeUnknown; then Spark ends the query, and runs the batch again after a
+        restart."""
         written = [each for each in messages if isinstance(each, TaskReport) and each.batch is not None]
         if self._options.once is None or not written:
             return
@@ -110,7 +112,7 @@ class Delivery:
         _LOG.info("batch %d of sink %s: %s, %d rows", batch.number, batch.sink_id, outcome.name, rows)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Aborts a batch. Never raises."""
+        """Aborts the transactions of a batch. Never raises: errors are logged."""
         written = [each for each in messages if isinstance(each, TaskReport) and each.txn is not None]
         if self._options.once is None or not written:
             return
@@ -147,7 +149,7 @@ async def _committed(client: Client, batch: Batch, txns: Sequence[str]) -> Batch
 
 
 async def _has(client: Client, batch: Batch) -> bool:
-    """Whether the sink has the batch. Also False if no coordinator answers."""
+    """Whether the sink has committed the batch. False also if no coordinator answers."""
     if not batch.sink_id:
         return False
     try:

@@ -38,7 +38,7 @@ _PART = "-partition-"
 
 
 class Available(NamedTuple):
-    """What a broker stores of one partition."""
+    """The messages that a broker has stored of one partition: indexes `earliest` … `end - 1`."""
 
     earliest: int
     end: int
@@ -60,7 +60,9 @@ class Range(NamedTuple):
 
 
 class LostMessages(NamedTuple):
-    """Messages of a range that the topic does not have: it lost them, or was created again without them."""
+    """Messages that a query wants and the topic does not have: it lost them, or was created again. For the text of the
+    error: `wanted` is the index that is wanted; `there` is the index that the topic has in its place, or the end of
+    the lost range."""
 
     partition: Partition
     wanted: int
@@ -73,18 +75,18 @@ SHORTER = "the topic is shorter than the checkpoint: it was deleted and made ane
 
 
 def differ(one: int, other: int) -> bool:
-    """Whether two incarnations are known and differ."""
+    """Whether both incarnations are known, and differ."""
     return bool(one and other and one != other)
 
 
 def restarted(start: Index, available: Mapping[Partition, Available], made: Incarnations = UNKNOWN) -> Index:
-    """Returns `start`, with the earliest index for each partition that is not the one of the offset any more: its
-    incarnation differs from that in `made`, or it ends before the offset."""
+    """Returns `start`, with the earliest index for each partition that was created again since: its incarnation
+    differs from that in `made`, or it ends before the offset."""
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
 def made_anew(start: Index, available: Mapping[Partition, Available], made: Incarnations) -> list[LostMessages]:
-    """Returns the partitions whose index `restarted` changes, as lost messages."""
+    """Returns, as lost messages, the partitions whose index `restarted` would change."""
     found = ((p, at, _why_anew(p, at, available, made)) for p, at in sorted(start.items()))
     return [LostMessages(p, at, available[p].end, reason) for p, at, reason in found if reason is not None]
 
@@ -110,8 +112,8 @@ def to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, i
 
 
 def report(index: Index, available: Mapping[Partition, Available]) -> dict[str, Any]:
-    """Returns what is available and how far a query at `index` lags, for `latestOffset` in the progress of the query.
-    Spark has no other metrics of a source in Python."""
+    """Returns the progress of a query at `index` for Spark's `latestOffset`: what is available, and the lag. Spark has
+    no other metrics of a source in Python."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
     by_topic: dict[str, int] = {}
     for (topic, _), messages in sorted(waiting.items()):

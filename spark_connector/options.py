@@ -159,7 +159,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExactlyOnce:
-    """The options with which a sink writes exactly once (spark_connector/delivery.py)."""
+    """The options of a sink that writes exactly once (spark_connector/delivery.py)."""
 
     sink_id: str = ""  # empty: the query's; of a batch query: it is written once each time that it runs
     batch_id: int | None = None  # of a batch query; a streaming one has its own
@@ -218,7 +218,8 @@ def _spelled(name: str) -> str:
 
 
 def _meant(name: str, allowed: Iterable[str]) -> str:
-    """Returns a hint for an unknown option: its name here, or the nearest allowed one; empty: none."""
+    """Returns a hint for an unknown option: its name in this connector, or the nearest allowed one; empty: there is no
+    hint."""
     if name in _ELSEWHERE:
         return f"; use {_ELSEWHERE[name]}"
     if name.startswith("kafka."):
@@ -430,8 +431,8 @@ def _by_registry(found: Mapping[str, str]) -> bool:
 
 
 def _subscription(found: Mapping[str, str]) -> str | None:
-    """Returns the name of the durable subscription: as given, or the prefix plus the topics, which is the same after a
-    restart; None: there is none."""
+    """Returns the name of the durable subscription: as given, or the prefix plus the topics, so that it is the same
+    after a restart; None: there is no such subscription."""
     name = found.get("subscription")
     if name is not None or not _boolean(found, "durablecursor", False):
         if "subscriptionprefix" in found:
@@ -442,8 +443,8 @@ def _subscription(found: Mapping[str, str]) -> str | None:
 
 
 def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
-    """Parses the options of a sink. `complete`: each batch of the stream contains the whole result,
-    outputMode("complete")."""
+    """Parses the options of a sink. `complete`: each batch of the stream contains the whole result
+    (outputMode("complete")). Raises InvalidConfiguration."""
     found = _canonical(options)
     _refuse_unknown(found, _COMMON | _SINK | _ONCE, "sink")
     topic = found.get("topic")
@@ -466,8 +467,8 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete:
 
 
 def _exactly_once(found: Mapping[str, str], *, streaming: bool, complete: bool) -> ExactlyOnce | None:
-    """Returns the settings of exactly-once, which is the default of streams where it is possible; None: at least once.
-    """
+    """Returns the options of exactly-once, which is the default of streams where it is possible; None: the sink writes
+    at least once."""
     transient = found.get("topic", "").startswith("non-persistent:")
     least, once = "at-least-once", "exactly-once"
     default = (once, least) if streaming and not (complete or transient) else (least, once)

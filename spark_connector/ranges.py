@@ -4,9 +4,9 @@ One `Topics` per process and query, made at its first use and never before a for
 daemon; a connection does not survive that, hence the pid in the key). It runs its own event loop in the calling thread,
 only while a call waits: it starts no thread.
 
-**What is shared is of one query alone**: of all its options and credentials (`SourceOptions.identity`), and of what its
-files of keys hold at the moment. Nothing that a broker said is kept, but for the partitions of a stream's topics, which
-are listed again after topicDiscoveryInterval, and when a query is planned. What a task reads is named by its driver:
+**One connection serves one query alone**: its key are all options and credentials (`SourceOptions.identity`), and the
+present content of its key files. No answer of a broker is cached, except the partitions of a stream's topics, which are
+listed again after topicDiscoveryInterval, and when a query is planned. What a task reads is named by its driver:
 the partition, the topic's incarnation, and the indexes. Guard: tests/spark/test_identity.py.
 """
 
@@ -44,7 +44,7 @@ _OF_PROCESS: dict[tuple[int, str], Topics] = {}
 
 
 def connection_of(options: SourceOptions) -> Topics:
-    """Returns this process's connection for a query; makes it at first use."""
+    """Returns the connection of this process for a query; makes it at first use."""
     key, held = (os.getpid(), options.identity), digest(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.held != held:  # a key or a credential of its files is another one now
@@ -69,17 +69,18 @@ def _places(options: SourceOptions) -> Iterator[str]:
 
 
 class Part(NamedTuple):
-    """A topic without partitions, or one partition, in one incarnation."""
+    """One partition, or a topic without partitions, in one incarnation."""
 
     name: str  # full
     incarnation: int = 0  # 0: not known
 
 
 class Topics:
-    """The connection of a query: lists partitions, asks for available messages, and reads ranges of them."""
+    """The connection of a query to its topics: lists partitions, asks for available messages, and reads ranges of
+    messages."""
 
     def __init__(self, options: SourceOptions, clock: Clock, held: str = "") -> None:
-        """Makes a connection. `held`: a digest of the content of its key and credential files."""
+        """Makes a connection. `held`: a digest of the content of the query's key and credential files."""
         self.held = held
         self.reads = 0  # that are under way
         self._options = options
@@ -141,8 +142,8 @@ class Topics:
         return [TopicName.parse(part) for part in await self._admin.parts(topic.full)]
 
     def available(self, *, anew: bool = False) -> dict[Partition, Available]:
-        """Returns the available messages of each partition; creates the durable subscription, if any, first, so that
-        nothing is trimmed meanwhile. The partitions are listed again with `anew`, or if a known one is gone."""
+        """Returns the available messages of each partition. Creates the durable subscription, if any, before, so that
+        nothing is trimmed in the meantime. The partitions are listed again with `anew`, or if a known one is gone."""
         try:
             replies = self._run(self._all_offsets(self.partitions(anew=anew)))
         except (TopicNotFound, NotAllowed):
@@ -163,12 +164,13 @@ class Topics:
 
     def count_aborted(self, part: Part, first: int, end: int) -> int:
         """Returns how many of the messages `first` … `end - 1` belong to aborted transactions, which readers do not
-        get. Raises TopicNotFound."""
+        get. Raises TopicNotFound if the partition is gone or has another incarnation."""
         asked = self._admin.offsets(part.name, aborted_in=(first, end), incarnation=part.incarnation)
         return self._run(asked).aborted
 
     def advance(self, index: Index, made: Incarnations, subscription: str) -> None:
-        """Acknowledges everything before `index` in each partition that exists."""
+        """Acknowledges for `subscription` all messages before `index` in each partition that exists. `made`: the
+        incarnations to which the indexes belong."""
         known = self.partitions()
         moves = {Part(known[p].full, made.get(p, 0)): at for p, at in index.items() if p in known}
         self._run(self._advance(moves, subscription))
@@ -184,8 +186,8 @@ class Topics:
             _LOG.warning("%s: subscription %s is not advanced to %d: %s", part.name, subscription, index, error)
 
     def acknowledge_before(self, part: Part, subscription: str, done: int) -> None:
-        """Acknowledges everything before `done` for a durable subscription, which is created if it does not exist.
-        Raises TopicNotFound."""
+        """Acknowledges all messages before the index `done` for a durable subscription, which is created if it does
+        not exist. Raises TopicNotFound if the partition is gone or has another incarnation."""
         self._run(self._hold(part, subscription, done))
 
     async def _hold(self, part: Part, subscription: str, done: int) -> None:
@@ -198,7 +200,8 @@ class Topics:
             await self._admin.advance_subscription(name, subscription, done, incarnation=made)
 
     def read(self, part: Part, first: int, end: int) -> Iterator[list[StoredEntry]]:
-        """Yields the entries of a range as they arrive. Raises TopicNotFound."""
+        """Yields the entries with the messages `first` … `end - 1`, as they arrive. Raises TopicNotFound if the
+        partition is gone or has another incarnation."""
         entries = self._client.read_range(
             part.name, first, end, crypto_key_reader=self._keys, incarnation=part.incarnation
         )
@@ -215,7 +218,8 @@ class Topics:
             self._run(entries.aclose())
 
     def newest_schemas(self) -> dict[str, Typed]:
-        """Returns the newest schema of each topic. Raises InvalidConfiguration."""
+        """Returns the newest schema of each topic. Raises InvalidConfiguration if a topic has none, or columns cannot
+        be made of it."""
         names = sorted({topic for topic, _ in self.partitions(anew=True)})
         return {name: newest(name, self.schemas(name)) for name in names}
 
@@ -232,7 +236,7 @@ class Topics:
         return self._run(self._admin.schema(topic, version)).schema
 
     def check_there(self, part: Part) -> None:
-        """Raises TopicNotFound if the partition was deleted, or is of another incarnation."""
+        """Raises TopicNotFound if the partition was deleted, or has another incarnation."""
         self._run(self._admin.offsets(part.name, incarnation=part.incarnation))
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("v
 
 
 def columns(options: SourceOptions) -> StructType:
-    """Returns the default columns of a query."""
+    """Returns the default columns of a query that reads without schema=registry."""
     names = ["key", "value", "topic", "partition", "offset"]
     if options.kafka_columns:
         names += ["timestamp", "timestampType", *(["headers"] if options.include_properties else [])]
@@ -104,14 +104,14 @@ def columns(options: SourceOptions) -> StructType:
 
 
 def beside_typed(options: SourceOptions) -> list[StructField]:
-    """Returns the columns of a query with schema=registry that are not those of the topic's schema."""
+    """Returns the columns of a query with schema=registry other than those of the topic's schema."""
     names = ["key", "topic", "partition", "offset", "messageId", "publishTime", "eventTime", "producerName"]
     names += ["properties"] if options.include_properties else []
     return [StructField(META + name, _COLUMNS[name].type, _COLUMNS[name].nullable) for name in names]
 
 
 def check_columns(schema: StructType, options: SourceOptions) -> None:
-    """Checks a schema that the user gives. Raises InvalidConfiguration for an unknown name or another type."""
+    """Checks a schema that the user gave. Raises InvalidConfiguration for an unknown column name or another type."""
     for wanted in schema:
         if wanted.name not in _COLUMNS:
             raise InvalidConfiguration(f"column {wanted.name!r} does not exist; there are {', '.join(_COLUMNS)}")
@@ -127,7 +127,7 @@ def _type(name: str, options: SourceOptions) -> DataType:
 
 
 class Entry:
-    """A decoded entry: its messages, and what they share."""
+    """A decoded entry: its messages, and the fields that they share."""
 
     __slots__ = (
         "batched", "chunk", "entry_id", "fields", "first_index", "ledger_id", "payloads", "producer_name",
@@ -149,8 +149,8 @@ class Entry:
 
 
 def _is_uniform(fields: list[MessageFields]) -> bool:
-    """Whether all rows have equal metadata. Messages with equal metadata share one object (proto/entry.py), so only a
-    few are compared."""
+    """Whether all messages of an entry have equal metadata. Messages with equal metadata share one object
+    (proto/entry.py), so only a few objects are compared."""
     distinct = {id(each): each for each in fields}
     if len(distinct) == 1:
         return True
@@ -165,8 +165,8 @@ def _without_size(fields: MessageFields) -> bytes:
 
 
 def readable(stored: StoredEntry) -> Entry:
-    """Decodes an entry from which rows can be made. Raises CorruptEntry; NotAllowed for a chunk of a message;
-    CryptoError for an encrypted one."""
+    """Decodes an entry of which rows can be made. Raises CorruptEntry; NotAllowed if the entry is a chunk of a
+    message; CryptoError if it is encrypted."""
     entry = Entry(stored)
     if entry.chunk:
         raise NotAllowed("it is a chunk of a larger message, and this source does not assemble chunks")
@@ -174,7 +174,7 @@ def readable(stored: StoredEntry) -> Entry:
 
 
 class _Run(NamedTuple):
-    """Consecutive rows of one entry."""
+    """Consecutive rows of a batch that come from one entry."""
 
     entry: Entry
     skipped: int  # messages of the entry before the first row
@@ -191,8 +191,8 @@ class RowBuilder:
     def __init__(
         self, schema: StructType, partition: Partition, message_partition: int, decoding: Decoding | None = None
     ) -> None:
-        """Makes a builder. `message_partition`: the partition in message ids, -1 for a topic without partitions.
-        `decoding`: builds the columns of the topic's schema; None: there are none."""
+        """Makes a builder. `message_partition`: the partition number in message ids, -1 for a topic without
+        partitions. `decoding`: builds the columns of the topic's schema; None: the query has no such columns."""
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._types = [f.type for f in self._schema]
         if decoding is None:
@@ -219,8 +219,8 @@ class RowBuilder:
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, entry: Entry, at: int, end: int) -> int:
-        """Adds the messages `at` … `end - 1` that the entry contains; returns the index after the last one that was
-        added."""
+        """Adds those of the messages `at` … `end - 1` that the entry contains. Returns the index after the last added
+        one."""
         skipped = max(0, at - entry.first_index)
         values: list[bytes | None] = [*entry.payloads[skipped : max(0, end - entry.first_index)]]
         if not values:
@@ -235,7 +235,7 @@ class RowBuilder:
         return entry.first_index + skipped + run.rows
 
     def offset_of(self, row: int) -> int:
-        """Returns the index of the message in that row."""
+        """Returns the message index (offset) of row number `row`."""
         for run in self.runs:
             if row < run.rows:
                 return run.entry.first_index + run.skipped + row
@@ -251,7 +251,7 @@ class RowBuilder:
 
 # ------------------------------------------------------------------------------------------ the columns
 def _spread(builder: RowBuilder, values: pa.Array) -> pa.Array:
-    """Repeats the value of each run for each of its rows."""
+    """Repeats the value of each run of rows for each of its rows."""
     if len(values) == builder.rows:
         return values
     ends = pa.array(accumulate(run.rows for run in builder.runs), pa.int32())
@@ -285,7 +285,8 @@ def _is_wrong_key(m: MessageFields) -> bool:
 
 
 def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) -> list[Any]:
-    """Returns `function` of each row's metadata, called once for an entry whose messages share it."""
+    """Returns `function(metadata)` for each row. For an entry whose messages share their metadata calls it
+    only once."""
     result: list[Any] = []
     for run in builder.runs:
         if run.entry.uniform:
@@ -296,8 +297,8 @@ def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) 
 
 
 def _signed(ms: int) -> int:
-    """Returns the time with its sign: the entry stores unsigned times, and Java and C++ clients write negative ones
-    above 2**63."""
+    """Returns a time with its sign: entries store times as unsigned numbers, and Java and C++ clients write negative
+    times as numbers above 2**63."""
     return ms - (1 << 64) if ms >> 63 else ms
 
 

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 
 def spark_session(builder: SparkSession.Builder | None = None) -> SparkSession:
-    """The session that `builder` makes (default: `SparkSession.builder`), or the one that runs, with the format.
+    """Returns a Spark session with format("magnetar"): the session that `builder` makes (default:
+    `SparkSession.builder`), or the one that is running.
 
         spark = magnetar.spark_session(SparkSession.builder.master("local[4]").appName("flights"))
 
-    Where everything runs on this machine and PYSPARK_PYTHON is not set, the Python workers are this interpreter.
+    If everything runs on this machine and PYSPARK_PYTHON is not set, the Python workers run this interpreter.
     """
     try:
         from pyspark.sql import SparkSession
@@ -56,7 +57,7 @@ def spark_session(builder: SparkSession.Builder | None = None) -> SparkSession:
 
 
 def _has_format(session: Any) -> bool:
-    """Whether Spark has found the format among its Python packages, or it is registered."""
+    """Whether Spark knows the format: it found the format among its Python packages, or the format is registered."""
     from .datasource import MagnetarDataSource
 
     return bool(session._jsparkSession.sessionState().dataSourceManager().dataSourceExists(MagnetarDataSource.name()))

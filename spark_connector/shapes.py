@@ -1,22 +1,17 @@
-"""A definition of Avro as types: those of Spark, of Arrow, and of its JSON.
+"""An Avro definition as types of Spark, of Arrow, and of Avro's JSON. Also the schemas of a topic with these types
+(`Typed`).
 
-| Avro | Spark | in JSON |
-|---|---|---|
-| boolean, int, long, float, double | boolean, int, bigint, float, double | the same |
-| string, uuid | string | text |
-| bytes, fixed | binary | text, and the column is string |
-| decimal of up to 38 digits | decimal(precision, scale) | number or text |
-| enum | string: the symbol | text; a number is its digits |
-| date | date | days since the epoch |
-| timestamp-millis, -micros, -nanos | timestamp, to the microsecond | a number since the epoch |
-| local-timestamp-… | timestamp_ntz | the same |
-| time-millis, time-micros | int, bigint: since midnight | the same |
-| array, map, record | array, map<string, …>, struct | array, object, object |
-| a union with null | the other type, null | null |
+| Avro | Spark | in JSON | |---|---|---| | boolean, int, long, float, double | boolean, int, bigint, float, double |
+the same | | string, uuid | string | text | | bytes, fixed | binary | text, and the column is string | | decimal of up
+to 38 digits | decimal(precision, scale) | number or text | | enum | string: the symbol | text; a number is its digits
+| | date | date | days since the epoch | | timestamp-millis, -micros, -nanos | timestamp, to the microsecond | a number
+since the epoch | | local-timestamp-… | timestamp_ntz | the same | | time-millis, time-micros | int, bigint: since
+midnight | the same | | array, map, record | array, map<string, …>, struct | array, object, object | | a union with
+null | the other type, null | null |
 
 Every column may be null: a message without a value has a row too. Refused, with the path of the field: a type that
-contains itself, a union of several types, null alone, fields whose names differ by case alone (Spark does not tell them
-apart).
+contains itself, a union of several types, null alone, fields whose names differ by case alone (Spark does not tell
+them apart).
 
 Values pass three types of Arrow on their way: as decoded, with times as numbers (`raw`); with the unit of its times
 (`unit`); and Spark's. Writing takes the way back.
@@ -65,7 +60,7 @@ MISSING_IS_NULL = None
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A type in all of its forms: Spark's, Arrow's, JSON's and Avro's."""
+    """A data type in all of its forms: Spark's, Arrow's, JSON's and Avro's."""
 
     spark: DataType
     raw: pa.DataType
@@ -94,7 +89,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A definition at its top level: its fields; or a single value that is not a record, as the column `value`."""
+    """The top level of a definition: its fields; or a single value that is not a record, as the column `value`."""
 
     fields: tuple[Field, ...]
     avro: Any
@@ -131,7 +126,7 @@ _TIMES: dict[str, tuple[str, DataType, pa.DataType]] = {
 
 
 def record_of(info: SchemaInfo) -> Record:
-    """Returns the record of an AVRO or JSON schema. Raises InvalidSchema if columns cannot be made of it."""
+    """Returns the Record of an AVRO or JSON schema. Raises InvalidSchema if columns cannot be made of the schema."""
     parsed = avro_definition(info)
     try:
         return _Shapes(names_of(parsed), json_=info.type is SchemaType.JSON).top(parsed)
@@ -360,15 +355,15 @@ _SINGLE = {
 
 
 class Typed(NamedTuple):
-    """A schema, and its record, with which rows are read or written."""
+    """A schema of a topic and its Record, by which rows are read or written."""
 
     info: SchemaInfo
     record: Record
 
 
 def typed(topic: str, info: SchemaInfo) -> Typed:
-    """Returns the schema with its record. Raises InvalidConfiguration, with an alternative, if columns cannot be made
-    of it."""
+    """Returns the schema with its Record. Raises InvalidConfiguration, which names an alternative, if columns cannot
+    be made of the schema."""
     shape = _SINGLE.get(info.type)
     if shape is not None:
         return Typed(info, Record((Field("value", shape),), None, None, is_single=True))
@@ -386,7 +381,8 @@ def typed(topic: str, info: SchemaInfo) -> Typed:
 
 
 def newest(topic: str, versions: Iterable[TopicSchema]) -> Typed:
-    """Returns the newest schema that is not deleted. Raises InvalidConfiguration if there is none."""
+    """Returns the newest schema of `versions` that is not deleted. Raises InvalidConfiguration if there is none, or
+    columns cannot be made of it."""
     living = [each for each in versions if not each.deleted]
     if not living:
         raise InvalidConfiguration(
@@ -397,8 +393,8 @@ def newest(topic: str, versions: Iterable[TopicSchema]) -> Typed:
 
 
 def reader(topic: str, versions: Iterable[TopicSchema], wanted: StructType) -> Typed:
-    """Returns the newest schema that has these columns. Raises InvalidConfiguration, which names what the newest lacks,
-    if none has."""
+    """Returns the newest schema of `versions` that has the columns `wanted`. Raises InvalidConfiguration, which names
+    what the newest schema lacks, if none has them."""
     living = sorted((each for each in versions if not each.deleted), key=lambda each: -each.version)
     named = {each.name: each.dataType for each in wanted if not each.name.startswith(META)}
     last = newest(topic, living)
@@ -432,8 +428,8 @@ def _has(found: Typed, named: Mapping[str, DataType]) -> bool:
 
 
 def columns(schemas: Mapping[str, Typed], metadata: Iterable[StructField]) -> StructType:
-    """Returns the columns of a query over these topics. `metadata`: the other columns. Raises InvalidConfiguration if
-    two topics differ, or if a field is named like one of the others."""
+    """Returns the columns of a query over the topics of `schemas`. `metadata`: the columns that are not of a schema.
+    Raises InvalidConfiguration if two topics differ, or if a field has the name of a column in `metadata`."""
     if not schemas:
         raise InvalidConfiguration("no topic matches, so there is no schema: create a topic, or give one by .schema(…)")
     first = next(iter(schemas))
@@ -451,7 +447,8 @@ def columns(schemas: Mapping[str, Typed], metadata: Iterable[StructField]) -> St
 
 
 def check_beside(wanted: StructType, metadata: Iterable[StructField]) -> None:
-    """Checks the columns of a user's schema that are not of the topic's schema. Raises InvalidConfiguration."""
+    """Checks those columns of a user's schema that are not of the topic's schema; `metadata` are the allowed ones.
+    Raises InvalidConfiguration."""
     known = {each.name: each.dataType for each in metadata}
     for each in wanted:
         if not each.name.startswith(META):

@@ -114,8 +114,8 @@ class _Task:
     """The producers of a task, on an event loop that runs only while the task waits."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
-        """Makes the producers of a task. `schema`: that of the topic, with which rows are encoded; None: rows have a
-        column `value`."""
+        """Makes the producers of a task. `schema`: of the topic, by which rows are encoded; None: rows have a column
+        `value`."""
         self._options = options
         self._encoding = None if schema is None else encoding.Encoding(typed(options.topic or "", schema))
         self._loop = asyncio.new_event_loop()
@@ -141,7 +141,8 @@ class _Task:
         self._in_txn = Extras()
 
     def begin(self, batch: Batch) -> bool:
-        """Begins the batch: later rows belong to it. Returns False if the sink has that batch already."""
+        """Begins a transaction of the batch, to which later rows belong. Returns False if the sink has committed that
+        batch already."""
         self._txn = self._loop.run_until_complete(self._client.batch_transaction(batch, TASK_TIMEOUT_S))
         self._in_txn = Extras(txn=self._txn)
         return self._txn is not None
@@ -225,7 +226,7 @@ class _Task:
                 self._send_when_there_is_room(producer, value, extras)
 
     def _send_when_there_is_room(self, producer: Producer, value: bytes | None, extras: Extras) -> None:
-        """Flushes, then sends. Raises OutcomeUnknown if another row has failed."""
+        """Flushes the producer, then sends the row. Raises OutcomeUnknown if another row has failed."""
         while True:
             self._loop.run_until_complete(producer.flush())
             self._check()
@@ -236,7 +237,7 @@ class _Task:
             return
 
     async def _room(self, most: int) -> None:
-        """Waits until at most `most` rows are pending. Raises OutcomeUnknown if a row has failed."""
+        """Waits until at most `most` rows are without an acknowledgement. Raises OutcomeUnknown if a row has failed."""
         while not self._failures and self._sent - self._stored > most:
             self._progress.clear()
             await self._progress.wait()
@@ -265,7 +266,7 @@ class _Task:
 
 
 def _encoded(batch: pa.RecordBatch, by: encoding.Encoding) -> pa.RecordBatch:
-    """Returns the batch with the columns that `_Task` writes."""
+    """Returns the batch of rows with payloads as the column `value`, in place of the columns of the topic's schema."""
     import pyarrow as pa
 
     others = [name for name in batch.schema.names if name in encoding.METADATA]
@@ -354,7 +355,8 @@ def _write(
     options: SinkOptions, iterator: Iterator[pa.RecordBatch], schema: SchemaInfo | None = None,
     batch: Batch | None = None,
 ) -> TaskReport:  # fmt: skip
-    """Writes the rows of a task. `batch`: the batch, if the sink writes exactly once."""
+    """Writes the rows of a task; returns its report. `batch`: the batch of the rows, if the sink writes
+    exactly once."""
     task = _Task(options, schema)
     try:
         if batch is not None:
@@ -389,8 +391,9 @@ def _write_once(task: _Task, options: SinkOptions, iterator: Iterator[pa.RecordB
 
 
 def _send(task: _Task, kept: list[pa.RecordBatch], batch: Batch, begun_at: float | None) -> bool:
-    """Sends the rows that were kept back. `begun_at`: when the batch was begun if nothing was sent since; an id that is
-    not used becomes void after a while. Returns False if the sink got the batch meanwhile."""
+    """Sends the rows that were held back until the end of the task. `begun_at`: when the transaction was begun if
+    nothing was sent since: an unused id becomes void after a while. Returns False if the sink has committed the batch
+    in the meantime."""
     if begun_at is not None and _NOW() - begun_at > BEGUN_S and not task.begin(batch):
         return False
     for each in kept:
@@ -400,7 +403,7 @@ def _send(task: _Task, kept: list[pa.RecordBatch], batch: Batch, begun_at: float
 
 
 class MagnetarWriter(DataSourceArrowWriter):
-    """A batch query that writes; each task writes its rows."""
+    """Spark's writer of a batch query."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
@@ -418,7 +421,7 @@ class MagnetarWriter(DataSourceArrowWriter):
 
 
 class MagnetarStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming query that writes; each task of a batch writes its rows."""
+    """Spark's writer of a streaming query; each task writes its rows of a batch."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema

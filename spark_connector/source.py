@@ -59,9 +59,9 @@ QUERY_PREFIX = "spark-query-"
 
 
 class RangePartition(InputPartition):
-    """A task: messages `first` … `end - 1` of one partition, in the incarnation that was planned. `done`: in the first
-    task of a partition, the index before which all earlier batches are committed. `name`: the name of the partition;
-    empty: the topic has no partitions."""
+    """One task: messages `first` … `end - 1` of one partition, in the incarnation that was planned. `done`: in the
+    first task of a partition, the index before which all earlier batches are committed. `name`: the name of the
+    partition; empty: the topic has no partitions."""
 
     def __init__(self, range_: Range, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)
@@ -76,7 +76,8 @@ def _resolve(
     asked: Topics,
     on_none: str,
 ) -> Index:
-    """Converts words, Kafka's JSON and times to indexes. Precedence: times, then offsets (Kafka's rule)."""
+    """Converts the offsets of an option (words, Kafka's JSON) and times to indexes. Times override offsets (Kafka's
+    rule)."""
     index: Index = {}
     for (topic, number), there in available.items():
         at = wanted if isinstance(wanted, int) else wanted.get(topic, {}).get(number, EARLIEST)
@@ -106,8 +107,8 @@ def _tasks(
     options: SourceOptions, names: Mapping[Partition, TopicName], start: Index, end: Index,
     available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN, planned: Incarnations = UNKNOWN,
 ) -> list[InputPartition]:  # fmt: skip
-    """Returns the tasks. `names`: of the available partitions. `begun`, `planned`: the incarnations of start and end.
-    """
+    """Returns the tasks that read from `start` to `end`. `names`: of the available partitions. `begun`, `planned`: the
+    incarnations to which `start` and `end` belong."""
     whole, lost = decide.ranges(start, end, available, begun, planned)
     _report(lost, options)
     parts = decide.split(whole, options.min_partitions, options.max_records_per_partition)
@@ -123,7 +124,7 @@ def _tasks(
 
 
 def _report(lost: Sequence[decide.LostMessages], options: SourceOptions) -> None:
-    """For messages that a query cannot read: raises DataLost, or logs a warning with failOnDataLoss=false."""
+    """Reports messages that a query cannot read: raises DataLost, or logs a warning with failOnDataLoss=false."""
     if not lost:
         return
     text = "; ".join(
@@ -137,7 +138,7 @@ def _report(lost: Sequence[decide.LostMessages], options: SourceOptions) -> None
 
 
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yields Arrow batches of one task's range, in order, each message once."""
+    """Yields Arrow batches of the range of one task, in order, each message once."""
     if not isinstance(partition, RangePartition):  # Spark's stand-in for an empty list of partitions
         return
     try:
@@ -148,8 +149,8 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
 
 
 def _rows(options: SourceOptions, schema: StructType, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-    """Yields Arrow batches. Raises TopicNotFound, or the client's (NoSuchTopic), if the topic was deleted since the
-    task was planned, and perhaps created again."""
+    """Yields Arrow batches. Raises TopicNotFound, or the client's NoSuchTopic, if the topic was deleted since the task
+    was planned, and perhaps created again."""
     wanted, part = partition.range, partition.part
     asked, at = connection_of(options), wanted.first
     if options.by_query and partition.done is not None and (query := _query()) is not None:
@@ -181,7 +182,8 @@ def _rows(options: SourceOptions, schema: StructType, partition: RangePartition)
 
 
 def _query() -> str | None:
-    """Returns the subscription of the streaming query that runs this task; None: the task is of no stream."""
+    """Returns the subscription of the streaming query to which the running task belongs; None: the query is
+    no stream."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -190,9 +192,9 @@ def _query() -> str | None:
 
 
 def _decoding(options: SourceOptions, asked: Topics, schema: StructType, topic: str, part: Part) -> Decoding:
-    """Returns the decoding with the topic's current schemas. It must be made before entries are read: reading another
-    incarnation than `part` fails, so entries and schemas are of one topic. Schemas that are missing are fetched later.
-    """
+    """Returns the Decoding with the topic's current schemas. It must be made before entries are read: reading another
+    incarnation than that of `part` fails, so entries and schemas belong to one topic. Missing schemas are fetched
+    later."""
     listed = asked.schemas(topic)
     known = {each.version: each.schema for each in listed}
 
@@ -206,8 +208,8 @@ def _decoding(options: SourceOptions, asked: Topics, schema: StructType, topic: 
 
 
 def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEntry, error: MagnetarError) -> int:
-    """Returns the index after an entry that cannot become rows. With failOnDataLoss raises the error, with the entry's
-    position."""
+    """Handles an entry of which no rows can be made; returns the index after it. With failOnDataLoss raises the error,
+    with the entry's position."""
     end = max(at, min(stored.end_index, wanted.end))
     (topic, number), place = wanted.partition, f"entry ({stored.ledger_id}, {stored.entry_id})"
     text = f"messages {at} to {end - 1} of {topic} partition {number}, {place}, cannot be read: {error.message}"
@@ -218,8 +220,8 @@ def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEn
 
 
 def _check_gaps(options: SourceOptions, asked: Topics, task: RangePartition, gaps: list[tuple[int, int]]) -> None:
-    """Checks indexes without a row: those of aborted transactions are no loss, all others are. Raises DataLost, or
-    warns."""
+    """Checks indexes for which there is no row: those of aborted transactions are no loss, all others are. Raises
+    DataLost, or logs a warning."""
     first, end = gaps[0][0], gaps[-1][1]
     missing = sum(after - at for at, after in gaps)
     lost = missing - asked.count_aborted(task.part, first, end)
@@ -240,15 +242,15 @@ def _made(available: Mapping[Partition, Available]) -> dict[Partition, int]:
 
 
 def _up_to(target: Available, there: Available) -> Available:
-    """Returns `there` limited to the target; if the partition was created again since the target was set, nothing of
-    it."""
+    """Returns `there` limited to the target; if the partition was created again since the target was set, an empty
+    range."""
     if decide.differ(target.incarnation, there.incarnation):
         return there._replace(end=there.earliest, bytes=0)
     return there._replace(end=min(there.end, target.end))
 
 
 class MagnetarReader(DataSourceReader):
-    """A batch: the messages between two offsets, which are fixed when it is planned."""
+    """Spark's reader of a batch query: the messages between two offsets, which are fixed when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
@@ -271,8 +273,8 @@ class MagnetarReader(DataSourceReader):
 
 
 class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream, with admission control, Trigger.AvailableNow and a durable subscription that follows Spark's commits.
-    """
+    """Spark's reader of a stream, with admission control, Trigger.AvailableNow and a durable subscription that follows
+    Spark's commits."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
@@ -299,7 +301,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Returns the end of the next batch; `start` itself, the same text, if there is nothing to read."""
+        """Returns the end of the next batch as an offset; `start` itself if there is nothing to read."""
         options = self.options
         begin, made = decide.from_json(start), decide.incarnations(start)
         available = connection_of(self.options).available()

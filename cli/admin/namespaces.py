@@ -226,7 +226,7 @@ AT_CREATION = tuple(
 
 
 def policies_given(function: Callable[..., None]) -> Callable[..., None]:
-    """The options that set a policy; an option that is not given is None."""
+    """Decorates a command: adds the options that set policies. An option that is not given is None."""
     function = options_of(AT_CREATION)(function)
     for each in (
         option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),
@@ -238,7 +238,8 @@ def policies_given(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _divided(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The given options: the namespace's own, and the policies, which a call of their own sets."""
+    """Divides the given options into the settings of the namespace itself, and policies, which a call of their own
+    sets."""
     found = given_fields(given)
     return {name: found.pop(name) for name in OF_NAMESPACE if name in found}, found
 

@@ -35,7 +35,7 @@ def _bytes(text: str) -> int:
 
 
 def _limit(text: str) -> int:
-    """Returns a limit; pulsar-admin's -1 means "no limit", as 0 does here."""
+    """Parses a limit; converts pulsar-admin's -1, "no limit", to 0, which means it here."""
     try:
         return max(0, int(text))
     except ValueError as error:
@@ -80,7 +80,7 @@ ALIASES = {
 
 
 def verbs(level: str) -> dict[str, Lazy]:
-    """The commands of `namespaces` or `topics`, for its LazyGroup."""
+    """Returns the commands of policies for the LazyGroup of `level`: `namespaces` or `topics`."""
     return {
         f"{act}-{verb.spelt(level)}": Lazy(".admin.policies", f"{level} {act} {verb.name}", verb.help)
         for verb in POLICIES
@@ -90,12 +90,12 @@ def verbs(level: str) -> dict[str, Lazy]:
 
 
 def given_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """The given options, as fields of Policies."""
+    """Returns the options that were given, as fields of Policies."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def options_of(fields: tuple[Field, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The click options of these policies; an option that is not given is None."""
+    """Returns a decorator that adds the click options of these policies. An option that is not given is None."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for field in reversed(fields):
@@ -121,7 +121,7 @@ def _option(field: Field) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def __getattr__(name: str) -> click.Command:
-    """The command "LEVEL ACT VERB"."""
+    """Makes the command that `name`, "LEVEL ACT VERB", means."""
     level, _, rest = name.partition(" ")
     act, _, verb_name = rest.partition(" ")
     for verb in POLICIES:
@@ -177,7 +177,7 @@ def read(session: Session, level: str, target: str, *, applied: bool = False) ->
 
 
 def change(session: Session, level: str, target: str, given: dict[str, Any]) -> Policies:
-    """Sets the given policies, then shows what is set at that level."""
+    """Sets the given policies, then returns the policies that are set at that level."""
     import msgspec
 
     from ...proto.policies import Policies

@@ -19,7 +19,7 @@ from ..common.session import SUBSCRIPTION, YES, Session, confirm, connected
 
 
 def verbs(group: str) -> dict[str, Lazy]:
-    """Those of a group, by their last word."""
+    """Returns the commands of a group that follow from rows, by their last word."""
     found = (each.cli for each in OPERATIONS.values() if each.cli is not None)
     return {
         each.words.removeprefix(f"{group} "): Lazy(".admin.rows", each.words, each.line)

@@ -41,12 +41,12 @@ _CAUGHT_UP = "everything was delivered"
 
 
 def replies(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
-    """The statistics of each partition, from its owner (of the topic, where it has no partitions)."""
+    """Returns the statistics of each partition, from its owner; of a topic without partitions, its own."""
     return [session.admin.topic_stats(part, precise=precise) for part in session.admin.parts(topic)]
 
 
 def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
-    """Returns one record for the topic, whatever its number of partitions."""
+    """Returns one record for the topic: the sum over its partitions."""
     return record_of(session, topic, replies(session, topic, precise=precise))
 
 
@@ -69,7 +69,7 @@ def record_of(session: Session, topic: str, found: list[values.TopicStats]) -> d
 
 
 def _transactions(session: Session, found: Iterable[values.TopicStats]) -> dict[str, Any]:
-    """Returns the transactions of all partitions together; empty: none of them has seen a transaction. `waiting`:
+    """Returns the joint figures of transactions of all partitions; empty if none has seen a transaction. `waiting`:
     messages that readers do not get before an open transaction ends."""
     known = [(reply, reply.transactions) for reply in found if reply.transactions is not None]
     if not known:
@@ -94,7 +94,8 @@ def _transactions(session: Session, found: Iterable[values.TopicStats]) -> dict[
 
 
 def _owner(session: Session, txn: TxnId) -> tuple[str, str]:
-    """The role and the address of who began it; empty: its coordinator does not say, or not to this caller."""
+    """Returns the role and the address of the client that began the transaction; empty if its coordinator does not
+    say, or not to this caller."""
     from ...proto.errors import MagnetarError
 
     try:
@@ -105,7 +106,7 @@ def _owner(session: Session, txn: TxnId) -> tuple[str, str]:
 
 
 def transaction_row(record: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table, from the record of a topic."""
+    """Makes a row of the table from the record of a topic."""
     found = record["transactions"]
     return {**found, "topic": record["topic"], "lastStable": found["lastStablePositions"]}
 
@@ -119,12 +120,12 @@ def _either(known: Any, other: Any) -> Any:
 
 
 def _earlier(known: int, other: int) -> int:
-    """0: not known."""
+    """Returns the earlier of two times; 0 stands for a time that is not known."""
     return min(known, other) if known and other else known or other
 
 
 def _telling(known: str, other: str) -> str:
-    """Of partitions, what one waits for says more."""
+    """Returns the more informative of two states of partitions: one that waits for something."""
     return known if known not in ("", _CAUGHT_UP) else other or known
 
 
@@ -149,7 +150,7 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
 
 
 def subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The columns of the table, from `subscriptions`."""
+    """Makes the rows of the table from what `subscriptions` returned."""
     return [
         {
             **record,

@@ -89,7 +89,7 @@ COMPACTION = ("topic", "state", "step", "progress", "messages", "entries", "byte
 
 
 def full_name(topic: str) -> str:
-    """The topic's full name; InvalidName when it is none."""
+    """Returns the full name of the topic. Raises InvalidName if `topic` is no name."""
     from ...proto.names import TopicName
 
     return TopicName.parse(topic).full

@@ -118,8 +118,8 @@ def detach(session: Session, txn: str, topic: str) -> None:
 
 
 def _at(session: Session, found: TransactionStats, topic: str) -> dict[str, Any]:
-    """Returns what one of its topics has of the transaction. A topic that does not answer says why: it may be what the
-    transaction waits for."""
+    """Returns what one topic has of the transaction. For a topic that does not answer, returns why: the transaction
+    may be waiting for it."""
     from ...proto.errors import MagnetarError
     try:
         return {"topic": topic, **here_form(session.admin.transaction_at(found.txn, topic), ""), "error": ""}

@@ -34,7 +34,7 @@ def run(command: click.Command) -> int:
 
 
 def outcome_of(work: Callable[[], int]) -> int:
-    """Returns what `work` returns, or the exit code of its error, which is reported."""
+    """Runs `work` and returns its exit code. If it raises, prints the error and returns the exit code of the error."""
     try:
         code = work()
         if sys.stdout is not None:
@@ -61,8 +61,8 @@ def outcome_of(work: Callable[[], int]) -> int:
 
 
 def _outcome(command: click.Command) -> int:
-    """Runs the command like `click.Command.main`, which would exit with 1 at a closed pipe and not say why; returns the
-    exit code."""
+    """Runs the command as `click.Command.main` does, except that this would exit with 1 at a closed pipe without
+    saying why. Returns the exit code."""
     if "_MAGNETAR_COMPLETE" in os.environ:
         command.main(prog_name="magnetar")
     for given in sys.argv[1:]:
@@ -76,8 +76,8 @@ def _outcome(command: click.Command) -> int:
 
 
 def check_text(given: str) -> None:
-    """Raises UsageError if it is neither text nor the name of a file. Bytes that are no UTF-8 are surrogates in
-    arguments."""
+    """Raises UsageError if `given` is neither text nor the name of a file. (In arguments, bytes that are not UTF-8 are
+    surrogates.)"""
     try:
         os.fsencode(given)
     except UnicodeEncodeError:
@@ -87,7 +87,7 @@ def check_text(given: str) -> None:
 
 
 def _reader_is_gone() -> bool:
-    """Whether standard output is the closed pipe; then its buffer is dropped."""
+    """Whether standard output is a closed pipe. If so, its buffer is dropped."""
     import select
 
     output = sys.stdout.fileno()
@@ -114,9 +114,10 @@ def _unexpected(error: Exception) -> int:
 
 
 def cause(error: BaseException) -> MagnetarError | None:
-    """The MagnetarError in `error` or among its causes, the innermost first: the SDK's exceptions wrap a server's.
+    """Returns the MagnetarError in `error` or among its causes, because the SDK's exceptions wrap those of a server:
+    the innermost one of a class of its own. None if there is none.
 
-    An OSError becomes one with its path.
+    An OSError is converted to one with its path.
     """
     from ...proto.errors import Busy, MagnetarError
 
@@ -168,7 +169,8 @@ def code_of(error: MagnetarError) -> int:
 
 
 def describe(error: MagnetarError) -> str:
-    """Returns what was wrong, whether it may have happened nevertheless, and a next step where one is known."""
+    """Returns the text of an error for the user: what was wrong, whether it may have happened nevertheless, and a next
+    step if one is known."""
     from ...proto.errors import (
         Busy,
         ConnectionLost,
@@ -199,7 +201,7 @@ def describe(error: MagnetarError) -> str:
 
 
 def wants_json(arguments: list[str]) -> bool:
-    """Whether `-o json` is on the command line, which may be invalid."""
+    """Whether `-o json` is on the command line, even if that is invalid."""
     given = arguments[1:]
     if "--" in given:
         given = given[: given.index("--")]

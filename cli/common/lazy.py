@@ -19,7 +19,7 @@ _CLI = __package__.rpartition(".")[0]
 
 
 class Lazy(NamedTuple):
-    """A command that is loaded late: where it is, and its line of help."""
+    """A command that is imported when it runs: its module and attribute, and its line of help."""
 
     module: str  # relative to cli: ".admin.topics"
     attribute: str
@@ -38,18 +38,18 @@ def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> Non
 
 
 def _kept(ctx: click.Context) -> list[str]:
-    """The options that were given before this group's verb."""
+    """Returns the options that were given before this group's verb."""
     found: list[str] = ctx.meta.setdefault(f"magnetar.given.{ctx.command_path}", [])
     return found
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are loaded late. `table` in the order of the help page; `aliases` maps another spelling to
-    a name of the table.
+    """A group whose commands are imported when they run. `table`: the commands, in the order of the help page;
+    `aliases` maps another spelling to a name of the table.
 
-    `policies` (cli/admin/policies.py) are commands too, shown in a section of their own, one line for three of them.
-    `with_rows`: so are the verbs of rows that the table does not have; they follow it.
-    `settings` are those of click.Group: a group that does something itself has a callback.
+    `policies` (cli/admin/policies.py) are commands, too, listed in a section of their own, one line for three of them.
+    `with_rows`: adds the verbs of rows of proto/operations.py that the table lacks, after it. `settings` are those of
+    click.Group: a group that also runs by itself has a callback.
     """
 
     def __init__(

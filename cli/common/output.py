@@ -26,7 +26,7 @@ STREAM_FIRST_ROWS = 200
 
 
 class Output:
-    """The output of a command. `kind` is "table" or "json"."""
+    """Prints the output of a command. `kind`: "table" or "json"."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -36,7 +36,7 @@ class Output:
         return self.kind == "json"
 
     def rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """Prints a list of records; `columns` are those that the table shows, in order."""
+        """Prints a list of records. `columns`: those of the table, in order; JSON contains all fields."""
         if self.json:
             self.document(list(rows))
         elif not rows:
@@ -45,21 +45,22 @@ class Output:
             self._table(rows, columns)
 
     def stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """Prints rows of lists of any length as they arrive. The first rows of a table decide its widths."""
+        """Prints rows of a list of any length as they arrive. The first rows of a table decide the widths of its
+        columns."""
         if self.json:
             stream_json(rows)
         else:
             stream_table(iter(rows), columns, empty)
 
     def names(self, names: Sequence[str], *, empty: str = "none") -> None:
-        """Prints a plain list: one a line, or a JSON array."""
+        """Prints a list of names: one per line, or a JSON array."""
         if self.json:
             self.document(list(names))
         else:
             print("\n".join(names) if names else f"({empty})")
 
     def print_record(self, record: Row) -> None:
-        """Prints one record: a line per field, or a JSON object."""
+        """Prints one record: one line per field, or a JSON object."""
         if self.json:
             self.document(record)
             return
@@ -68,7 +69,7 @@ class Output:
             print(f"{name:<{width}}  {cell(value)}")
 
     def print_done(self, text: str, **record: Value) -> None:
-        """Reports what a command without a result has done."""
+        """Prints what a command without a result has done."""
         if self.json:
             self.document({"done": text, **record})
         else:
@@ -95,7 +96,7 @@ class Output:
 
 
 def stream_json(rows: Iterable[Row]) -> None:
-    """Prints a JSON array, an object a line."""
+    """Prints rows as a JSON array, one object per line."""
     before = "["
     for row in rows:
         print(before, json.dumps(row, ensure_ascii=False), sep="\n", end="")
@@ -122,7 +123,7 @@ def stream_table(rows: Iterator[Row], columns: Sequence[str], empty: str) -> Non
 
 
 def cell(value: Value) -> str:
-    """A value as people read it."""
+    """Formats a value for a table."""
     match value:
         case None:
             return "-"
@@ -139,16 +140,16 @@ def cell(value: Value) -> str:
 
 
 class Counter(Protocol):
-    """The update of a progress bar."""
+    """Updates a progress bar."""
 
     def __call__(self, done: int) -> None:
-        """Sets how many are done."""
+        """Sets the number of items that are done."""
         ...
 
 
 @contextmanager
 def progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[Counter]:
-    """A progress bar on stderr where that is a terminal; nothing in a pipe."""
+    """Shows a progress bar on stderr if that is a terminal; yields the Counter that updates it."""
     if not shown or not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -173,7 +174,7 @@ def progress_bar() -> Progress:
 
 @dataclass(frozen=True, slots=True)
 class PrintedMessage:
-    """A message as it is printed, from either client."""
+    """The fields of a message that are printed, whichever client it came from."""
 
     topic: str
     message_id: str  # ledger:entry:partition:batch
@@ -185,7 +186,7 @@ class PrintedMessage:
 
 
 def received(message: Any) -> PrintedMessage:
-    """Returns a message of the SDK as it is shown."""
+    """Converts a message of the SDK to a PrintedMessage."""
     return PrintedMessage(
         message.topic_name(),
         id_text(message.message_id()),
@@ -203,7 +204,7 @@ def id_text(message_id: MessageId) -> str:
 
 
 def shown_of(message: StoredMessage) -> PrintedMessage:
-    """Returns a stored message, as the admin client reads it, as the dictionary that the command line prints."""
+    """Converts a stored message, as the admin client returns it, to a PrintedMessage."""
     place = id_text(message.message_id)
     return PrintedMessage(
         message.topic, place, message.key, message.properties, message.publish_time_ms, 0, message.payload

@@ -26,14 +26,15 @@ DRAWS = 1000
 
 
 class NotReady(Exception):
-    """A process ended, or printed nothing, before its ready line; the text has its output."""
+    """A process ended, or did not print its ready line in time; the text contains its output."""
 
 
 def free_port(*hosts: str, count: int = 1) -> int:
-    """Draws a port at which nothing listens now, at any of these addresses; nor at the ports after it, `count` in all.
+    """Returns a random port at which nothing listens now, at any of the addresses `hosts`; nor at the `count - 1`
+    ports after it.
 
-    One that the system gave may go to the connection of another program while its server is away. Raises OSError if
-    none was found, as of an address that is not of this machine.
+    (A port that the system chooses may be given to a connection of another program while its server is stopped.)
+    Raises OSError if none was found, for example for an address that is not of this machine.
     """
     for port in random.SystemRandom().sample(PORTS, DRAWS):
         if all(_is_free(host, port + number) for host in hosts for number in range(count)):
@@ -57,7 +58,8 @@ _FOLLOW = (
 
 
 def dies_with_parent(command: Sequence[str]) -> list[str]:
-    """The command, set to get SIGKILL when the thread that started it ends for any reason (Linux).
+    """Returns the command, changed so that its process gets SIGKILL when the thread that started it ends for any
+    reason (Linux only).
 
     No code of ours runs between fork and exec: a library with threads (gRPC) may crash there.
     """
@@ -67,7 +69,7 @@ def dies_with_parent(command: Sequence[str]) -> list[str]:
 
 
 def _with_ports(arguments: Sequence[str]) -> list[str]:
-    """Replaces each port 0 of `--listen HOST:0` and `--port 0`."""
+    """Replaces each port 0 of `--listen HOST:0` and `--port 0` by a free port."""
     found = list(arguments)
     for at, (before, argument) in enumerate(pairwise(arguments), start=1):
         host, _, port = argument.rpartition(":")
@@ -77,9 +79,10 @@ def _with_ports(arguments: Sequence[str]) -> list[str]:
 
 
 class Process:
-    """A process `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL.
+    """A process `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` returns the URL of its ready line.
 
-    A port 0 of `--listen` and `--port` becomes one that it keeps over its starts. `module` is what runs.
+    A port 0 of `--listen` and `--port` is replaced by a free one, which stays the same when the process is started
+    again. `module`: the Python module that runs.
     """
 
     module = "magnetar.cli.main"
@@ -96,7 +99,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        """Starts it with the same arguments; also again after it ended."""
+        """Starts the process; also again, with the same arguments, after it ended."""
         assert self._process is None or self._process.poll() is not None, f"{self.name} runs already"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.lines = []
@@ -138,7 +141,8 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> str:
-        """The URL of the ready line; NotReady when the process ends or the time is over."""
+        """Waits for the ready line and returns its URL. Raises NotReady if the process ends or `timeout_s` passes
+        before."""
         self._ready.wait(timeout_s)
         for line in self.lines:
             if line.startswith("ready "):
@@ -151,12 +155,12 @@ class Process:
         return self.wait_ready().partition("://")[2]
 
     def output(self) -> str:
-        """Returns all its output."""
+        """Returns all that the process has printed, on stdout and stderr."""
         errors = self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
         return "\n".join([*self.lines, errors])
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Waits for its end; returns the exit code (negative: the signal)."""
+        """Waits until the process ends; returns its exit code (negative: the signal)."""
         assert self._process is not None
         assert self._reader is not None
         code = self._process.wait(timeout_s)
@@ -164,18 +168,18 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """Kills it as `kill -9` does, and waits for its end."""
+        """Kills the process as `kill -9` does, and waits until it ends."""
         if self._process is not None:
             self._process.kill()
             self.wait()
 
     def interrupt(self, number: int) -> None:
-        """Sends it a signal."""
+        """Sends the process the signal `number`."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def stop(self) -> int:
-        """Sends SIGTERM and waits; kills it when it does not end. Returns the exit code."""
+        """Sends SIGTERM and waits; kills the process if it does not end. Returns the exit code."""
         assert self._process is not None
         if self.running:
             self._process.terminate()
@@ -187,7 +191,7 @@ class Process:
 
 
 class Processes:
-    """Processes that were started together; all of them end with the block."""
+    """A group of processes; all of them are ended at the end of the `with` block."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -199,7 +203,7 @@ class Processes:
         return process
 
     def close(self) -> None:
-        """Ends them, the last started first, so that clients end before their servers."""
+        """Ends the processes, the last started first, so that clients end before their servers."""
         for process in reversed(self.started):
             if process.running:
                 process.stop()
@@ -219,8 +223,8 @@ class Cluster(Processes):
         self, directory: Path, *, bookies: int = 3, brokers: int = 2, session_timeout_s: float | None = None,
         security: str = "",
     ) -> None:  # fmt: skip
-        """Prepares a cluster. `security`: the settings file of all processes (`magnetar security init`); empty:
-        everything in clear."""
+        """Starts a cluster. `security`: the settings file of all processes (`magnetar security init`); empty:
+        everything is in clear."""
         super().__init__(directory)
         self._environment = {"MAGNETAR_SECURITY": security} if security else {}
         try:
@@ -250,6 +254,6 @@ class Cluster(Processes):
 
     @property
     def url(self) -> str:
-        """A service URL with all brokers."""
+        """Returns a service URL that names all brokers."""
         scheme = "magnetar+ssl" if self._environment else "magnetar"
         return f"{scheme}://" + ",".join(broker.address for broker in self.brokers)

@@ -53,7 +53,8 @@ def path() -> Path:
 
 
 def load(name: str) -> Mapping[str, str]:
-    """The values of a profile; `name` empty: of the default one, if there is a file. InvalidConfiguration."""
+    """Returns the values of the profile `name`; of the default one if `name` is empty and there is a file. Raises
+    InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
     from ...security.secrets import read_private
 
@@ -76,7 +77,7 @@ def load(name: str) -> Mapping[str, str]:
 
 
 def _placed(folder: Path, source: str) -> str:
-    """A file that is named relative to the profiles'."""
+    """Returns the path of a file that a profile names, relative to the folder of the profiles; `env:NAME` stays."""
     if not source or source.startswith("env:"):
         return source
     return str(folder / Path(source.removeprefix("file:")).expanduser())
@@ -89,7 +90,8 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
 
 class Session:
-    """A command's server and output; `admin` connects at its first use, `close` ends it."""
+    """The server, credentials and output of one command. `admin` connects at its first use; `close` ends the
+    connection."""
 
     def __init__(
         self, url: str, out: Output, timeout_s: float, token: str = "", trust: str = "", certificate: str = "",
@@ -118,7 +120,7 @@ class Session:
         return self._admin
 
     def client(self) -> Client:
-        """A client for messages; it is the caller's to close."""
+        """Returns a blocking client for messages, which the caller must close."""
         from ...client.blocking.client import Client
 
         return Client(
@@ -127,7 +129,7 @@ class Session:
         )  # fmt: skip
 
     def asyncio_client(self) -> AsyncClient:
-        """Returns a client like `client`, for asyncio."""
+        """Returns an asyncio client for messages, which the caller must close."""
         from ...client.client import Client
 
         return Client(
@@ -136,7 +138,7 @@ class Session:
         )  # fmt: skip
 
     def asyncio_admin(self) -> AdminClient:
-        """Returns an admin client like `admin`, for asyncio; the caller closes it."""
+        """Returns an asyncio admin client, which the caller must close."""
         from ...client.admin import AdminClient
 
         return AdminClient(
@@ -150,8 +152,8 @@ class Session:
 
 
 def _authentication(token: str, certificate: str, key: str) -> Authentication | None:
-    """Returns the credentials. UsageError: the values contradict each other. A token is read again for each connection.
-    """
+    """Returns the credentials; None: there are none. Raises UsageError if the options contradict each other. A token
+    is read again for each connection."""
     from ...client.connect.authentication import AuthenticationTLS, AuthenticationToken
 
     if token and (certificate or key):
@@ -190,7 +192,8 @@ SUBSCRIPTION = click.option("-s", "--subscription", required=True, help="Name of
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Asks a person before data are lost for good. No: code 130. Without a terminal there is no answer: code 2."""
+    """Asks the user before data are deleted for good. A no ends the command with code 130; without a terminal raises
+    UsageError (code 2). `yes`: does not ask."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -199,7 +202,7 @@ def confirm(what: str, yes: bool) -> None:
 
 
 def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[str, str]:
-    """Arguments of a Session. Who says by an option who they are is not whom the profile says."""
+    """Returns the arguments of a Session. If options give any credentials, those of the profile are not used."""
     left = dict(profile)
     if said["token"] or said["tls_cert"] or said["tls_key"]:
         left = {name: left[name] for name in ("url", "tls_ca") if name in left}
@@ -211,7 +214,8 @@ def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[s
 
 
 def connected(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --url, -o, --timeout, --token, --tls-… and --profile to a command and gives it its Session first."""
+    """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --profile, and passes its Session as the
+    first argument."""
 
     @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -235,9 +239,10 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def verb(*options: Callable[[Any], Any], name: str = "") -> Callable[[Callable[..., None]], click.Command]:
-    """A command that has its Session first, by the name of its function.
+    """Decorates a function: makes a command of it that gets its Session first, by the name of the function.
 
-    A parameter that none of `options` gives is an argument, with the parameter's default; `yes` is the option YES.
+    A parameter for which `options` has no option becomes an argument, with the parameter's default; `yes` becomes the
+    option YES.
     """
 
     def make(function: Callable[..., None]) -> click.Command:

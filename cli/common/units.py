@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Real(click.FloatRange):
-    """A number in a range. Every comparison with `nan` is false, so click finds it in each range."""
+    """A finite number in a range. (click would find `nan` in each range, because every comparison with it is false.)"""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
@@ -31,7 +31,8 @@ MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 
 
 def duration(text: str | None, unit_s: int) -> int | None:
-    """A duration as a whole number of `unit_s` seconds, rounded up; a bare number counts units; -1 passes."""
+    """Parses a duration; returns it as a whole number of `unit_s` seconds, rounded up. A bare number counts units; -1
+    is returned as it is."""
     if text is None or text == "-1":
         return None if text is None else -1
     if (number := whole(text)) is not None:
@@ -43,7 +44,7 @@ def duration(text: str | None, unit_s: int) -> int | None:
 
 
 def mebibytes(text: str | None) -> int | None:
-    """A size in MiB; a bare number counts MiB; -1 passes."""
+    """Parses a size; returns it in MiB. A bare number counts MiB; -1 is returned as it is."""
     if text is None or text == "-1":
         return None if text is None else -1
     if (number := whole(text)) is not None:
@@ -55,8 +56,8 @@ def mebibytes(text: str | None) -> int | None:
 
 
 def properties(pairs: Iterable[str]) -> dict[str, str]:
-    """Parses `key=value`, each once or several with commas between; a part without `=` belongs to the value before it.
-    """
+    """Parses texts `key=value`, each with one pair or several separated by commas; a part without `=` belongs to the
+    value before it."""
     found: dict[str, str] = {}
     for text in pairs:
         last = ""
@@ -81,7 +82,7 @@ def message_id(text: str) -> MessageId:
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """Parses `10m` (so long ago), an ISO time, or milliseconds since the epoch."""
+    """Parses `10m` (10 minutes ago), an ISO time, or milliseconds since the epoch; returns ms since the epoch."""
     from datetime import datetime
 
     text = text.strip()

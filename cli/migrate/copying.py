@@ -4,9 +4,10 @@
     await copying.prepare(topics)        tenants, namespaces, topics, schemas; and refuses what must not be mixed
     await copying.run()                  until everything that was there is stored; with `follow` until it is cancelled
 
-Of each partition one task: it opens the destination for itself, reads where the copy continues, and moves entries. What
-may pass (a lost connection, a broker that moves a topic) is tried again for `patience_s` without progress; then, and
-for anything else, all of them end with that error. They may end at any moment: see copying.py.
+Each partition has a task: it opens an exclusive producer at the destination, reads where the copy continues, and copies
+entries. After an error that may pass (a lost connection, a broker that moves a topic) it retries for `patience_s`
+without progress; then, and after any other error, all tasks end with that error. They may end at any moment: each copy
+names its origin (`Origin`), so the next run continues after the newest.
 Guard: tests/cli/migrate/test_migrate.py.
 """
 
@@ -75,8 +76,8 @@ PRODUCER = "magnetar-migrate"
 
 
 async def newest_origin(client: Client, topic: TopicName, first: int, end: int) -> Origin | None:
-    """Returns the origin of the newest entry of the indexes `first` … `end - 1`; None: it is not a copy, or there is
-    none."""
+    """Returns the origin of the newest entry among the indexes `first` … `end - 1`; None if there is no entry, or it
+    is not a copy."""
     if end <= first:
         return None
     found: Origin | None = None
@@ -86,7 +87,8 @@ async def newest_origin(client: Client, topic: TopicName, first: int, end: int) 
 
 
 async def newest_of_all(client: Client, topic: TopicName, first: int, end: int, number: int) -> Origin | None:
-    """Returns the origin of the newest copy among all entries: for a topic that others wrote to. Reads all of it."""
+    """Returns the origin of the newest copy among all entries, for a topic to which others wrote as well. Reads all of
+    it."""
     found: Origin | None = None
     async for entries in client.read_range(topic.full, first, end):
         for entry in entries:
@@ -97,7 +99,8 @@ async def newest_of_all(client: Client, topic: TopicName, first: int, end: int, 
 
 
 async def index_after(client: Client, topic: TopicName, first: int, end: int, mark: Position) -> int:
-    """The index of the first message that was copied from after `mark`; `end`: there is none. By bisection."""
+    """Returns the index of the first message that was copied from a position after `mark`; `end` if there is none.
+    Searches by bisection."""
     while first < end:
         middle = (first + end) // 2
         entry = None
@@ -123,9 +126,9 @@ RATE_OVER_S = 10.0
 
 
 class PartitionProgress:
-    """The progress of one partition. `lag`: messages that the source has and the destination has not, as of the last
-    answer of the source, which counts entries: with batches it is an estimate from the batches that came. None: not
-    known yet."""
+    """The progress of one partition. `lag`: the number of messages that the source has and the destination lacks, as
+    of the last answer of the source. That counts entries, so with batches it is an estimate from the batches that were
+    copied. None: not known yet."""
 
     def __init__(self, topic: TopicName) -> None:
         self.topic = topic
@@ -145,12 +148,12 @@ class PartitionProgress:
             self.lag = max(0, self.lag - messages)
 
     def set_lag(self, count: int, *, entries: bool) -> None:
-        """Notes what the source said is not acknowledged."""
+        """Sets the lag from the source's backlog; `entries`: the source counts entries, not messages."""
         self.lag = round(count * self.messages / self.entries) if entries and self.entries else count
 
 
 class Totals:
-    """The progress of several partitions."""
+    """The joint progress of several partitions."""
 
     def __init__(self, tallies: Iterable[PartitionProgress]) -> None:
         self._tallies = list(tallies)
@@ -166,7 +169,7 @@ class Totals:
 
     @property
     def lag(self) -> int | None:
-        """Returns the lag of all. None: of some partition it is not known."""
+        """Returns the joint lag; None if that of any partition is not known."""
         known = [each.lag for each in self._tallies if each.lag is not None]
         return sum(known) if len(known) == len(self._tallies) else None
 
@@ -179,7 +182,7 @@ class Totals:
         return next((each.note for each in self._tallies if each.note), "")
 
     def rate(self, now: float) -> float:
-        """Messages per second; to be asked now and then."""
+        """Returns the copied messages per second, over the calls of the last RATE_OVER_S seconds."""
         self._samples.append((now, self.messages))
         while len(self._samples) > 2 and now - self._samples[0][0] > RATE_OVER_S:
             self._samples.popleft()
@@ -187,7 +190,7 @@ class Totals:
         return (self.messages - before) / (now - since) if now > since else 0.0
 
     def eta_s(self, rate: float) -> float | None:
-        """Seconds until it has caught up; None: not known."""
+        """Returns the seconds until the lag is zero at this rate; None: not known."""
         lag = self.lag
         if not lag:
             return None if lag is None else 0.0
@@ -224,7 +227,7 @@ class Place:
 
 
 class SchemaVersions:
-    """The schemas of one topic: the destination's version of each version of the source."""
+    """Copies the schemas of one topic, and maps each version of the source to that of the destination."""
 
     def __init__(self, source: Source, admin: AdminClient, topic: TopicName) -> None:
         self._source = source
@@ -233,7 +236,8 @@ class SchemaVersions:
         self._known: dict[bytes, bytes] = {}
 
     async def copy_all(self) -> int:
-        """Copies all versions; returns how many have a copy. Raises IncompatibleSchema if one is refused."""
+        """Copies all versions; returns how many have a copy. Raises IncompatibleSchema if the destination
+        refuses one."""
         newest = await self._source.schema(self._topic)
         if newest is None:
             return 0
@@ -242,7 +246,8 @@ class SchemaVersions:
         return len([each for each in self._known.values() if each])
 
     async def destination_version(self, version: bytes) -> bytes:
-        """Returns the destination's version. Empty: the source has deleted it."""
+        """Returns the destination's version of a version of the source, which is copied if necessary; empty if the
+        source has deleted it."""
         found = self._known.get(version)
         if found is None:
             schema = await self._source.schema(self._topic, version)
@@ -260,7 +265,7 @@ class SchemaVersions:
 
 
 class Copying:
-    """The copy of topics to a destination."""
+    """Copies topics from a source to a destination."""
 
     def __init__(self, source: Source, client: Client, admin: AdminClient, wanted: CopyOptions, world: World) -> None:
         self.tallies: list[PartitionProgress] = []
@@ -274,7 +279,7 @@ class Copying:
 
     # ------------------------------------------------------------------------------ before
     async def place(self, topic: TopicName) -> Place | None:
-        """Returns the state of a partition at the destination. None: the topic does not exist there."""
+        """Returns the state of a partition at the destination; None if the topic does not exist there."""
         try:
             offsets = await self._admin.offsets(topic.full)
         except NotFound:
@@ -284,7 +289,8 @@ class Copying:
         return Place(end - first, newest if newest is not None and newest.topic == number_of(topic.full) else None)
 
     async def prepare(self, topics: Sequence[CopiedTopic], *, schemas: bool) -> None:
-        """Prepares the destination. AlreadyExists: it has what is not of this copy."""
+        """Creates at the destination what the copy needs. Raises AlreadyExists if a topic there has messages that are
+        not of this copy."""
         self.topics = list(topics)
         for topic in topics:
             await self._make(topic)
@@ -323,7 +329,8 @@ class Copying:
         await self._keep(part)
 
     async def _keep(self, part: TopicName) -> None:
-        """Keeps the copies by a subscription until consumers have theirs; it names the source."""
+        """Creates a subscription that retains the copies until consumers have subscriptions; its properties name the
+        source."""
         here = ",".join(map(str, self._source.endpoints))
         try:
             known = (await self._admin.subscription_properties(part.full, PRODUCER)).get(FROM, here)
@@ -388,7 +395,8 @@ class Copying:
                     await writer.close()
 
     async def _newest(self, topic: TopicName) -> Origin | None:
-        """Returns the newest origin. The writer is open: nothing but what is on its way is added."""
+        """Returns the newest origin. The writer must be open, so that only its own entries in flight can still be
+        added."""
         stats = await self._admin.topic_internal_stats(topic.full)
         while stats.pending_adds:
             await asyncio.sleep(SETTLE_S)
@@ -401,7 +409,8 @@ class Copying:
         return await newest_of_all(self._client, topic, first, end, number)
 
     async def _move(self, tally: PartitionProgress, reader: PartitionReader, writer: EntryWriter) -> None:
-        """Copies until the newest entry of this moment is sent; with `follow` until the topic is terminated."""
+        """Copies until the newest entry at the time of the call is sent; with `follow` until the topic
+        is terminated."""
         after, now = tally.stored, self._world.clock.monotonic
         tally.set_lag(await reader.backlog(), entries=self._source.counts_entries)
         last = None if self._wanted.follow else await reader.last()
@@ -455,7 +464,7 @@ ANSWER_BYTES_MAX = 64 << 20
 
 
 class _SameOrigin(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect to another path. One to another address is refused: it would be sent the token."""
+    """Follows an HTTP redirect to another path, and refuses one to another address, which would be sent the token."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -480,7 +489,7 @@ class SourceAdmin:
     """The HTTP service of the source: `url` is http://HOST:8080."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float) -> None:
-        """Makes the client of the source's REST. Raises InvalidRequest."""
+        """Makes a client of the source's HTTP service. Raises InvalidRequest if the URL is wrong."""
         if not url.startswith(("http://", "https://")):
             raise InvalidRequest(f"--admin-url {url!r} begins with http:// or https://")
         self._url = url.rstrip("/")
@@ -525,7 +534,7 @@ def _position(text: str) -> Position:
 async def copy_subscriptions(
     source: SourceAdmin, client: Client, admin: AdminClient, topic: TopicName
 ) -> list[dict[str, object]]:
-    """Copies the subscriptions of one partition, as far as each was acknowledged; returns a record of each."""
+    """Copies the subscriptions of one partition, each with its mark-delete position. Returns a record of each."""
     found: list[dict[str, object]] = []
     for each in await source.subscriptions(topic):
         offsets = await admin.offsets(topic.full)

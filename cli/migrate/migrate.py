@@ -66,7 +66,7 @@ def migrate(session: Session, **options: Any) -> None:
 
 
 class _Migration:
-    """A run of the command."""
+    """One run of the command."""
 
     def __init__(self, session: Session, options: dict[str, Any]) -> None:
         self._session = session
@@ -89,7 +89,7 @@ class _Migration:
             await source.close()
 
     def _access(self) -> CallerAccess:
-        """Returns the access to the source. InvalidUrl, InvalidConfiguration."""
+        """Returns the credentials and TLS files for the source. Raises InvalidUrl or InvalidConfiguration."""
         from ...client.connect.authentication import AuthenticationToken, caller_access
         from ...client.connect.service_url import parse_service_url
 
@@ -120,7 +120,7 @@ class _Migration:
         await self._report(copying, admin)
 
     async def _copy(self, copying: Copying, wanted: CopyOptions, world: World) -> None:
-        """Copies. With --follow a first Ctrl-C ends the copy, and what comes after it is done."""
+        """Runs the copy. With --follow a first Ctrl-C ends the copying, and the steps after it still run."""
 
         loop, task, interrupted = asyncio.get_running_loop(), asyncio.current_task(), False
         assert task is not None, "asyncio.run made one"
@@ -254,7 +254,7 @@ def _duration(seconds: float) -> str:
 
 
 async def _lines(titled: Titled, now: Callable[[], float]) -> None:
-    """Prints a line for each topic now and then; a complete one is told once."""
+    """Prints a line for each topic every LINE_EVERY_S; for a complete topic once."""
     while titled:
         await asyncio.sleep(LINE_EVERY_S)
         for title, totals in titled:

@@ -71,20 +71,21 @@ _ERRORS: dict[int, type[errors.MagnetarError]] = {
 
 
 class SourceEntry(NamedTuple):
-    """An entry of the source. `data` is its client-part (proto/entry.py)."""
+    """An entry of the source, of which `data` is the client-part (proto/entry.py)."""
 
     position: Position
     data: bytes
 
 
 class Backlog(NamedTuple):
-    """The number that the source counts after what was acknowledged: entries with Pulsar, messages with Magnetar."""
+    """The answer of the source about its backlog: how much is not acknowledged, in entries (Pulsar) or messages
+    (Magnetar)."""
 
     left: int
 
 
 class EndOfTopic(NamedTuple):
-    """The topic is terminated: nothing follows."""
+    """The topic of the source is terminated: no entry follows."""
 
 
 Event = SourceEntry | Backlog | EndOfTopic
@@ -96,10 +97,10 @@ def _error(number: int, text: str, of: str) -> errors.MagnetarError:
 
 
 class Source:
-    """Names what to copy, and opens readers. Belongs to one event loop."""
+    """The source cluster: lists what to copy, and opens readers. Belongs to one event loop."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
-        """Makes a source. Raises InvalidUrl."""
+        """Makes a source. Raises InvalidUrl if `url` names no port of Pulsar's protocol."""
         parsed = parse_service_url(url)
         if parsed.protocol is not Asked.PULSAR:
             raise InvalidUrl(f"{url!r}: the source is named by pulsar://HOST[:PORT] or pulsar+ssl://HOST[:PORT]")
@@ -118,7 +119,7 @@ class Source:
 
     # ------------------------------------------------------------------------------ connections
     async def _connect(self, endpoint: Endpoint, proxied: str = "") -> SourceConnection:
-        """Connects. Raises Unavailable, WrongProtocol, Unauthenticated."""
+        """Returns a new connection. Raises Unavailable, WrongProtocol or Unauthenticated."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 stream = await self._world.network.connect_bytes(endpoint, self._access.tls)
@@ -152,7 +153,7 @@ class Source:
         raise failure
 
     async def _ask(self, answer: str, of: str, **command: Any) -> Any:
-        """Asks one question at a time, by a connection that is kept."""
+        """Sends one request at a time over a connection that stays open; returns the answer."""
         async with self._turn:
             if self._asking is None or self._asking.over:
                 self._asking = await self._any()
@@ -164,7 +165,7 @@ class Source:
 
     # ------------------------------------------------------------------------------ what it has
     async def topics(self, namespace: str) -> list[str]:
-        """Returns the full names of its persistent topics and partitions."""
+        """Returns the full names of the persistent topics and partitions of a namespace."""
         asked = pulsar.CommandGetTopicsOfNamespace(
             request_id=1, namespace=namespace, mode=pulsar.CommandGetTopicsOfNamespace.PERSISTENT
         )
@@ -172,7 +173,7 @@ class Source:
         return sorted(found.topics)
 
     async def partitions(self, topic: TopicName) -> int:
-        """Returns the number of partitions; 0: it is not partitioned, or does not exist."""
+        """Returns the number of partitions; 0: the topic is not partitioned, or does not exist."""
         asked = pulsar.CommandPartitionedTopicMetadata(
             topic=topic.full, request_id=1, metadata_auto_creation_enabled=False
         )
@@ -180,7 +181,7 @@ class Source:
         return int(found.partitions)
 
     async def schema(self, topic: TopicName, version: bytes | None = None) -> tuple[SchemaInfo, bytes] | None:
-        """The schema, and its version; None: there is none."""
+        """Returns a schema of the topic (the newest if `version` is None) and its version; None if there is none."""
         asked = pulsar.CommandGetSchema(request_id=1, topic=topic.full)
         if version is not None:
             asked.schema_version = version
@@ -192,7 +193,7 @@ class Source:
         return None if info is None else (info, bytes(found.schema_version))
 
     async def _owner(self, topic: TopicName) -> tuple[Endpoint, str]:
-        """Returns where to connect for a topic, and the broker that a proxy there shall connect to."""
+        """Returns where to connect for a topic, and the broker to which a proxy there must connect."""
         asking, authoritative = await self._any(), False
         service = asking.endpoint
         try:
@@ -214,7 +215,8 @@ class Source:
         raise errors.Unavailable(f"the source sends a look-up of {topic} round and round")
 
     async def read(self, topic: TopicName, after: Position | None) -> PartitionReader:
-        """Reads from the entry after that position; None: from the oldest. Nothing is sent before `flow`."""
+        """Returns a reader that starts after the position `after`; None: at the oldest entry. The source sends no
+        entry before `flow`."""
         endpoint, proxied = await self._owner(topic)
         connection = await self._connect(endpoint, proxied)
         try:
@@ -232,7 +234,7 @@ class Source:
 
 
 class SourceConnection:
-    """Commands by one TCP connection. PINGs and challenges are answered while it is read."""
+    """Sends commands over one TCP connection. Answers PINGs and authentication challenges while it is read."""
 
     def __init__(self, stream: ByteStream, credentials: Callable[[], tuple[str, bytes]], endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -246,7 +248,7 @@ class SourceConnection:
         self._stream.write_nowait(encode_frame(**command))
 
     async def shake_hands(self, proxied: str) -> str:
-        """The version of the broker."""
+        """Introduces and authenticates the client; returns the version of the broker."""
         method, data = self._credentials()
         connect = pulsar.CommandConnect(
             client_version=f"Magnetar-migrate-v{PRODUCT}", protocol_version=PROTOCOL, auth_method_name=method,
@@ -266,7 +268,8 @@ class SourceConnection:
         return str(answer.server_version)
 
     async def ask(self, wanted: str, of: str, timeout_s: float, **command: Any) -> Any:
-        """Asks, and returns the answer of that kind. Raises TimedOut; ConnectionLost; what the source says."""
+        """Sends a command and returns the answer of the kind `wanted`. Raises TimedOut, ConnectionLost, or the error
+        of the source."""
         self.send(**command)
         try:
             async with asyncio.timeout(timeout_s):
@@ -286,8 +289,8 @@ class SourceConnection:
         return answer
 
     async def receive(self) -> tuple[str, Any, bytes]:
-        """The next command, with what follows it in its frame; one that is cancelled has lost nothing.
-        ConnectionLost, InvalidRequest."""
+        """Returns the kind of the next command, the command, and the rest of its frame. If the call is cancelled,
+        nothing is lost. Raises ConnectionLost or InvalidRequest."""
         while not self._came:
             try:
                 size = await self._stream.read_into(self._frames.read_buffer)
@@ -345,14 +348,15 @@ class PartitionReader:
         await self._connection.ask("success", self._topic.full, self._timeout_s, subscribe=asked)
 
     async def last(self) -> Position:
-        """The newest entry; an entry id below 0: there is none. Before any entry is read."""
+        """Returns the position of the newest entry; an entry id below 0: there is none. Must be called before any
+        entry is read."""
         asked = pulsar.CommandGetLastMessageId(consumer_id=_CONSUMER, request_id=2)
         told = await self._ask("get_last_message_id_response", get_last_message_id=asked)
         ledger_id, entry_id = told.last_message_id.ledgerId, told.last_message_id.entryId
         return Position(_signed(ledger_id), _signed(entry_id))
 
     async def backlog(self) -> int:
-        """Returns what the source counts as not acknowledged. To be called before any entry is read."""
+        """Returns the source's count of what is not acknowledged. Must be called before any entry is read."""
         asked = pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         told = await self._ask("consumer_stats_response", consumer_stats=asked)
         return int(told.msgBacklog)
@@ -364,14 +368,14 @@ class PartitionReader:
         self._connection.send(flow=pulsar.CommandFlow(consumer_id=_CONSUMER, messagePermits=permits))
 
     def ask_backlog(self) -> None:
-        """Asks for the backlog; `next` gives the answer."""
+        """Asks for the backlog; `next` returns the answer."""
         self._connection.send(
             consumer_stats=pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         )
 
     async def next(self, wait_s: float) -> Event | None:
-        """Returns the next event. None: nothing came. ConnectionLost: the source gave the reader up, and another one
-        may go on."""
+        """Returns the next event; None if none arrives within `wait_s`. Raises ConnectionLost if the source closed the
+        reader: another reader may continue."""
         try:
             async with asyncio.timeout(wait_s):
                 while True:
@@ -402,14 +406,14 @@ class PartitionReader:
                 return None
 
     def return_permits(self, messages: int) -> None:
-        """Lets the source send as many more."""
+        """Counts permits of `messages` copied messages, and grants them again in groups."""
         self._owed += messages
         if self._owed * 4 >= PERMITS:
             self.flow(self._owed)
             self._owed = 0
 
     def acknowledge(self, position: Position) -> None:
-        """Acknowledges everything up to there, which is copied."""
+        """Acknowledges all entries up to `position`, which are copied."""
         self._connection.send(ack=pulsar.CommandAck(
             consumer_id=_CONSUMER, ack_type=pulsar.CommandAck.Cumulative,
             message_id=[MessageIdData(ledgerId=position.ledger_id, entryId=position.entry_id)],
@@ -447,19 +451,20 @@ ORIGIN_BYTES = len(_TAG) + _BODY.size
 
 
 class Origin(NamedTuple):
-    """An entry of the source."""
+    """The entry of the source of which an entry is a copy."""
 
     topic: int  # `number_of` its topic
     position: Position
 
 
 def number_of(topic: str) -> int:
-    """Returns the number of a topic's full name."""
+    """Returns the number by which a copy names the topic of its origin: a hash of the topic's full name."""
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:8])
 
 
 def encode_copy(client_part: bytes, header: EntryHeader, origin: Origin, schema_version: bytes | None) -> bytes:
-    """The entry as it is published at the destination. `schema_version`: None keeps that of the source."""
+    """Returns the copy of an entry as it is published at the destination, with its origin. `schema_version`: that of
+    the destination; None: that of the source stays."""
     added = b"" if schema_version is None else _SCHEMA_VERSION + varint(len(schema_version)) + schema_version
     added += _TAG + _BODY.pack(_MAGIC, origin.topic, *origin.position)
     metadata = client_part[ENTRY_HEAD_BYTES : header.payload_offset] + added
@@ -467,7 +472,7 @@ def encode_copy(client_part: bytes, header: EntryHeader, origin: Origin, schema_
 
 
 def origin_of(entry: bytes) -> Origin | None:
-    """Returns the origin of a stored entry; None: it is not a copy. Raises CorruptEntry."""
+    """Returns the origin of a stored entry; None if it is not a copy. Raises CorruptEntry."""
     client_part = split_broker_part(entry)[2]
     end = parse_header(client_part).payload_offset
     begin = end - ORIGIN_BYTES
@@ -499,8 +504,8 @@ class CopiedTopic(NamedTuple):
 
 
 async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]:
-    """Returns the topics that are asked for, each once, by name. InvalidName; InvalidRequest: it cannot be copied;
-    TopicNotFound."""
+    """Returns the topics that names and patterns in `asked` match, each once, by name. Raises InvalidName,
+    InvalidRequest if one cannot be copied, TopicNotFound."""
     names: dict[TopicName, None] = {}
     listed: dict[str, list[TopicName]] = {}
     for text in asked:
@@ -517,7 +522,8 @@ async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]
 
 
 async def _partitions(source: Source, topic: TopicName) -> int:
-    """Returns the number of partitions; 0 also where Magnetar is the source and has no such topic; Pulsar says 0."""
+    """Returns the number of partitions; 0 also if the topic does not exist: Pulsar then answers 0, Magnetar
+    TopicNotFound."""
     try:
         return await source.partitions(topic)
     except TopicNotFound:

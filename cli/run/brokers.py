@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class BrokerOptions(NamedTuple):
-    """The options of a process with a broker in it."""
+    """The options of a process that runs a broker."""
 
     settings: BrokerConfig
     tree: Address
@@ -69,7 +69,7 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 
 
 async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
-    """Runs a process with a broker in it, until it is cancelled."""
+    """Runs a broker until the process is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import Parts
     from .metrics import Measured, pulsars_names
@@ -111,8 +111,9 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
 def processes_of(
     given: BrokerOptions, count: int, base: str, ports: several.Ports, log_level: str, log_format: Any
 ) -> list[Spec]:
-    """Returns `count` brokers that share what any of them is asked for. The first has the ports, the metrics and the
-    warning of `given`, the others ports of their own. Busy, InvalidConfiguration."""
+    """Returns the processes of `count` brokers that share the topics for which any of them is asked. The first has the
+    ports, the metrics and the warning of `given`, the others ports of their own. Raises Busy or InvalidConfiguration.
+    """
     found = []
     given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
     for number in range(count):
@@ -130,14 +131,14 @@ def processes_of(
 
 
 def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
-    """The URL and the facts of the first broker, where clients connect."""
+    """Returns the URL and the facts of the first broker, where clients connect, for the ready line."""
     first = dict(facts["broker-1"])
     return first.pop("url"), first
 
 
 def of_cluster(settings: BrokerConfig) -> BrokerConfig:
-    """Returns the settings of a broker beside which others may run: they share, unless they are told to be of several
-    groups."""
+    """Returns the settings of a broker beside which others may run: they share topics, unless their settings name
+    several groups."""
     import msgspec
 
     return settings if settings.share_group else msgspec.structs.replace(settings, share_group=settings.cluster)
@@ -146,7 +147,7 @@ def of_cluster(settings: BrokerConfig) -> BrokerConfig:
 def shared(
     settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None]
 ) -> BrokerConfig:
-    """The settings of process `number`, from 0, of those that share what they are asked for. InvalidConfiguration."""
+    """Returns the settings of process `number`, from 0, of several that share topics. Raises InvalidConfiguration."""
     import msgspec
 
     from ...proto.errors import InvalidConfiguration

@@ -30,7 +30,8 @@ def as_member(world: World, settings: str | None, role: str) -> World:
 async def member_world(
     parts: Parts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
 ) -> World:
-    """The world of a process whose key is known to the other members; `session` opens one with the metadata."""
+    """Returns the world of a process whose key the other members know. `session()` opens a session with
+    the metadata."""
     section = section_of(settings)
     if section is None:
         return world
@@ -51,7 +52,8 @@ def section_of(settings: str | None) -> MembersSection | None:
 
 
 def asks_members(settings: str | None) -> bool:
-    """Whether the listener of the metadata, or of a bookie, takes members alone. InvalidConfiguration."""
+    """Whether the listener of the metadata service or of a bookie accepts members only. Raises UsageError if
+    `settings` has no [members]."""
     if settings is not None and section_of(settings) is None:
         raise click.UsageError(f"--security: {settings} has no section [members], which this process needs")
     return settings is not None

@@ -92,7 +92,7 @@ def of_bookies(bookies: Sequence[Bookie]) -> dict[str, int]:
 
 
 def of_metadata(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
-    """Returns the memory that clients of the metadata take; none if it is not served."""
+    """Returns the memory that clients of the metadata service use; empty if this process does not serve it."""
     memory = getattr(metadata, "memory", None)
     return {} if memory is None else {"metadata-clients": _held(memory)}
 
@@ -116,8 +116,8 @@ QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
 
 
 class BookKeeperMetric(NamedTuple):
-    """A metric under BookKeeper's name. `ours`: names on our page; of two, the first counts successes and the second
-    failures. `note`: what differs."""
+    """A metric under BookKeeper's name. `ours`: names on our page; if there are two, the first counts successes and
+    the second failures. `note`: what differs."""
 
     name: str
     ours: tuple[str, ...]
@@ -170,15 +170,16 @@ SECOND = (
 
 
 class BookKeeperNames:
-    """Writes a bookie's metrics under BookKeeper's names, for the life of a process: it remembers earlier counts for
-    the quantiles."""
+    """Adds metrics of bookies under BookKeeper's names to the page. One object per process: it stores earlier counts,
+    of which it computes the quantiles."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._recent = RecentQuantiles()
 
     def add(self, page: Page, bookie: str) -> None:
-        """Adds this bookie's metrics of the page a second time. A missing number gets no second name."""
+        """Adds the metrics of `bookie` that are on the page a second time. A metric that is missing there gets no
+        second name."""
         labels = (("bookie", bookie),)
         for second in SECOND:
             help = f"BookKeeper's name of {' and '.join(second.ours)}."
@@ -238,7 +239,7 @@ BACKLOGS_TIMEOUT_S = 2.0
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The parts of a process that have numbers. Called only from their event loop."""
+    """The parts of a process whose metrics are served. Must be called only in their event loop."""
 
     metadata: SqliteStore | MetadataServer | None = None
     bookies: Sequence[Bookie] = ()
@@ -274,7 +275,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def second_names(compat: str, clock: Clock) -> BookKeeperNames | None:
-    """Returns the second names that --metrics-compat asks for; None: none."""
+    """Returns the object for BookKeeper's names if --metrics-compat asks for them; else None."""
     return BookKeeperNames(clock) if compat in ("bookkeeper", "both") else None
 
 
@@ -315,7 +316,8 @@ async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
 async def _topics(
     page: Page, clock: Clock, topics: Sequence[Topic], transacted: OfTopics
 ) -> tuple[int, list[_Unread]]:
-    """Works in slices of the loop. Returns how many are degraded, and the subscriptions whose backlog must be read."""
+    """Adds the metrics of topics, in slices of the loop's time. Returns how many topics are degraded, and the
+    subscriptions whose backlog must be read."""
     from ...broker.common.token_bucket import TimeSlices
     from ...broker.topic.statistics import size_now  # there is a broker, so it is loaded
     from ...runtime.metrics import escaped
@@ -372,7 +374,7 @@ async def _topics(
 
 
 async def _backlogs(page: Page, unread: Sequence[_Unread]) -> None:
-    """Backlogs that cannot be read, or not in time, are left out and counted."""
+    """Adds backlogs that must be read. Those that cannot be read, or not in time, are left out and counted."""
     from ...broker.topic.statistics import count_messages  # there is a broker, so it is loaded
 
     missing = len(unread)
@@ -406,7 +408,7 @@ def is_ready() -> bool:
 
 
 def announce_ready(url: str, **facts: object) -> None:
-    """Prints the line that scripts wait for; nothing else is printed on stdout."""
+    """Prints the ready line, for which scripts wait; nothing else is printed on stdout."""
     _said.append(url)
     print_ready(url, **facts)
 
@@ -416,17 +418,18 @@ def print_ready(url: str, **facts: object) -> None:
 
 
 class StatusOutput(Protocol):
-    """Prints that a server is ready, with its addresses, and serves its page of metrics where one was asked for."""
+    """Prints that a server is ready, with its addresses; decides what its page of metrics contains."""
 
     def report_ready(self, url: str, **facts: object) -> None: ...
 
     def combine_metrics(self, own: Measure) -> Measure:
-        """Serves metrics. `own` writes those of this process; what is returned writes the page that it serves."""
+        """Returns the function that writes the served page of metrics. `own` writes the metrics of this
+        process only."""
         ...
 
 
 class SingleProcess:
-    """A server of one process."""
+    """The StatusOutput of a server of one process."""
 
     def report_ready(self, url: str, **facts: object) -> None:
         announce_ready(url, **facts)
@@ -436,7 +439,7 @@ class SingleProcess:
 
 
 class OneOfProcesses:
-    """A process of several."""
+    """The StatusOutput of one process of a server of several."""
 
     def __init__(self, child: Child, *, shows: bool) -> None:
         self.child = child

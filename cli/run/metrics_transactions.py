@@ -27,7 +27,7 @@ LATENCY = "pulsar_txn_execution_latency_le_"
 
 
 class PulsarMetric(NamedTuple):
-    """A metric under Pulsar's name. `ours`: the names of the numbers that are added."""
+    """A metric under Pulsar's name. `ours`: the names of our numbers, whose sum it is."""
 
     name: str
     ours: tuple[str, ...]
@@ -112,7 +112,8 @@ TOPIC_SERIES = {
 
 
 class OfTopics:
-    """The series of topics that have seen transactions, made by the first of them; other topics cost one test each."""
+    """Adds the metrics of topics that have seen transactions. Their series are made for the first such topic; other
+    topics cost one test each."""
 
     def __init__(self, page: Page, cluster: str | None) -> None:
         self._page, self._cluster = page, cluster

@@ -51,13 +51,13 @@ def check_fork() -> None:
 
 
 class Ports:
-    """The ports that the server holds until it ends."""
+    """The ports that the server reserves until it ends."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
     def reserve(self, where: Endpoint) -> Endpoint:
-        """Reserves an address, with the port that was found, where it is 0. Raises Busy."""
+        """Reserves the port of an address, a free one if it is 0; returns the address with that port. Raises Busy."""
         from ...proto.errors import Busy
 
         def bound() -> socket.socket:
@@ -75,9 +75,9 @@ class Ports:
 
 
 def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
-    """Returns where process `number`, from 0, listens. On loopback, and with port 0, at a free port; elsewhere, and
-    where an advertised address is `forwarded` to it, so that its port has to be known before, at the ports after the
-    first one's. InvalidConfiguration."""
+    """Returns where process `number`, from 0, listens. On loopback, and for port 0, at a free port; elsewhere at the
+    ports after that of the first process. So it does also if an advertised address is `forwarded` to it, because the
+    port must be known in advance. Raises InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
 
     if not number or not where.port:
@@ -90,7 +90,7 @@ def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoin
 
 
 def lock(folder: str) -> File:
-    """The lock of the folder, which the parent and all its processes hold. Busy."""
+    """Locks the folder for the parent and all its processes; returns the lock file. Raises Busy."""
     from ...bookie.store.identity import lock_directory
     from ...runtime.disk import SystemFiles
 
@@ -98,8 +98,8 @@ def lock(folder: str) -> File:
 
 
 def _after_the_last_one(take: Callable[[], T]) -> T:
-    """Returns what `take` returns, once the processes of a server whose parent was killed have ended with it. Raises
-    Busy."""
+    """Returns what `take` returns, as soon as the processes of an earlier server whose parent was killed have ended.
+    Raises Busy."""
     from ...proto.errors import Busy
     from ...runtime.clock import SystemClock
 
@@ -115,7 +115,8 @@ def _after_the_last_one(take: Callable[[], T]) -> T:
 
 
 def preload(*modules: str) -> None:
-    """Imports what the processes will use, so that they share it. `modules` are ours; LIBRARIES come with them."""
+    """Imports modules that the processes will use, so that they share the memory. `modules`: of this package;
+    LIBRARIES are imported as well."""
     for name in (*LIBRARIES, *(f"{__package__.partition('.')[0]}.{each}" for each in modules)):
         import_module(name)
 
@@ -124,7 +125,8 @@ LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 
 
 def spec(name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False) -> Spec:
-    """A process whose `main(world, voice)` serves until it is cancelled; `shows`: the metrics of all are its page."""
+    """Returns the description of a process in which `main(world, voice)` serves until it is cancelled. `shows`: its
+    page contains the metrics of all processes."""
     from ...runtime.parent import Spec
 
     def work(child: Child) -> int:
@@ -138,7 +140,8 @@ def run(
     tiers: Sequence[Sequence[Spec]], said: Callable[[dict[str, dict[str, str]]], tuple[str, Mapping[str, object]]],
     log_level: str, log_format: Any,
 ) -> int:  # fmt: skip
-    """Runs them to the end of the server; returns its exit code. `said`: the ready line, of what each says."""
+    """Runs the processes until the server ends; returns its exit code. `said`: makes the ready line of the facts that
+    each process reports."""
     from ...runtime import logs
     from ...runtime.parent import Parent
 

@@ -47,8 +47,8 @@ NOTICE_S = 1.0
 def server_options(
     level: str, *, settings: bool = True, compat: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the options --config (of a process that has `settings`), --metrics, --insecure, --metrics-compat (where
-    there are other systems' names), --log-level and -format."""
+    """Returns a decorator that adds --metrics, --insecure, --log-level and --log-format; --config if the process has
+    `settings`; --metrics-compat if there are other systems' names (`compat`)."""
     names = click.option(
         "--metrics-compat",
         envvar="MAGNETAR_METRICS_COMPAT",
@@ -100,8 +100,8 @@ METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PA
 
 
 def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options --metadata, --wait and --session-timeout: how a process of a cluster finds the others, and how
-    they miss it."""
+    """Adds the options --metadata, --wait and --session-timeout, by which a process of a cluster finds the others, and
+    by which they notice that it is gone."""
     options = (
         click.option(
             "--metadata",
@@ -139,7 +139,8 @@ def endpoint(text: str, option: str) -> Endpoint:
 
 
 def metadata_address(text: str, security: str | None = None) -> Address:
-    """The value of --metadata; `security`: of --security, whose section [zookeeper] says what ZooKeeper is shown."""
+    """Parses the value of --metadata. `security`: the value of --security, whose section [zookeeper] has the
+    credentials for ZooKeeper. Raises UsageError."""
     from ...metadata.address import parse
 
     try:
@@ -156,7 +157,7 @@ def metadata_address(text: str, security: str | None = None) -> Address:
 
 
 def metrics_endpoint(text: str | None) -> Endpoint | None:
-    """The value of --metrics; a port alone is one of loopback."""
+    """Parses the value of --metrics; a port alone means loopback."""
     if text is None:
         return None
     return endpoint(f"127.0.0.1:{text}" if whole(text) is not None else text, "--metrics")
@@ -173,7 +174,7 @@ SECURITY = click.option(
 
 
 def secured(world: World, settings: str | None) -> World:
-    """The world of a broker; with `settings` its listener asks who calls."""
+    """Returns the world of a broker; with `settings` its listener authenticates callers."""
     if settings is None:
         return world
     from ...security.authenticator import secured_world
@@ -182,7 +183,8 @@ def secured(world: World, settings: str | None) -> World:
 
 
 def asks_and_encrypts(settings: str | None) -> bool:
-    """Whether the listener may be reached from elsewhere. InvalidConfiguration: the settings are wrong."""
+    """Whether the listener authenticates callers and encrypts, so that it may be reached from other machines. Raises
+    InvalidConfiguration if the settings are wrong."""
     if settings is None:
         return False
     from ...security.settings import SecuritySettings
@@ -196,10 +198,10 @@ def scheme(settings: str | None) -> str:
 
 
 def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
-    """Checks the addresses of listeners. `listeners`: option → where it listens. They do not ask who calls, so they
-    listen for this machine only.
+    """Checks the addresses of listeners that do not authenticate callers: they may listen only for this machine.
+    `listeners`: option → where it listens.
 
-    With `insecure` they listen elsewhere; then this returns the warning for the log, else "". UsageError.
+    With `insecure` they may listen elsewhere; then returns the warning for the log, else "". Raises UsageError.
     """
     beyond = [(name, where) for name, where in listeners.items() if where is not None and not where.is_loopback]
     if not beyond:
@@ -217,8 +219,8 @@ def serve(
     log_format: Any,
     voice: OneOfProcesses | None = None,
 ) -> int:
-    """Runs a server to its end; returns its exit code. Raises errors, which exits.py reports. `voice`: of one of
-    several processes, which are stopped by their parent alone."""
+    """Runs a server to its end; returns its exit code. Raises errors, which exits.py reports. `voice`: the output of
+    one of several processes, which only their parent stops."""
     from ...proto.errors import MagnetarError
     from ...runtime import logs, process
     from ...runtime.clock import SystemClock
@@ -256,10 +258,11 @@ def serve(
 async def run_until_ready(
     clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
 ) -> None:
-    """Runs `start`, again from the beginning when it loses the metadata before it is ready: for WAIT_S, then its error.
+    """Calls `start`, again from the beginning if it loses the metadata service before the process is ready; after
+    WAIT_S raises the error.
 
-    The metadata may restart, or be cut off for longer than the session lasts, while a bookie replays its journal.
-    An error that does not pass (a wrong directory, a taken port, no server at that address) is raised at once.
+    The metadata service may restart, or be cut off for longer than the session lasts, while a bookie replays its
+    journal. A permanent error (a wrong directory, a taken port, no server at that address) is raised at once.
     """
     from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
 
@@ -275,14 +278,15 @@ async def run_until_ready(
 
 
 def door_facts(broker: Broker) -> dict[str, object]:
-    """Returns facts for the ready line: where clients and tools of Pulsar connect."""
+    """Returns the facts for the ready line that say where clients and tools of Pulsar connect."""
     urls = broker.pulsar_urls.get("", ())
     found: dict[str, object] = {"pulsar": urls[0]} if urls else {}
     return found | ({"http": broker.http_url} if broker.http_url else {})
 
 
 async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measure) -> dict[str, object]:
-    """Serves metrics if requested; returns the fact for the ready line. Busy: the port is taken."""
+    """Serves the page of metrics at `where`, if that is given; returns the fact for the ready line. Raises Busy if the
+    port is taken."""
     if where is None:
         return {}
     from ...runtime.metrics_server import MetricsServer
@@ -303,7 +307,8 @@ async def serve_for_ever(warning: str = "") -> NoReturn:
 
 
 async def connect(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
-    """A metadata session of `session_s`; waits up to `wait_s` for the service to answer."""
+    """Opens a session with the metadata service that lasts `session_s`; waits up to `wait_s` for the service to
+    answer."""
     from ...metadata.remote import connect as open_session
     from ...proto.errors import Unavailable
 
@@ -406,8 +411,8 @@ def planned(
     file: str | None, option: int | None, *, broker: BrokerConfig | None = None, bookie: BookieConfig | None = None,
     bookies: int = 1, metadata: bool = False, most: int | None = None, processes: int = 1,
 ) -> Plan:  # fmt: skip
-    """Returns the plan of the memory of a process with these parts, by the settings of `file` and the environment. The
-    memory is shared equally by `processes` processes."""
+    """Returns the memory plan of a process that runs these parts, by the settings of `file` and the environment.
+    `processes` processes share the memory equally."""
     from ...runtime import process
     from ...runtime.config import explicit_settings, value_of
     from ...runtime.memory_shares import NO_LIMIT, plan, process_memory_bytes

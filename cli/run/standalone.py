@@ -6,7 +6,8 @@
 
 With one bookie a message is synced once before it is acknowledged (E/Qw/Qa 1/1/1), with three on two of three (3/3/2):
 on one machine that rehearses a cluster and makes nothing safer. The number of bookies may grow between starts and never
-shrink: ledgers are on all of them. With `--processes N` there are several processes: standalone.py.
+shrink: ledgers are on all of them. With `--processes N` there are several processes, for the storage and as brokers
+(`several`).
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def count_bookies(folder: Path, wanted: int | None) -> int:
 
 
 def bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
-    """Returns the settings of bookie `number`, from 1, in its folder; before the memory is shared out."""
+    """Returns the settings of bookie `number`, from 1, in its folder, before its share of the memory is applied."""
     from ...bookie.server import BookieConfig
     from ...runtime.config import load
 
@@ -118,7 +119,8 @@ async def start_bookie(
     parts: Parts, world: World, given: StandaloneOptions, number: int, plan: Plan, store: MetadataStore,
     new_session: NewSession | None = None,
 ) -> Bookie:  # fmt: skip
-    """Starts bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
+    """Starts bookie `number`, from 1, in its folder. `new_session`: opens a session with the metadata again, where one
+    may be lost."""
     from ...bookie.server import Bookie
 
     settings = plan.apply_to(bookie_settings(given, number), "bookie")
@@ -229,7 +231,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
 
 
 def _door(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
-    """Returns where a protocol is served. None: its default port is taken, which is said."""
+    """Returns where a protocol is served. None if its default port is taken; then prints this."""
     from ...runtime.network import Endpoint
 
     if wanted is not None or port is not None:
@@ -269,7 +271,7 @@ LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
 
 
 def several(given: StandaloneOptions, count: int, log_level: str, log_format: Any) -> int:
-    """Runs it in `count` processes; returns the exit code. Busy, InvalidConfiguration."""
+    """Runs the server in `count` processes; returns the exit code. Raises Busy or InvalidConfiguration."""
     from ...runtime.network import Endpoint
 
     processes.check_fork()
@@ -305,19 +307,19 @@ def several(given: StandaloneOptions, count: int, log_level: str, log_format: An
 
 
 def bookies_by_process(bookies: int, processes: int) -> list[list[int]]:
-    """The numbers of the bookies, from 1, of each process of the storage: the first has the metadata too."""
+    """Returns the numbers of the bookies, from 1, of each storage process; the first process has the metadata, too."""
     count = min(bookies, processes - 1)
     return [list(range(first, bookies + 1, count)) for first in range(1, count + 1)]
 
 
 class Memory(NamedTuple):
-    """The memory of all processes together: at most so much where nothing is set, in equal parts."""
+    """The memory of all processes together: at most `most` bytes if no setting limits it, in equal parts."""
 
     most: int
     processes: int
 
     def plan(self, given: StandaloneOptions, numbers: list[int], *, metadata: bool) -> Plan:
-        """Returns the plan for the process with these bookies. Raises InvalidConfiguration."""
+        """Returns the memory plan of the process with these bookies. Raises InvalidConfiguration."""
         return planned(
             given.config, given.memory_bytes, bookie=bookie_settings(given, numbers[0]), bookies=len(numbers),
             metadata=metadata, most=self.most, processes=self.processes,
@@ -327,7 +329,7 @@ class Memory(NamedTuple):
 async def _storage(
     given: StandaloneOptions, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: StatusOutput
 ) -> None:
-    """Runs the metadata, and these bookies."""
+    """Runs a storage process: the metadata service and these bookies."""
     from ...metadata.server import MetadataServer
     from ...runtime.lifecycle import Parts
     from .metrics import Measured, second_names
@@ -354,7 +356,7 @@ async def _storage(
 async def _bookies(
     given: StandaloneOptions, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: StatusOutput
 ) -> None:
-    """Runs these bookies, whose metadata is in another process."""
+    """Runs a storage process with these bookies; the metadata service is in another process."""
     from ...runtime.lifecycle import Parts
     from .metrics import Measured, second_names
 

@@ -9,8 +9,8 @@ from ...security.settings import ZookeeperSection
 
 
 def with_access(address: Address, section: ZookeeperSection) -> Address:
-    """Returns the address with the credentials of `section`. InvalidConfiguration: they cannot be read, or are no user
-    and password; or others may read the key."""
+    """Returns the address with the credentials of `section`. Raises InvalidConfiguration if they cannot be read, are
+    not a user and a password, or if others may read the key."""
     if not isinstance(address, ZookeeperAddress):
         return address
     if section.key:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...runtime.peer.keys import PeerCalling
 
 class BookiePeer:
-    """A registered bookie. Call `ask` from the session's event loop."""
+    """A registered bookie, which is asked over the peers' network. `ask` must be called in one event loop."""
 
     def __init__(self, id_: str, endpoint: str, timeout_s: float, operator: Operator | None = None) -> None:
         self.id = id_
@@ -33,8 +33,8 @@ class BookiePeer:
         self._peer: Peer | None = None
 
     async def ask(self, verb: str, **options: object) -> dict[str, Any]:
-        """Returns the bookie's answer. Raises the error that it answers with, by its class; Failure when it knows no
-        verbs."""
+        """Sends the bookie a request `verb` and returns its answer. Raises the error that the bookie answers, by its
+        class; Failure if the bookie knows no such requests."""
         from ...ledger.peer_format import Status, decode_answer, encode_admin
         from ...proto import errors
 
@@ -69,7 +69,8 @@ class BookiePeer:
         return self._reach(world, access)
 
     def connect_as(self, world: World, key: str) -> None:
-        """Connects as the member that `world` is, to the process that has `key`: of one operator that asks many."""
+        """Connects as the member of `world` to the bookie process that has `key`; for an operator that asks many
+        bookies."""
         from ...runtime.peer.keys import PeerCalling
 
         self._peer = self._reach(world, PeerCalling(key))
@@ -87,9 +88,9 @@ class BookiePeer:
 
 
 def find(session: Session, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
-    """The registered bookies, or the one whose id begins with `wanted`. NotFound when there is none.
+    """Returns the registered bookies, or the one whose id begins with `wanted`. Raises NotFound if there is none.
 
-    `timeout_s`: of their answers, where that is longer than the session's.
+    `timeout_s`: for their answers, if that must be longer than the session's.
     """
     from ...proto.errors import NotFound
 
@@ -105,7 +106,7 @@ def find(session: Session, wanted: str | None, timeout_s: float | None = None) -
 
 
 def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
-    """Returns the answers of all, requested at the same time; raises the first error."""
+    """Asks all bookies at the same time; returns their answers in the same order. Raises the first error."""
 
     async def ask() -> list[dict[str, Any]]:
         try:
@@ -118,8 +119,8 @@ def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict
 
 
 def answers(session: Session, verb: str) -> dict[str, dict[str, Any]]:
-    """Returns by id what each registered bookie answers; those that do not answer, or not this command, are left out.
-    """
+    """Asks all registered bookies; returns the answers by id. Bookies that do not answer, or do not know this request,
+    are left out."""
     from ...proto.errors import MagnetarError
 
     async def ask(peer: BookiePeer) -> tuple[str, dict[str, Any]] | None:
@@ -158,15 +159,16 @@ METADATA = click.option(
 
 
 class Operator(NamedTuple):
-    """An operator: `--security` and `--metadata` of a command. Without `security` it has no key, and its requests are
-    in clear."""
+    """The values of `--security` and `--metadata` of a command that asks bookies as an operator. Without `security`
+    there is no key, and requests are in clear."""
 
     security: str | None = None
     metadata: str = ""
     timeout_s: float = SESSION_S
 
     async def member_world(self) -> tuple[World, Members | None]:
-        """The world whose peers take this command for an operator; the members are the caller's to close."""
+        """Returns a world whose peers accept this command as an operator, and the members, which the caller must
+        close."""
         from ...metadata.members import Members
         from ...runtime.process import real_world
         from ...security.members import own_name
@@ -187,7 +189,7 @@ class Operator(NamedTuple):
 
 
 def operating(function: Callable[..., None]) -> Callable[..., None]:
-    """Does what `connected` does, for a command that speaks to bookies: adds --security and --metadata besides."""
+    """Decorates a command that asks bookies: as `connected`, and adds --security and --metadata."""
 
     @wraps(function)
     def command(session: Session, *args: Any, **options: Any) -> None:

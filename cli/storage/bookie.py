@@ -102,7 +102,7 @@ def bookie(
 
 
 class BookieOptions(NamedTuple):
-    """The options of a process with a bookie in it."""
+    """The options of a process that runs a bookie."""
 
     folder: Path
     listen: Endpoint
@@ -130,7 +130,7 @@ class BookieOptions(NamedTuple):
 
 
 async def run(given: BookieOptions, world: World, voice: StatusOutput) -> None:
-    """Runs a process with a bookie in it, until it is cancelled."""
+    """Runs a bookie until the process is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.lifecycle import Parts
     from ..run.metrics import Measured, second_names
@@ -157,7 +157,8 @@ async def run(given: BookieOptions, world: World, voice: StatusOutput) -> None:
 
 
 def count_processes(folder: Path, wanted: int | None) -> int:
-    """Returns the number of processes: as many as have data in the folder, or more. Raises InvalidConfiguration."""
+    """Returns the number of processes: that of the bookies with data in the folder, or `wanted` if that is more.
+    Raises InvalidConfiguration."""
     from ...bookie.store.identity import COOKIE
     from ...proto.errors import InvalidConfiguration
 
@@ -175,8 +176,8 @@ def count_processes(folder: Path, wanted: int | None) -> int:
 
 
 def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) -> int:
-    """Runs several bookies; each holds the folder's lock. Copies of a ledger go to distinct racks first, so the bookies
-    of one machine are of one rack of their own, where none is given."""
+    """Runs several bookies in a process each, which together hold the folder's lock. Copies of a ledger go to distinct
+    racks first; so where no rack is given, the bookies of this machine get a common rack of their own."""
     processes.check_fork()
     held = processes.lock(str(given.folder))
     ports, names = processes.Ports(), [f"bookie-{number + 1}" for number in range(count)]

@@ -87,7 +87,7 @@ def _plan_row(peer: BookiePeer, log: dict[str, Any]) -> Row:
 
 
 def owner_text(holder: dict[str, Any]) -> str:
-    """The ledger's owner, in a few words."""
+    """Returns a short text that names the owner of a ledger."""
     if "topic" in holder:
         name = str(holder["topic"]).removeprefix("persistent://")
         return f"{name} ({holder['cursor']})" if "cursor" in holder else name
@@ -102,7 +102,8 @@ def _status_row(found: dict[str, Any]) -> Row:
 async def _collect(
     peers: list[BookiePeer], hear: Callable[[int, dict[str, Any]], None], options: dict[str, bool]
 ) -> list[dict[str, Any]]:
-    """Starts it at all bookies and waits; returns the last status of each. Ctrl-C ends the waiting alone."""
+    """Starts a collection at all bookies and waits until they end; returns the last status of each. Ctrl-C ends only
+    the waiting. `hear(number, status)` is called with each status."""
 
     async def one(at: int, peer: BookiePeer) -> dict[str, Any]:
         await peer.ask("gc-start", **options)

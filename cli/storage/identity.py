@@ -39,7 +39,8 @@ class Where(NamedTuple):
 
 
 def of_metadata(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --metadata, --security and --data, which say where the metadata is, and who asks it."""
+    """Decorates a command: adds --metadata, --security and --data, which say where the metadata is and with what
+    credentials to ask it."""
 
     @click.option(
         "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
@@ -163,7 +164,7 @@ def _bookie(text: str) -> str:
 def _racks_change(
     metadata: Where, data: str | None, output: str, change: Callable[[dict[str, str]], None] | None
 ) -> None:
-    """Changes the mapping if asked to, then shows every bookie that is registered or mapped."""
+    """Changes the mapping of racks if `change` is given, then prints every bookie that is registered or mapped."""
     from ...metadata import paths
     from ...metadata.records import BookieRecord, RacksRecord
     from ...metadata.store import get_record, update_record

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StoreInspection:
-    """A command's reading of a directory: its output, and the damage found."""
+    """One command's reading of a bookie's directory: its output, and the damage found."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
         from ...bookie.inspect.snapshot import take_snapshot
@@ -53,7 +53,7 @@ class StoreInspection:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limited(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yields at most `limit` rows; reports when there are more."""
+        """Yields at most `limit` rows; prints a note if there are more."""
         each = iter(rows)
         yield from islice(each, self.limit)
         if self.limit is not None and next(each, None) is not None:
@@ -67,7 +67,7 @@ class StoreInspection:
 
 
 def inspecting(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds DIR, -o and --limit; gives the command its Look first, and exits with 1 when damage was found."""
+    """Decorates a command: adds DIR and -o, passes its StoreInspection first, and exits with 1 if damage was found."""
 
     @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -197,7 +197,7 @@ def log_row(log: LogSummary) -> dict[str, object]:
 
 
 def log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
-    """A row for each log; `verify` reads all their records."""
+    """Yields a row for each log. `verify`: reads all records of the logs."""
     from ...bookie.inspect.ledgers import overview
     from ...bookie.inspect.snapshot import RemovedFile
     from ...bookie.inspect.summary import log_summary
@@ -217,7 +217,7 @@ def log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Ite
 
 
 def verified(look: StoreInspection, number: int) -> dict[str, object]:
-    """The columns of a log's row that need all its records."""
+    """Returns those columns of a log's row for which all its records must be read."""
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import Damage
 

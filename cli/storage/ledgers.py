@@ -48,7 +48,8 @@ MARK_COLUMNS = ("ledger", "missing", "since", "reason", "attempts", "retry", "st
 
 
 def ask_any(session: Session, verb: str, **options: object) -> dict[str, Any]:
-    """Returns the answer of the first registered bookie that can be reached and permits requests from this machine."""
+    """Returns the answer of the first registered bookie that can be reached and permits requests from this machine.
+    Raises Unauthorized if none permits them, Failure if none answers."""
     from ...proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
     from ..common.exits import Failure
     from .admin_port import ask_each, find
@@ -141,12 +142,12 @@ def under_replicated(session: Session, limit: int) -> None:
 
 
 def short(bookies: list[str]) -> list[str]:
-    """The beginnings of ids that are long enough to be unique, and short enough to type."""
+    """Returns the beginnings of the ids: long enough to be unique, short enough to type."""
     return [bookie[:8] for bookie in bookies]
 
 
 def span(seconds: float | None) -> str:
-    """A duration for people: `42s`, `3m`, `2h 5m`, `4d 1h`."""
+    """Formats a duration for people: `42s`, `3m`, `2h 5m`, `4d 1h`."""
     if seconds is None:
         return "-"
     whole = int(seconds)
@@ -233,7 +234,8 @@ def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: flo
 
 
 def full_id(session: Session, beginning: str) -> str:
-    """Returns the one bookie whose id begins with `beginning`, registered or not. Raises NotFound."""
+    """Returns the whole id of the one bookie, registered or not, whose id begins with `beginning`. Raises NotFound if
+    there is none, Failure if there are several."""
     from ...proto.errors import NotFound
 
     known = [each["id"] for each in ask_any(session, "bookies")["bookies"]]

@@ -131,7 +131,7 @@ def restore(
 
 
 def _contents(path: Path) -> Contents | None:
-    """Returns what the file contains. None: there is no file, or it cannot be read at all."""
+    """Returns the contents of a copy of the metadata; None if there is no file, or it cannot be read at all."""
     from ...metadata import backup as copies
     from ...proto.errors import MagnetarError
 
@@ -142,7 +142,8 @@ def _contents(path: Path) -> Contents | None:
 
 
 async def _ask(found: Contents) -> dict[str, int | str]:
-    """Returns by bookie the largest ledger id that it has or had, or why it does not answer."""
+    """Asks the bookies that a copy names; returns by bookie the largest ledger id that it has or had, or why it does
+    not answer."""
     from .admin_port import BookiePeer
 
     async def ask(bookie: BookieRecord) -> int | str:
@@ -156,7 +157,7 @@ async def _ask(found: Contents) -> dict[str, int | str]:
 
 
 async def _highest(peer: BookiePeer) -> int | Exception:
-    """Returns the answer of a bookie, whose connection is closed then."""
+    """Returns the largest ledger id that a bookie has or had, or the error; closes its connection."""
     from ...proto.errors import MagnetarError
     from ..common.exits import Failure
 
@@ -170,7 +171,8 @@ async def _highest(peer: BookiePeer) -> int | Exception:
 
 @asynccontextmanager
 async def asking(world: World, endpoint: Endpoint, copy: str, scratch: str) -> AsyncIterator[MetadataServer]:
-    """Serves the file `scratch`, made from `copy`, at `endpoint`, and deletes it then. Busy: the port is taken."""
+    """Serves the metadata file `scratch`, made from `copy`, at `endpoint` within its block, and deletes the file then.
+    Raises Busy if the port is taken."""
     from ...metadata import backup
     from ...metadata.server import MembersOnly, MetadataServer
 
@@ -197,7 +199,7 @@ class Where(NamedTuple):
 
 
 async def _ask_as_member(found: Contents, where: Where, wait_s: float) -> dict[str, int | str]:
-    """Asks, like `_ask`, bookies that take members alone (metadata/server.py `MembersOnly`)."""
+    """Asks, as `_ask` does, bookies that accept members only (metadata/server.py `MembersOnly`)."""
     from ...runtime.process import real_world
     from ..run.members import as_member
     from ..run.servers import endpoint, metadata_address
@@ -218,8 +220,8 @@ async def _ask_as_member(found: Contents, where: Where, wait_s: float) -> dict[s
 
 
 class Asking:
-    """Asks bookies by the keys that processes show meanwhile. The key in a copy is of the process that ran then: one
-    that was started since has another, and which of those that are shown is found by trying."""
+    """Asks bookies by the keys that running processes register. The key in a copy is that of a process of its time; a
+    process started since has another key, which is found by trying the registered ones."""
 
     def __init__(self, world: World, members: Members, wait_s: float) -> None:
         self._world = world
@@ -250,7 +252,8 @@ class Asking:
 
 
 def _compare(found: Contents, before: Contents | None, bookies: dict[str, int | str]) -> list[dict[str, object]]:
-    """A row for the copy, the replaced file, and each bookie; `newer`: what it has and the copy lacks."""
+    """Returns a row for the copy, for the replaced file, and for each bookie. `newer`: what it has and the
+    copy lacks."""
     rows: list[dict[str, object]] = [{"where": "the copy", "highestLedger": found.highest, "newer": ""}]
     if before is not None:
         more = len(before.ledgers - found.ledgers)

@@ -39,22 +39,23 @@ T = TypeVar("T")
 
 
 class WrongArgumentType(InvalidRequest, TypeError):
-    """An argument is of another type than its annotation."""
+    """An argument has another type than its annotation."""
 
 
 class WrongArgument(InvalidRequest, ValueError):
-    """An argument is of its type, and cannot be sent: text that no codec takes, a number of more than 64 bits."""
+    """An argument has the right type, but cannot be sent: text that UTF-8 cannot encode, or a number of more than 64
+    bits."""
 
 
 class _Unfit(Exception):
-    """A value does not fit its annotation; `kind` is what to raise."""
+    """A value does not fit its annotation; `kind` is the exception to raise."""
 
     def __init__(self, kind: type[WrongArgumentType] | type[WrongArgument]) -> None:
         self.kind = kind
 
 
 def checked(kind: C) -> C:
-    """Decorates a class: its asynchronous methods check their arguments."""
+    """Decorates a class: its public asynchronous methods check their arguments."""
     for name in dir(kind):
         method = getattr(kind, name)
         if not name.startswith("_") and inspect.iscoroutinefunction(method):
@@ -86,7 +87,8 @@ def _checked(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 def argument_value(name: str, hint: Any, value: object) -> Any:
-    """Returns `value` as the method gets it. Raises the SDK's TypeError or ValueError if it does not fit `hint`."""
+    """Returns `value` converted to what the method gets. Raises WrongArgumentType or WrongArgument if it does not fit
+    `hint`."""
     try:
         return _fitted(hint, value)
     except _Unfit as unfit:
@@ -166,7 +168,8 @@ def _in_64_bits(value: N) -> N:
 
 
 def _foreign(call: Callable[..., T], *values: Any) -> T:
-    """Calls code of the argument itself; an error in it means that the argument has a wrong type."""
+    """Calls a function that runs code of the argument itself; an exception in it means that the argument has a wrong
+    type."""
     try:
         return call(*values)
     except Exception:
@@ -212,7 +215,7 @@ Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
 def made(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
-    """Makes the method of a row."""
+    """Makes the method of AdminClient for one operation of the table."""
     signature, checks = signature_of(row)
     is_list = ANSWERS[row.name].startswith("tuple[")
 
@@ -235,8 +238,8 @@ def made(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
 
 
 def signature_of(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
-    """Returns the signature of a row's method; and of each checked parameter the name of its argument, and the check.
-    """
+    """Returns the signature of an operation's method; and for each parameter with a check, the name of the argument
+    and the check."""
     rule, checks = row.rule, dict[str, tuple[str, Callable[[str], str]]]()
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     if rule.subscription:

@@ -32,8 +32,8 @@ class Admin(ClosedAfterWith):
         """Closes the connections."""
 
     def abort_transaction(self, txn: TxnId | str) -> TxnState:
-        """Aborts an open or prepared transaction of any role. Returns its state; a transaction that has ended keeps its
-        own.
+        """Aborts an open or prepared transaction of any role. Returns the state of the transaction; one that has
+        ended stays as it was.
         """
 
     def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
@@ -57,7 +57,9 @@ class Admin(ClosedAfterWith):
         """Returns the registered bookies."""
 
     def brokers(self) -> list[values.BrokerInfo]:
-        """Returns the registered brokers, each with its number of loaded topics; None: it did not answer within 5 s."""
+        """Returns the registered brokers, each with its number of loaded topics; None if the broker did not answer
+        within 5 s.
+        """
 
     def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
         """Acknowledges everything for `subscription`, or for every subscription. Returns the number of topics and
@@ -123,13 +125,13 @@ class Admin(ClosedAfterWith):
         """Deletes a tenant. Raises Busy if it has namespaces."""
 
     def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`. A
-        topic of the same name that another program creates meanwhile is not deleted.
+        """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`.
+        A topic of the same name that another program creates in the meantime is not deleted.
         """
 
     def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
-        """Removes a topic from a transaction, which then no longer waits until that topic stores its outcome; for a
-        topic that cannot store it any more. Raises NotFound.
+        """Removes a topic from the participants of a transaction, which then no longer waits until that topic stores
+        its outcome. For a topic that cannot store the outcome any more. Raises NotFound.
         """
 
     def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
@@ -176,8 +178,8 @@ class Admin(ClosedAfterWith):
         """Returns the settings of a namespace. Raises NamespaceNotFound."""
 
     def namespace_permissions(self, name: str) -> values.Permissions:
-        """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions; not what is
-        granted for single topics.
+        """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions.
+        Permissions for single topics are not included.
         """
 
     def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
@@ -234,7 +236,7 @@ class Admin(ClosedAfterWith):
         """Returns the full names of the partitions; for a topic without partitions, or a partition, its own name."""
 
     def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-        """Returns at most `messages` next messages of a subscription, without moving it."""
+        """Returns the next messages of a subscription, at most `messages`, without moving the subscription."""
 
     def put_schema(self, topic: str, schema: SchemaInfo) -> int:
         """Registers a schema; returns its version, or the version of an equal one. Raises IncompatibleSchema,
@@ -280,7 +282,9 @@ class Admin(ClosedAfterWith):
         """Drops a half message, also a parked one. Raises NotFound; TransactionEnded if it was committed already."""
 
     def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
-        """Returns the newest schema of a topic, or that version, even if it is deleted. Raises SchemaNotFound."""
+        """Returns the newest schema of a topic; with `version` that version, even if it is deleted. Raises
+        SchemaNotFound.
+        """
 
     def schema_version(self, topic: str, schema: SchemaInfo) -> int:
         """Returns the version of the topic's schema that equals `schema`. Raises SchemaNotFound."""
@@ -292,8 +296,8 @@ class Admin(ClosedAfterWith):
         """Sets policies of a namespace: the fields that are not None get these values; the others stay."""
 
     def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
-        """Sets properties of a namespace and keeps its others. Raises InvalidRequest if they are too many or too long
-        (proto/policies.py).
+        """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or
+        too long (proto/policies.py).
         """
 
     def set_subscription_prefix_mode(self, name: str, on: bool) -> None:
@@ -343,15 +347,17 @@ class Admin(ClosedAfterWith):
         """The log of one partition: its ledgers, positions and replication."""
 
     def topic_permissions(self, topic: str) -> values.Permissions:
-        """Returns the permissions granted for the topic alone, for all of its partitions."""
+        """Returns the permissions that were granted for this topic, with all its partitions. Those of its namespace
+        are not included.
+        """
 
     def topic_policies(self, topic: str, *, applied: bool = False) -> Policies:
-        """Returns the policies of a topic, like namespace_policies; a topic inherits from its namespace, then from the
-        broker.
+        """Returns the policies that are set for a topic; with `applied` every policy, with what the topic inherits
+        from its namespace, then from the broker.
         """
 
     def topic_properties(self, topic: str) -> dict[str, str]:
-        """Returns the properties of a topic, like namespace_properties; partitions have those of their topic."""
+        """Returns the properties of a topic; a partition has those of its topic. None are inherited."""
 
     def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
         """Returns the statistics of one partition. With `precise` backlogs are counted by message, not by entry."""
@@ -367,13 +373,13 @@ class Admin(ClosedAfterWith):
         """Returns a transaction. Raises NotFound if the coordinator never issued this id."""
 
     def transaction_at(self, txn: TxnId | str, topic: str) -> values.TransactionHere:
-        """Returns what a topic without partitions, or a partition, has of the transaction, and what waits there for its
-        end.
+        """Returns the part of a transaction at one partition, or at a topic without partitions, and what waits there
+        for the transaction's end.
         """
 
     def transactions(self, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
-        """Returns the transactions of one coordinator that are not done, the oldest first. Raises NotFound if there is
-        no such coordinator.
+        """Returns the transactions of one coordinator that are not completed, the oldest first; at most `limit`.
+        Raises NotFound if there is no such coordinator.
         """
 
     def trim_topic(self, topic: str) -> None:
@@ -402,8 +408,8 @@ class Admin(ClosedAfterWith):
         default_partitions: int | None = None,
         is_creation_set: bool | None = None,
     ) -> None:
-        """Updates the settings of a namespace; None keeps a setting. The number of bundles is fixed at creation: raises
-        InvalidRequest for another one.
+        """Updates the settings of a namespace; a setting that is None stays as it is. The number of bundles is fixed
+        at creation: raises InvalidRequest for another number.
         """
 
     def update_tenant(

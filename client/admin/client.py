@@ -1,7 +1,7 @@
 """AdminClient: every operation of administration as a typed method, for asyncio.
 
-Names are checked before anything is sent. Topics may be short: `orders` is persistent://public/default/orders. What
-concerns single topics is per partition: name one (`orders-partition-0`), or ask each of `parts(topic)`.
+Names are checked before anything is sent. Topics may be short: `orders` is persistent://public/default/orders.
+Operations on single topics are per partition: name one (`orders-partition-0`), or call for each of `parts(topic)`.
 
 The methods are the functions of the modules below, and those of rows (client/admin/arguments.py). Type checkers and
 editors see client.pyi, which `python -m tests.stubs` writes; guard: tests/client/admin/test_stubs.py.

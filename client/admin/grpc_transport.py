@@ -1,8 +1,8 @@
 """Administration over gRPC: the Admin and Broker services of proto/wire.proto.
 
-**Which broker.** What concerns one topic goes to its owner: any broker is asked first, which answers or names the
-owner; all else goes to any broker of the service URL. When none of them could ever be reached the first round fails
-at once, with what to do; later a failure that may pass is tried again until the time is over.
+**Which broker.** An operation on one topic goes to its owner: any broker is asked first, which answers or names the
+owner. All other operations go to any broker of the service URL. When none of these could ever be reached the first
+round fails at once, with what to do; later a failure that may pass is tried again until the time is over.
 
 **How arguments become messages.** By name (proto/translation.py), and so do messages become answers. Guard:
 tests/client/admin/test_grpc_transport.py compares every operation with its messages.
@@ -48,9 +48,9 @@ class StoredMessage:
 
 
 def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
-    """Decodes entries, as a broker sends them, into messages without the acknowledged ones. An encrypted entry becomes
-    one message with its ciphertext. A chunk becomes one with its part of the payload, which stays compressed, because
-    the payload is compressed as a whole. Raises CorruptEntry."""
+    """Decodes entries, as a broker sends them, into messages; acknowledged ones are left out. An encrypted entry
+    becomes one message with its ciphertext. A chunk becomes one message with its part of the payload, which stays
+    compressed, because the payload is compressed as a whole. Raises CorruptEntry."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:
@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 class GrpcTransport:
-    """The transport over gRPC. `timeout_s` bounds an operation with all its attempts. `world` is for tests."""
+    """Carries operations over gRPC. `timeout_s` bounds an operation with all its attempts. `world` is for tests."""
 
     def __init__(
         self, service_url: str, timeout_s: float, world: World | None = None, authentication: object = None,
@@ -118,7 +118,8 @@ class GrpcTransport:
     async def _retried(
         self, ask: Callable[[Channel], Awaitable[Message]], topic: TopicName | None, end_s: float
     ) -> Message:
-        """Calls `ask` until it succeeds, or until `end_s` on the world's clock."""
+        """Calls `ask(channel)` until it succeeds, or until the time `end_s` of the world's clock; returns the reply.
+        Raises the last error."""
         now, backoff, first = self._connections.world.clock.monotonic, self._connections.backoff(), True
         while True:
             try:
@@ -169,7 +170,7 @@ def target_of(operation: Operation[Any]) -> Rpc[Any, Any]:
 
 
 def encode(operation: Operation[Any], arguments: Mapping[str, object]) -> tuple[Rpc[Any, Any], Message]:
-    """Returns the rpc and its request. Raises InvalidRequest if a value does not fit its field."""
+    """Returns the rpc of an operation and its request. Raises InvalidRequest if an argument does not fit its field."""
     target = target_of(operation)
     return target, request_of(target.request, arguments, operation.name)
 
@@ -191,7 +192,7 @@ def decode(operation: Operation[T], arguments: Mapping[str, object], reply: Mess
 
 
 class Transport(Protocol):
-    """Carries operations to the cluster. Belongs to one event loop.
+    """Carries the operations of AdminClient to the cluster. Belongs to one event loop.
 
     Arguments are what AdminClient passes by keyword, as plain values: text, numbers, MessageId, sequences, mappings.
     """
@@ -205,7 +206,7 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Closes its connections."""
+        """Closes the connections of the transport."""
         ...
 
 

@@ -62,8 +62,8 @@ async def update_namespace(
     self: Caller, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
     default_partitions: int | None = None, is_creation_set: bool | None = None,
 ) -> None:  # fmt: skip
-    """Updates the settings of a namespace; None keeps a setting. The number of bundles is fixed at creation: raises
-    InvalidRequest for another one."""
+    """Updates the settings of a namespace; a setting that is None stays as it is. The number of bundles is fixed
+    at creation: raises InvalidRequest for another number."""
     old = await self._call(op.GET_NAMESPACE, namespace=full_namespace(name))
     if is_creation_set is None:
         is_creation_set = old.is_creation_set or not (auto_topic_creation is None and default_partitions is None)
@@ -140,8 +140,8 @@ async def remove_namespace_policies(self: Caller, name: str, *fields: str) -> No
 
 
 async def topic_policies(self: Caller, topic: str, *, applied: bool = False) -> Policies:
-    """Returns the policies of a topic, like namespace_policies; a topic inherits from its namespace, then from the
-    broker."""
+    """Returns the policies that are set for a topic; with `applied` every policy, with what the topic inherits
+    from its namespace, then from the broker."""
     return decode(await self._call(op.GET_POLICIES, topic=full_topic(topic), applied=applied))
 
 
@@ -161,8 +161,8 @@ async def namespace_properties(self: Caller, name: str) -> dict[str, str]:
 
 
 async def set_namespace_properties(self: Caller, name: str, properties: Mapping[str, str]) -> None:
-    """Sets properties of a namespace and keeps its others. Raises InvalidRequest if they are too many or too long
-    (proto/policies.py)."""
+    """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or
+    too long (proto/policies.py)."""
     await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), set=properties)
 
 
@@ -172,7 +172,7 @@ async def remove_namespace_properties(self: Caller, name: str, *keys: str) -> No
 
 
 async def topic_properties(self: Caller, topic: str) -> dict[str, str]:
-    """Returns the properties of a topic, like namespace_properties; partitions have those of their topic."""
+    """Returns the properties of a topic; a partition has those of its topic. None are inherited."""
     return await self._call(op.GET_PROPERTIES, topic=full_topic(topic))
 
 
@@ -188,7 +188,8 @@ async def remove_topic_properties(self: Caller, topic: str, *keys: str) -> None:
 
 # ------------------------------------------------------------------------------------ the cluster
 async def brokers(self: Caller) -> list[values.BrokerInfo]:
-    """Returns the registered brokers, each with its number of loaded topics; None: it did not answer within 5 s."""
+    """Returns the registered brokers, each with its number of loaded topics; None if the broker did not answer
+    within 5 s."""
     return await asyncio.gather(*map(partial(_broker, self), await self._all(op.LIST_BROKERS)))
 
 
@@ -220,13 +221,14 @@ def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[st
 
 
 async def namespace_permissions(self: Caller, name: str) -> values.Permissions:
-    """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions; not what is
-    granted for single topics."""
+    """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions.
+    Permissions for single topics are not included."""
     return await self._call(op.GET_PERMISSIONS, namespace=full_namespace(name))
 
 
 async def topic_permissions(self: Caller, topic: str) -> values.Permissions:
-    """Returns the permissions granted for the topic alone, for all of its partitions."""
+    """Returns the permissions that were granted for this topic, with all its partitions. Those of its namespace
+    are not included."""
     return await self._call(op.GET_PERMISSIONS, topic=full_topic(topic))
 
 

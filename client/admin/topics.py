@@ -31,8 +31,8 @@ async def update_topic(self: Caller, topic: str, *, partitions: int) -> None:
 
 
 async def delete_topic(self: Caller, topic: str, *, force: bool = False) -> None:
-    """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`. A
-    topic of the same name that another program creates meanwhile is not deleted."""
+    """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`.
+    A topic of the same name that another program creates in the meantime is not deleted."""
     name = full_topic(topic)
     meant = await self._call(op.CHECK_DELETE, topic=name, force=force)
     await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
@@ -166,7 +166,8 @@ async def nth_message(self: Caller, topic: str, number: int, *, from_latest: boo
 
 # ------------------------------------------------------------------------------------ schemas
 async def schema(self: Caller, topic: str, version: int | None = None) -> values.TopicSchema:
-    """Returns the newest schema of a topic, or that version, even if it is deleted. Raises SchemaNotFound."""
+    """Returns the newest schema of a topic; with `version` that version, even if it is deleted. Raises
+    SchemaNotFound."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
     return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=version_bytes(version))
@@ -199,8 +200,8 @@ async def delete_schemas(self: Caller, topic: str, *, force: bool = False) -> in
 
 
 async def transactions(self: Caller, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
-    """Returns the transactions of one coordinator that are not done, the oldest first. Raises NotFound if there is
-    no such coordinator."""
+    """Returns the transactions of one coordinator that are not completed, the oldest first; at most `limit`.
+    Raises NotFound if there is no such coordinator."""
     return await self._call(op.LIST_TRANSACTIONS, coordinator=coordinator, limit=limit)
 
 
@@ -222,20 +223,20 @@ async def transaction(self: Caller, txn: TxnId | str) -> values.TransactionStats
 
 
 async def transaction_at(self: Caller, txn: TxnId | str, topic: str) -> values.TransactionHere:
-    """Returns what a topic without partitions, or a partition, has of the transaction, and what waits there for its
-    end."""
+    """Returns the part of a transaction at one partition, or at a topic without partitions, and what waits there
+    for the transaction's end."""
     return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
 
 
 async def abort_transaction(self: Caller, txn: TxnId | str) -> TxnState:
-    """Aborts an open or prepared transaction of any role. Returns its state; a transaction that has ended keeps its
-    own."""
+    """Aborts an open or prepared transaction of any role. Returns the state of the transaction; one that has
+    ended stays as it was."""
     return await self._call(op.ABORT_TRANSACTION, **_fields(txn))
 
 
 async def detach_transaction(self: Caller, txn: TxnId | str, topic: str) -> None:
-    """Removes a topic from a transaction, which then no longer waits until that topic stores its outcome; for a
-    topic that cannot store it any more. Raises NotFound."""
+    """Removes a topic from the participants of a transaction, which then no longer waits until that topic stores
+    its outcome. For a topic that cannot store the outcome any more. Raises NotFound."""
     await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
 
@@ -349,6 +350,6 @@ async def skip_messages(self: Caller, topic: str, name: str, messages: int = -1)
 
 
 async def peek_messages(self: Caller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-    """Returns at most `messages` next messages of a subscription, without moving it."""
+    """Returns the next messages of a subscription, at most `messages`, without moving the subscription."""
     found = await self._all(op.PEEK_MESSAGES, **of_subscription(topic, name), messages=messages)
     return found[:messages]

@@ -1,7 +1,7 @@
 """The blocking client: `pulsar-client`'s classes over the asyncio ones, which run in one loop thread per process.
 
-This module has the client; client/blocking/producer.py and client/blocking/consumer.py have what it opens. After a fork
-every object is opened again where that can work, see client/common/closing.py.
+This module contains the client; what it opens is in client/blocking/producer.py and client/blocking/consumer.py. After
+a fork every object is opened again where that can work, see client/common/closing.py.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Client(faces.ClientFace):
         self._bodies = Bodies()
 
     def inner(self) -> aio.Client:
-        """The asyncio client of this process; a new one after a fork."""
+        """Returns the asyncio client of this process; makes a new one after a fork."""
         return self._current()
 
     def _current(self) -> aio.Client:
@@ -80,7 +80,7 @@ class Client(faces.ClientFace):
         return self._inner
 
     def _keep(self) -> None:
-        """Keeps the garbage collector from closing the client, which is closed or opened again."""
+        """Prevents that the garbage collector closes the asyncio client, which is closed in order or opened again."""
         if self._dropped is not None:
             self._dropped.detach()
             self._dropped = None
@@ -118,36 +118,37 @@ class Client(faces.ClientFace):
         return TableView(self.inner, lambda client: client.create_table_view(**options))
 
     def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
-        """Begins a transaction: what is sent and acknowledged in it counts together, or not at all.
+        """Begins a transaction: its messages and acknowledgements count all together, or not at all.
 
             with client.transaction() as txn:
                 producer.send(b"…", txn=txn)
                 consumer.acknowledge(message, txn=txn)
 
-        docs/transactions.md has the rules. It is aborted `timeout` seconds after its first operation. With a `name` (or
-        `id`, the same) a later client that begins a transaction of that name fences this one.
+        docs/transactions.md has the rules. The transaction is aborted `timeout` seconds after its first operation.
+        With a `name` (or `id`, which means the same) a later client that begins a transaction of that name fences this
+        one.
         """
         return Transaction(self.inner(), timeout, name, id, self._bodies)
 
     def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
-        """Prepares a half, like `Producer.prepare`, of up to 100 messages to any topics, which count together: each an
-        `Output` with its producer, of this client."""
+        """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics, which are
+        published all together or not at all: each an `Output` with its producer, of this client."""
         inner = [inner_output(each) for each in outputs]
         work = self.inner().half(inner, group=group, check_key=check_key, check_after=check_after)
         return Half(self._run(work))
 
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
-        """Registers a function that decides half messages of a group whose program does not say, as long as this client
-        is open.
+        """Registers a function that decides half messages of a group whose program did not, as long as this client is
+        open.
 
             @client.on_check(group="orders")
             def check(half: magnetar.HalfCheck) -> magnetar.Decision:
                 return magnetar.Decision.COMMIT if order_exists(half.check_key) else magnetar.Decision.UNKNOWN
 
-        It runs in a thread of its own, several at a time. It reads what the program stored elsewhere, such as a row of
-        its database: any program of the group may be asked. docs/transactions.md.
+        The function runs in threads of its own, several calls at a time. It must decide by what the program stored
+        elsewhere, such as a row of its database, because any program of the group may be asked. docs/transactions.md.
         """
 
         def register(function: CheckFunction) -> CheckFunction:
@@ -166,13 +167,14 @@ class Client(faces.ClientFace):
         self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None,
         incarnation: int = 0,
     ) -> Iterator[list[StoredEntry]]:
-        """The entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they arrive.
+        """Yields the entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they
+        arrive.
 
             for entries in client.read_range("flights-partition-0", 1000, 2000):
                 for message in (each for entry in entries for each in entry.messages()):
                     ...
 
-        As asyncio's `Client.read_range`. Close the iterator to end early.
+        The parameters and errors are those of asyncio's `Client.read_range`. Close the iterator to end early.
         """
         entries = self.inner().read_range(
             topic, first_index, end_index, crypto_key_reader=crypto_key_reader, incarnation=incarnation
@@ -188,7 +190,8 @@ class Client(faces.ClientFace):
             loop_thread().run(entries.aclose())
 
     def shutdown(self) -> None:
-        """Ends everything at once; messages that are not acknowledged yet have an unknown outcome."""
+        """Ends the client and all that it opened at once; messages that are not acknowledged have an
+        unknown outcome."""
         self._keep()
         if not self._closed and self._epoch == EPOCH[0]:
             loop_thread().run(self._shutdown())
@@ -201,9 +204,9 @@ class Client(faces.ClientFace):
     def close(self, timeout: float | None = None) -> None:
         """Flushes and closes all producers, sends pending acks and closes consumers, readers and tables.
 
-        What is not closed in order after `timeout` seconds ends at once; None: CLOSE_QUIET_S seconds after the last
-        answer of a broker, and at most the operation time-out. Timeout: messages have no outcome by then, and may be
-        stored. AlreadyClosed: the client is closed.
+        What is not closed after `timeout` seconds is ended at once. None: CLOSE_QUIET_S seconds after the last answer
+        of a broker, and at most the operation time-out. Raises Timeout if messages have no outcome by then: they may
+        be stored. Raises AlreadyClosed if the client is closed.
         """
         if timeout is not None:
             check(TRANSACTION, {"timeout": timeout})

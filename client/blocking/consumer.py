@@ -34,13 +34,13 @@ Receiving = TypeVar("Receiving", AsyncConsumer, AsyncReader)
 
 
 class _Receiving(Handle[Receiving]):
-    """The common part of a consumer and a reader: an inbox, and a thread for the listener."""
+    """The common base of a consumer and a reader: their receiver queue, and the thread of their listener."""
 
     def __init__(
         self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
         turns: threading.Semaphore,
     ) -> None:  # fmt: skip
-        """Opens the asyncio object. `turns`: so many listeners of the client are called at the same time."""
+        """Opens the asyncio object. `turns`: limits how many listeners of the client are called at the same time."""
         super().__init__(client, open_)
         self._listener, self._turns = listener, turns
         self._running = threading.Event()
@@ -53,7 +53,7 @@ class _Receiving(Handle[Receiving]):
         raise NotImplementedError
 
     def _wait(self, inbox: ReceiverQueue, timeout_millis: int | None) -> Message:
-        """Waits for the next message, where none is there, and returns it."""
+        """Waits until a message arrives, and returns it."""
         if threading.get_ident() == self._thread.ident:
             raise exception_of(Result.Interrupted, "receiving inside a callback would wait for itself")
         return take_blocking(inbox, None if timeout_millis is None else timeout_millis / 1000)
@@ -138,7 +138,8 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             events.start(self)
 
     def receive(self, timeout_millis: int | None = None) -> Message:
-        """The next message. Raises Timeout when none arrived within `timeout_millis`; None: waits without a limit."""
+        """Returns the next message. Raises Timeout if none arrives within `timeout_millis`; None: waits without a
+        limit."""
         if self._listener is not None:
             self._check_no_listener()
         if self._epoch != EPOCH[0]:
@@ -159,8 +160,8 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
         return take_blocking(self._current().inbox, timeout_s)
 
     def batch_receive(self) -> list[Message]:
-        """Returns as many messages as the batch_receive_policy allows; none when its time is over and no message
-        arrived."""
+        """Returns as many messages as the batch_receive_policy allows; an empty list if none arrives within its
+        time-out."""
         self._check_no_listener()
         inner = self._current()
         batch = ReceivedBatch(inner.inbox, monotonic)
@@ -177,8 +178,9 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
     ) -> None:
         """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
 
-        With `ack_receipt_enabled` it returns when the ack survives any crash. With `txn` too, and they count when that
-        transaction commits; TransactionConflict: one is acknowledged already, or in another transaction.
+        With `ack_receipt_enabled` it returns when the ack survives any crash. So it does with `txn`; the messages then
+        count as acknowledged when that transaction commits. Raises TransactionConflict if a message is acknowledged
+        already, or in another transaction.
         """
         if self._epoch != EPOCH[0]:
             self._reopen()
@@ -191,9 +193,8 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             inner.acknowledge_soon(message)
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Requests that the message is delivered again after negative_ack_redelivery_delay_ms; with redelivery_order
-        "key" after the broker's back-off, and what follows it then comes after it.
-        """
+        """Asks the broker to deliver the message again after negative_ack_redelivery_delay_ms. With redelivery_order
+        "key" the broker's back-off applies instead, and later messages of the same key come after this one."""
         inner = self._current()
         if inner.settings.redelivery_order == "key":
             self._run(inner.negative_acknowledge(message))
@@ -201,7 +202,8 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             inner.negative_acknowledge_soon(message)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Requests again all messages that were received before this call and are not acknowledged."""
+        """Asks the broker to deliver again all messages that were received before this call and are
+        not acknowledged."""
         inner = self._current()
 
         async def redeliver() -> None:
@@ -210,7 +212,7 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
         self._thread.run(redeliver())
 
     def pause_message_listener(self) -> None:
-        """Pauses the listener: it is not called until `resume_message_listener`."""
+        """Pauses the listener: it is not called again until `resume_message_listener`."""
         self._running.clear()
 
     def resume_message_listener(self) -> None:
@@ -254,7 +256,8 @@ class Reader(ReaderFace, _Receiving[AsyncReader]):
         super().__init__(client, open_from, listener, turns)
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
-        """The next message. Raises Timeout when none arrived within `timeout_millis`; None: waits without a limit."""
+        """Returns the next message. Raises Timeout if none arrives within `timeout_millis`; None: waits without a
+        limit."""
         if timeout_millis is not None and (
             type(timeout_millis) is not int or not 0 <= timeout_millis <= DURATION_MS_MAX
         ):
@@ -269,7 +272,7 @@ class Reader(ReaderFace, _Receiving[AsyncReader]):
         return inner.on_taken(take_blocking(inner.inbox, timeout_s))
 
     def has_message_available(self) -> bool:
-        """Whether a message follows the last one read; asks the broker when no message waits in the client."""
+        """Whether a message follows the last one that was read. Asks the broker if no message waits in the client."""
         inner = self._current()
         return len(inner.inbox) > 0 or self._run(inner.has_message_available())
 
@@ -282,10 +285,11 @@ class Reader(ReaderFace, _Receiving[AsyncReader]):
 
 
 def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
-    """Waits in the calling thread. Raises Timeout when no message arrived in time.
+    """Waits in the calling thread for a message, removes and returns it. Raises Timeout if none arrives within
+    `timeout_s`.
 
-    Ctrl-C ends it within LOOK_S (loop_thread.py): acquiring the lock raises the handler's exception. The message that
-    it was woken for, or had taken, is given to the next receiver.
+    Ctrl-C ends the wait within LOOK_S (loop_thread.py): acquiring the lock raises the handler's exception. The message
+    for which the thread was woken, or that it had removed, is then given to the next receiver.
     """
     gate = threading.Lock()
     gate.acquire()

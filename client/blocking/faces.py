@@ -89,36 +89,36 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
         self._init(given(locals()))
 
     def get_service_info(self) -> ServiceInfo:
-        """Returns where the client connects now."""
+        """Returns the cluster to which the client connects now."""
         return self._current().get_service_info()
 
     def sink_status(self, sink_id: str) -> SinkStatus | None:
-        """Returns the last batch that was committed for a sink, and its query; None: none was."""
+        """Returns the last batch that was committed for a sink, and its query; None if none was."""
         return self._run(self._current().sink_status(sink_id))
 
     def commit_transaction(self, txn_id: TxnId | str) -> None:
-        """Commits a transaction that any program prepared; once more is no harm. TransactionAborted,
-        TransactionForgotten; InvalidTxnStatusError: it is open.
+        """Commits a transaction that any program prepared. May be called again. Raises TransactionAborted,
+        TransactionForgotten, or InvalidTxnStatusError if the transaction is open.
         """
         self._run(self._current().commit_transaction(txn_id))
 
     def abort_transaction(self, txn_id: TxnId | str) -> None:
-        """Aborts a transaction of any program of this role, prepared or open; once more is no harm.
-        InvalidTxnStatusError: it is committed.
+        """Aborts a transaction of any program of this role, prepared or open. May be called again. Raises
+        InvalidTxnStatusError if the transaction is committed.
         """
         self._run(self._current().abort_transaction(txn_id))
 
     def commit_half(self, half_id: TxnId | str) -> None:
-        """Commits, like `Half.commit`, a half that any program of this role prepared."""
+        """Commits, as `Half.commit` does, a half message that any program of this role prepared."""
         self._finish(self._current().commit_half(half_id))
 
     def rollback_half(self, half_id: TxnId | str) -> None:
-        """Rolls back, like `Half.rollback`, a half that any program of this role prepared."""
+        """Rolls back, as `Half.rollback` does, a half message that any program of this role prepared."""
         self._finish(self._current().rollback_half(half_id))
 
     def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
-        """Returns OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its
-        text. TransactionForgotten: it ended too long ago.
+        """Asks the coordinator for the state of a transaction: OPEN, PREPARED, COMMITTED or ABORTED. `txn_id`:
+        `Transaction.id`, or its text. Raises TransactionForgotten if it ended too long ago.
         """
         return self._run(self._current().transaction_status(txn_id))
 
@@ -150,8 +150,8 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
         initial_subscription_name: str | None = None,
         encryption_keys: Sequence[str] | None = None,
     ) -> Producer:
-        """Opens a producer of `topic`. docs/settings.md has the parameters and their costs. Batching is on by default
-        for asyncio and off in the blocking client, as in `pulsar-client`.
+        """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
+        default for asyncio and off in the blocking client, as in `pulsar-client`.
         """
         return self._create_producer(given(locals()))
 
@@ -193,15 +193,16 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
         isolation: str = "read_committed",
         redelivery_order: str = "any",
     ) -> Consumer:
-        """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
+        """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `isolation` is of the subscription: read_uncommitted shows what transactions wrote before they commit, and what
-        they aborted. `redelivery_order` too: with "key" a message that failed (a negative acknowledgement, or none in
-        time) holds back what follows it, of its key on KeyShared, of the partition on Exclusive and Failover, until it
-        is acknowledged or a dead letter; the broker's back-off says when it comes again.
-        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
-        `pattern_auto_discovery_period` seconds non-persistent topics are looked for; persistent ones are told at once.
+        `isolation` applies to the subscription: with read_uncommitted it gets what transactions wrote before they
+        commit, and what they aborted. `redelivery_order` applies to it as well: with "key" a message that failed (a
+        negative acknowledgement, or none in time) blocks the messages after it, of its key on KeyShared, of the
+        partition on Exclusive and Failover, until it is acknowledged or becomes a dead letter; the broker's back-off
+        decides when it is delivered again. `priority_level` and `consumer_event_listener` are those of Pulsar's Java
+        client. Non-persistent topics of a pattern are looked for every `pattern_auto_discovery_period` seconds; the
+        broker reports persistent ones at once.
 
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time. The event listener has its own
@@ -225,8 +226,8 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
         *,
         isolation: str = "read_committed",
     ) -> Reader:
-        """Opens a reader that starts after `start_message_id` (at it, when `start_message_id_inclusive`). `isolation`:
-        as in `subscribe`.
+        """Opens a reader that starts after `start_message_id`, or at it with `start_message_id_inclusive`.
+        `isolation`: as in `subscribe`.
 
         `reader_listener(reader, message)` is called in a thread of its own.
         """
@@ -240,14 +241,14 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
         *,
         crypto_key_reader: KeyReader | None = None,
     ) -> TableView:
-        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored now.
-        CryptoError: a message cannot be decrypted.
+        """Opens a table view: the latest value of each key, kept up to date. The view contains all that is stored now.
+        Raises CryptoError if a message cannot be decrypted.
         """
         return self._create_table_view(given(locals()))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
-        """Returns the full names of the partitions; the topic itself when it has none or does not exist. Creates
-        nothing.
+        """Returns the full names of the partitions; the name of the topic itself if it is not partitioned or does not
+        exist. Creates nothing.
         """
         return self._run(self._current().get_topic_partitions(topic))
 
@@ -258,11 +259,11 @@ class ProducerFace(Handle[AsyncProducer]):
     _half: Callable[[AsyncHalf], Half]
 
     def producer_name(self) -> str:
-        """The name, given by the program or by the broker."""
+        """Returns the name of the producer, given by the program or by the broker."""
         return self._current().producer_name()
 
     def last_sequence_id(self) -> int:
-        """The highest acknowledged sequence id; -1: none."""
+        """Returns the highest acknowledged sequence id; -1: none."""
         return self._current().last_sequence_id()
 
     def prepare(
@@ -279,12 +280,12 @@ class ProducerFace(Handle[AsyncProducer]):
         check_key: str = "",
         check_after: float = 0,
     ) -> Half:
-        """Stores a message durably without publishing it: a half message, which its `commit` publishes, once, and its
-        `rollback` drops. When neither comes for `check_after` seconds (0: the cluster's default), a program that
-        answers for the `group` (`Client.on_check`) is asked, by the `check_key`. docs/transactions.md has the rules.
+        """Stores a half message: durably, without publishing it. `Half.commit` publishes it, once; `Half.rollback`
+        drops it. After `check_after` seconds without either (0: the cluster's default), a program that answers for
+        `group` (`Client.on_check`) is asked about `check_key`. docs/transactions.md has the rules.
 
-        ServiceUnitNotReady: the group has as many that are not decided as it may; MessageTooBig; Timeout: it may be
-        stored, and is rolled back.
+        Raises ServiceUnitNotReady if the group has too many undecided half messages, MessageTooBig, or Timeout: it may
+        be stored, and is then rolled back.
         """
         return self._half(self._run(self._current().prepare(**given(locals()))))
 
@@ -300,14 +301,14 @@ class ProducerFace(Handle[AsyncProducer]):
         deliver_after: timedelta | None = None,
         txn: Transaction | None = None,
     ) -> list[MessageId]:
-        """Sends all and returns their ids in the order of `contents`.
+        """Sends all messages and returns their ids in the order of `contents`.
 
-        When every message has an outcome and one failed, raises the exception of the first failure.
+        If any failed, raises the exception of the first failure, when all messages have outcomes.
         """
         return self._run(self._current().send_many(**{**given(locals()), "txn": inner_of(txn)}))
 
     def flush(self) -> None:
-        """Returns when every message sent before has its outcome and its callback was called. AlreadyClosed."""
+        """Returns when all messages sent before have outcomes and their callbacks were called. Raises AlreadyClosed."""
         self._run(self._current().flush())
 
 
@@ -315,17 +316,18 @@ class HalfFace(OfOneProcess[AsyncHalf]):
     """What a blocking Half has of one of asyncio."""
 
     def commit(self) -> None:
-        """Returns when it is published for good. Once more is no harm.
+        """Publishes the half message; returns when this is final. May be called again.
 
-        TransactionAborted: it is rolled back. HalfParked: an operator decides. What keeps it from being published
-        (TopicTerminated, …): nothing of it counts, and it is parked. OutcomeUnknown: call it again; else the group is
-        asked.
+        Raises TransactionAborted if it was rolled back, and HalfParked if an operator must decide. If a topic refuses
+        it (TopicTerminated, …), raises that error: none of it is published, and it is parked. After OutcomeUnknown
+        call it again; otherwise the group is asked.
         """
         self._finish(self._current().commit())
 
     def rollback(self) -> None:
-        """Returns when it is dropped for good. Once more is no harm. TransactionEnded: it is committed. HalfParked.
-        OutcomeUnknown: call it again; else the group is asked.
+        """Drops the half message; returns when this is final. May be called again. Raises TransactionEnded if it was
+        committed, HalfParked if an operator must decide. After OutcomeUnknown call it again; otherwise the group is
+        asked.
         """
         self._finish(self._current().rollback())
 
@@ -335,36 +337,37 @@ class TransactionFace(OfOneProcess[AsyncTransaction]):
 
     @property
     def id(self) -> TxnId:
-        """Returns the transaction's id; its text is `(most,least)`, as Pulsar prints it."""
+        """Returns the id of the transaction; its text is `(most,least)`, as Pulsar prints it."""
         return self._inner.id
 
     @property
     def state(self) -> TransactionState:
-        """Returns OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer,
-        and `commit` asks again.
+        """Returns the state: OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; or ERROR: the end
+        got no answer, and `commit` asks again.
         """
         return self._inner.state
 
     def commit(self, wait: Wait = "durable") -> None:
-        """Returns when its outcome is durable, or (`visible`) when every consumer may see it. Once more is no harm.
+        """Commits the transaction. Returns when this is durable, or with `wait` "visible" when all consumers may see
+        it. May be called again.
 
-        TransactionAborted: nothing of it counts, also when an operation in it failed. TransactionFenced.
-        OutcomeUnknown: it is not told; call it again, or ask `transaction_status`.
+        Raises TransactionAborted if nothing of it counts, also because an operation in it failed; TransactionFenced.
+        After OutcomeUnknown call it again, or ask `transaction_status`.
         """
         self._finish(self._current().commit(wait))
 
     def prepare(self, until: float = 0) -> None:
-        """Returns when all of it is durable and waits for its end for `until` seconds (0: as long as the cluster
-        allows), whatever becomes of this client and of the coordinator. Nothing can be added any more. It is ended by
-        `commit` or `abort` here, or by its id from any program: `Client.commit_transaction`, `abort_transaction`,
-        or asyncio's `commit_batch`. Readers wait for it until then. Errors as of `commit`.
+        """Prepares the transaction. Returns when all of it is durable; it then waits for its end for `until` seconds
+        (0: as long as the cluster allows), even if this client or the coordinator crashes. Nothing can be added any
+        more. `commit` or `abort` end it here, or any program by its id: `Client.commit_transaction`,
+        `abort_transaction`, or asyncio's `commit_batch`. Readers wait for it until then. Raises what `commit` raises.
         """
         self._finish(self._current().prepare(until))
 
     def abort(self, wait: Wait = "durable") -> None:
-        """Aborts the transaction: nothing of it counts; what it acknowledged is delivered again. A second call does no
-        harm. TransactionEnded: it is committed, or may be. OutcomeUnknown: it was prepared, and its coordinator does
-        not answer.
+        """Aborts the transaction: nothing of it counts; messages that it acknowledged are delivered again. May be
+        called again. Raises TransactionEnded if it is committed, or may be; OutcomeUnknown if it was prepared, and its
+        coordinator does not answer.
         """
         self._finish(self._current().abort(wait))
 
@@ -373,32 +376,42 @@ class ConsumerFace(Handle[AsyncConsumer]):
     """What a blocking Consumer has of one of asyncio."""
 
     def subscription_name(self) -> str:
-        """The name of the subscription."""
+        """Returns the name of the subscription."""
         return self._inner.subscription_name()
 
     def consumer_name(self) -> str:
-        """The name of the consumer, given by the program or by the broker."""
+        """Returns the name of the consumer, given by the program or by the broker."""
         return self._inner.consumer_name()
 
     def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
-        """Acknowledges this message and all before it of its partition; `txn` as in `acknowledge`."""
+        """Acknowledges this message and all messages before it in its partition; `txn` as in `acknowledge`. Raises
+        CumulativeAcknowledgementNotAllowedError for Shared and KeyShared.
+        """
         self._run(self._current().acknowledge_cumulative(message, txn=inner_of(txn)))
 
     @property
     def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
-        """The policy that applies, also a default; None: messages are redelivered until they are acknowledged."""
+        """Returns the policy that applies, be it set or the default of `enable_retry`. None: messages are redelivered
+        until they are acknowledged.
+        """
         return self._inner.dead_letter_policy
 
     def reconsume_later(self, message: Message, delay: timedelta, properties: dict[str, str] | None = None) -> None:
-        """Stores a copy that is delivered after `delay`, then acknowledges the message. Needs `enable_retry`."""
+        """Stores a copy of the message that is delivered after `delay`, then acknowledges the message. Raises
+        OperationNotSupported without `enable_retry`.
+        """
         self._run(self._current().reconsume_later(message, delay, properties))
 
     def seek(self, messageid: MessageId | int) -> None:
-        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
+        """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since
+        the epoch.
+        """
         self._run(self._current().seek(messageid))
 
     def get_last_message_id(self) -> MessageId:
-        """Returns the id of the topic's last message. OperationNotSupported: there are several partitions."""
+        """Returns the id of the topic's last message. Raises OperationNotSupported if the topic has several
+        partitions.
+        """
         return self._run(self._current().get_last_message_id())
 
     def unsubscribe(self) -> None:
@@ -410,7 +423,8 @@ class ReaderFace(Handle[AsyncReader]):
     """What a blocking Reader has of one of asyncio."""
 
     def seek(self, messageid: MessageId | int) -> None:
-        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
+        """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since the
+        epoch.
 
         The id of a message moves its own partition; the others keep their positions.
         """
@@ -421,7 +435,7 @@ class TableViewFace(Handle[AsyncTableView]):
     """What a blocking TableView has of one of asyncio."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The latest value of the key; `default` when it has none."""
+        """Returns the latest value of the key; `default` if the key has none."""
         return self._current().get(key, default)
 
     def keys(self) -> KeysView[str]:
@@ -433,5 +447,5 @@ class TableViewFace(Handle[AsyncTableView]):
         return self._current().values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Returns a copy, as `keys` and `values` do: later changes are not in it."""
+        """Returns a copy of the keys with their values: later changes do not appear in it."""
         return self._current().items()

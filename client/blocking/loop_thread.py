@@ -1,4 +1,5 @@
-"""The event loop of the blocking face: one daemon thread per process, shared by all clients, started when first needed.
+"""The event loop of the blocking clients: one daemon thread per process, shared by all clients, started when first
+needed (`LoopThread`). Also the bases of the blocking classes over asyncio ones (`Face`, `Handle`, `OfOneProcess`).
 
 A forked child has none of its parent's threads: it makes itself a new one (client/common/closing.py).
 
@@ -51,7 +52,8 @@ monotonic = SystemClock.monotonic
 
 
 def acquire(gate: threading.Lock, deadline: float | None = None) -> bool:
-    """Waits for the lock until `deadline` (monotonic seconds; None: no limit). False: it was not acquired in time."""
+    """Waits for the lock until `deadline` (monotonic seconds; None: no limit). Returns whether it was acquired. Raises
+    CtrlC."""
     while True:
         left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
         if left <= 0:
@@ -64,8 +66,8 @@ def acquire(gate: threading.Lock, deadline: float | None = None) -> bool:
 
 
 def result_of(future: Future[T], timeout_s: float | None = None) -> T:
-    """Returns the result like `future.result`. concurrent.futures.TimeoutError: there is none in time, or the work
-    raised one."""
+    """Waits for `future` and returns its result, as `future.result` does. Raises concurrent.futures.TimeoutError if
+    there is no result within `timeout_s`, or if the work raised that."""
     deadline = None if timeout_s is None else monotonic() + timeout_s
     while True:
         left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
@@ -104,8 +106,8 @@ class LoopThread:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Stops the loop and waits for the thread. Registered with the first client, so that a user's `atexit` calls
-        that came later still find the loop running."""
+        """Stops the loop and waits for the thread. Registered with `atexit` by the first client, so that functions
+        that a program registers later still find the loop running."""
         if self._ended or _thread is not self:  # `is not self`: in a forked child, which has no such thread
             return
         self._ended = True
@@ -122,13 +124,14 @@ class LoopThread:
                 _LOG.exception("a callback raised what would end a program; the client goes on")
 
     def inside(self) -> bool:
-        """Whether the calling thread is the loop's own: there nothing may wait."""
+        """Whether the calling thread is the loop's own, where no call may block."""
         return threading.get_ident() == self.ident
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Runs it in the loop and waits. Raises Interrupted when called from a callback: that would never end.
+        """Runs the coroutine in the loop, waits and returns its result. Raises Interrupted if called from a callback
+        in the loop's thread, where the wait would never end.
 
-        AlreadyClosed: the interpreter is ending.
+        Raises AlreadyClosed if the interpreter is ending.
         """
         if self.inside():
             coroutine.close()
@@ -149,7 +152,8 @@ class LoopThread:
             raise
 
     def finish(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
-        """Waits for the outcome of the work, whatever interrupts the calling thread."""
+        """Runs `work` in the loop and waits for its outcome, also if the calling thread is interrupted in the
+        meantime."""
         if self.inside():
             work.close()
             raise Interrupted("a transaction ended inside a callback would wait for itself")
@@ -165,7 +169,8 @@ class LoopThread:
             raise
 
     def start_soon(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Runs it in the loop, from any thread, without waiting; not at all when the interpreter is ending."""
+        """Starts the coroutine in the loop, from any thread, without waiting. Does nothing if the interpreter is
+        ending."""
         if self._ended:
             coroutine.close()
         else:
@@ -212,7 +217,7 @@ Of = TypeVar("Of")
 
 
 class Face(Generic[Of]):
-    """A blocking object over an asyncio one."""
+    """Base of the blocking classes: an object that runs the methods of an asyncio object in the loop thread."""
 
     _inner: Of
 
@@ -237,10 +242,11 @@ Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader, AsyncTableVi
 
 
 class Handle(Face[Inner], ClosedAfterWith):
-    """A producer, a consumer, a reader or a table view, which is made again after a fork.
+    """Base of the blocking producer, consumer, reader and table view: objects that are opened again after a fork.
 
-    An object that is dropped without `close` is closed when it is collected: else it would go on taking messages that
-    no program receives. What was sent stays sent. A listener's thread keeps its consumer alive.
+    An object that is dropped without `close` is closed when it is garbage-collected: otherwise it would go on
+    receiving messages that no program reads. Messages that were sent stay sent. The thread of a listener keeps its
+    consumer alive.
     """
 
     def __init__(self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any]) -> None:
@@ -272,7 +278,7 @@ class Handle(Face[Inner], ClosedAfterWith):
             raise translate(error) from error
 
     def inner(self) -> Inner:
-        """The asyncio object of this process."""
+        """Returns the asyncio object of this process."""
         return self._current()
 
     def _reopen(self) -> None:
@@ -283,7 +289,7 @@ class Handle(Face[Inner], ClosedAfterWith):
         self._dropped = self._when_dropped()
 
     def is_connected(self) -> bool:
-        """Whether all partitions are connected, in this process."""
+        """Whether all partitions are connected to their brokers, in this process."""
         return self._epoch == EPOCH[0] and self._inner.is_connected()
 
     def topic(self) -> str:
@@ -291,14 +297,15 @@ class Handle(Face[Inner], ClosedAfterWith):
         return self._inner.topic()
 
     def close(self) -> None:
-        """Closes in order: a producer is flushed first, a consumer's pending acks are sent."""
+        """Closes the object: a producer is flushed first, the pending acks of a consumer are sent."""
         self._dropped.detach()
         if self._epoch == EPOCH[0]:
             self._thread.run(self._inner.close())
 
 
 def close_soon(thread: LoopThread, inner: Closable, epoch: int) -> None:
-    """Closes `inner` without a wait, from any thread, also from the loop's own (the collector runs anywhere)."""
+    """Starts to close `inner`, without waiting; from any thread, also from the loop's own (the garbage collector may
+    run there)."""
     if epoch == EPOCH[0]:
         thread.start_soon(_close_quietly(inner))
 
@@ -311,10 +318,11 @@ async def _close_quietly(inner: Closable) -> None:
 
 
 class OfOneProcess(Face[Of]):
-    """A transaction or a half message: it stays with the process that began it, and is refused after a fork.
+    """Base of the blocking transaction and half message: they stay with the process that began them. After a fork
+    their methods raise TransactionEnded in the child.
 
-    Ctrl-C while its end is waited for: the end goes on, and the thread waits for its outcome before it is interrupted;
-    a second one ends that wait.
+    If Ctrl-C comes while their end is waited for, the end goes on, and the thread waits for its outcome before it is
+    interrupted; a second Ctrl-C ends that wait.
     """
 
     def __init__(self, inner: Of) -> None:
@@ -335,7 +343,8 @@ def inner_of(txn: None) -> None: ...
 @overload
 def inner_of(txn: Face[AsyncTransaction]) -> AsyncTransaction: ...
 def inner_of(txn: object) -> AsyncTransaction | None:
-    """Returns the asyncio transaction of a blocking one. InvalidMessage: it is none."""
+    """Returns the asyncio transaction of a blocking one; None for None. Raises InvalidMessage if `txn` is no
+    transaction."""
     if txn is None:
         return None
     if isinstance(txn, OfOneProcess) and isinstance(found := txn._current(), AsyncTransaction):

@@ -28,7 +28,7 @@ from .producer import Producer
 
 
 def inner_output(output: Any) -> Any:
-    """Returns the output with the asyncio producer in place of the blocking one; anything else as it is."""
+    """Returns an Output with the asyncio producer in place of the blocking one; anything else unchanged."""
     if type(output) is not Output or not isinstance(output.producer, Producer):
         return output
     inner: AsyncProducer = output.producer.inner()
@@ -61,13 +61,15 @@ def process(
 
         magnetar.process(consumer, producer, lambda message: message.data().upper())
 
-    It returns a value for the producer's schema, an `Output` (with a key, properties, or another producer), a list,
-    tuple or generator of either, or None. `messages_max` messages, or what came within `linger_ms`, are one transaction
-    of `timeout` seconds; `transactions_max` are under way. `idle_timeout_ms`: it returns when no message came for so
-    long; else it runs until Ctrl-C, and then ends what it has begun.
+    The function returns a value for the producer's schema, an `Output` (with a key, properties, or another producer),
+    a list, tuple or generator of either, or None. Up to `messages_max` messages, or those that arrive within
+    `linger_ms`, are processed in one transaction of `timeout` seconds; `transactions_max` transactions are in flight
+    at once. `process` returns when no message arrives for `idle_timeout_ms`; without it, it runs until Ctrl-C, and
+    then ends the transactions that it has begun.
 
-    `on_error`: "raise" what the function raises, or "nack" the message: it comes again, and becomes a dead letter by
-    the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced, and what ends the consumer.
+    `on_error`: "raise" raises what the function raises; "nack" negatively acknowledges the message, which is delivered
+    again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
+    and the error that ends the consumer.
     """
     check_one("consumer", instance(Consumer, optional=False), consumer)
     check_one("producer", instance(Producer, optional=False), producer)
@@ -105,7 +107,8 @@ def process(
 
 
 def through(work: queue.SimpleQueue[Work | None]) -> Apply:
-    """Returns a function that passes batches to the thread that called `process`."""
+    """Returns a function that passes batches through `work` to the thread that called `process`, which applies the
+    program's function."""
 
     async def apply(messages: list[Message]) -> list[Applied]:
         outcome: asyncio.Future[list[Applied]] = asyncio.get_running_loop().create_future()

@@ -2,7 +2,8 @@
 
 Under load no message costs a future, a contended lock, or a wake-up: `send_async` appends to the batcher from the
 calling thread. Callbacks are called in the loop thread: they must be short and must not wait (a blocking call there
-raises Interrupted). After a fork the producer opens again, under a new name.
+raises Interrupted). After a fork the producer opens again, under a new name. Also the blocking transaction and half
+message (`Transaction`, `Half`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from .loop_thread import acquire, inner_of
 
 
 class Bodies(threading.local):
-    """The transaction whose body this thread is in."""
+    """Per thread: the transaction whose `with` block the thread is in."""
 
     inside: Transaction | None = None
 
@@ -115,32 +116,34 @@ class Transaction(TransactionFace):
 
 
 class Half(HalfFace):
-    """A message, or some, stored and not published. Blocking; `Producer.prepare` and `Client.half` make it.
+    """A half message, of one message or several: stored and not published. Blocking; `Producer.prepare` and
+    `Client.half` make it.
 
         half = producer.prepare(b"…", group="orders", check_key="17")
         half.commit()
 
-    `commit` publishes it, once; `rollback` drops it. Without either its group is asked (`Client.on_check`).
+    `commit` publishes it, once; `rollback` drops it. Without either the programs of its group are asked
+    (`Client.on_check`).
     """
 
     @property
     def id(self) -> TxnId:
-        """Returns the half's id; its text is `(most,least)`, as that of a transaction."""
+        """Returns the id of the half message; its text is `(most,least)`, as that of a transaction."""
         return self._inner.id
 
     @property
     def group(self) -> str:
-        """The programs that decide it when this one is silent."""
+        """Returns the group: the programs of this name decide the half message if this one does not."""
         return self._inner.group
 
     @property
     def check_key(self) -> str:
-        """Returns the text that the group is asked about: the one that the half was prepared with."""
+        """Returns the text about which the group is asked: that with which the half message was prepared."""
         return self._inner.check_key
 
     @property
     def state(self) -> TransactionState:
-        """Returns PREPARED, COMMITTED or ABORTED, as this program knows it."""
+        """Returns the last state that this program knows: PREPARED, COMMITTED or ABORTED."""
         return self._inner.state
 
 
@@ -180,8 +183,8 @@ class Producer(ProducerFace):
         self._ready()
 
     def _when_dropped(self) -> finalize[..., Any]:
-        """Returns the finalizer. A producer that took its topic for itself has it until it, or its client, is closed,
-        also when it is dropped."""
+        """Returns the finalizer. A producer with exclusive access retains it until the producer or its client is
+        closed, also when the object is dropped."""
         dropped = super()._when_dropped()
         if self._inner.settings.access_mode is not ProducerAccessMode.Shared:
             dropped.detach()
@@ -189,7 +192,7 @@ class Producer(ProducerFace):
 
     @property
     def why(self) -> str:
-        """The reason of a failed message; empty: no message failed."""
+        """Returns why a message failed; empty: no message failed."""
         return next((each.why for each in self._inner.partitions if each.why), "")
 
     def send_async(
@@ -208,7 +211,8 @@ class Producer(ProducerFace):
         *,
         txn: Transaction | None = None,
     ) -> None:
-        """Returns at once; `callback(Result, MessageId)` is called in the loop thread when the outcome is known."""
+        """Sends a message and returns at once; `callback(Result, MessageId)` is called in the loop thread when the
+        outcome is known."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         if callback is not None and not callable(callback):
@@ -260,9 +264,9 @@ class Producer(ProducerFace):
         *,
         txn: Transaction | None = None,
     ) -> MessageId:
-        """Waits until the message is durable and returns its id; raises the exception of its Result.
+        """Sends a message, waits until it is durable and returns its id. Raises the exception of its Result.
 
-        `txn`: it counts when that transaction commits (docs/transactions.md).
+        `txn`: the message counts when that transaction commits (docs/transactions.md).
         """
         if self._epoch != EPOCH[0]:
             self._reopen()
@@ -293,7 +297,7 @@ class Producer(ProducerFace):
 
 
 class _Outcome:
-    """A callback that a thread waits for: a lock, and no more, for each blocking send has one."""
+    """A callback for whose call a thread waits. It is a lock and no more, because each blocking send has one."""
 
     __slots__ = ("gate", "value")
     value: tuple[Result, MessageId]

@@ -23,11 +23,11 @@ class TableView(TableViewFace):
             print(view.get("ACME"), len(view))
             view.for_each_and_listen(lambda key, value: print(key, value))
 
-    Keys are text, values are `bytes` or what the schema decodes. A message without a value, or with an empty one,
-    deletes its key; a message without a key is ignored. `keys`, `values` and `items` are copies. Any thread may read;
-    listeners run in a thread of their own, in the order of the changes, and may block; what is there already is shown
-    to a listener in the thread that adds it. KeyError: `view[key]` without a value.
-    When the table cannot be kept up to date any more, a warning is logged.
+    Keys are text; values are `bytes`, or what the schema decodes. A message without a value, or with an empty one,
+    deletes its key; a message without a key is ignored. `keys`, `values` and `items` return copies. `view[key]` raises
+    KeyError if the key has no value. Any thread may read. Listeners run in a thread of their own, in the order of the
+    changes, and may block; the keys that are present are passed to a listener in the thread that adds it. If the table
+    cannot be kept up to date any more, a warning is logged.
     """
 
     _changes: SimpleQueue[tuple[Listener, str, Any] | None] | None = None
@@ -38,8 +38,8 @@ class TableView(TableViewFace):
             callback(key, value)
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
-        """Calls `callback` like `for_each`, and then for each change, in a thread; an empty value: the key was deleted.
-        """
+        """Calls `callback` as `for_each` does, and then for each change, in a thread of its own. An empty value: the
+        key was deleted."""
         listener = _LateListener(callback, self._listening())
         view = self._current()
 
@@ -74,7 +74,7 @@ class TableView(TableViewFace):
 
 
 class _LateListener:
-    """Gets the changes after the calling thread has shown it what is present."""
+    """Passes changes to a callback only after the calling thread has passed it the keys that were present."""
 
     def __init__(self, callback: Listener, changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
         self.present: list[tuple[str, Any]] | None = []  # None: they are known, what comes is a change

@@ -1,8 +1,8 @@
 """The checks of the SDK's parameters: one table, applied before anything is sent or made.
 
-Each row is a `Check`: the types (another one raises a TypeError), what fits (else a ValueError), and the words for it.
-Both are the SDK's exceptions as well: InvalidConfiguration for what makes or asks something, InvalidMessage for what is
-said of a message, InvalidTopicName for names of topics. Relations between parameters are checked by the settings
+Each row is a `Check`: the types (another one raises a TypeError), what fits (else a ValueError), and its description.
+Both are the SDK's exceptions as well: InvalidMessage for a parameter of a message, InvalidTopicName for the name of a
+topic, InvalidConfiguration for all other parameters. Relations between parameters are checked by the settings
 themselves (client/model/settings.py); what Magnetar does not have is refused by client/model/options.py.
 
     check(CLIENT, options)                       a table and the values that were given
@@ -38,35 +38,36 @@ bytes each)."""
 
 
 class WrongType(InvalidConfiguration, TypeError):
-    """A parameter is of another type."""
+    """A parameter has a wrong type."""
 
 
 class WrongValue(InvalidConfiguration, ValueError):
-    """A parameter is of the right type and out of its range."""
+    """A parameter has the right type, but a value that is not allowed."""
 
 
 class WrongMessageType(InvalidMessage, TypeError):
-    """A parameter of a message has another type than it must have."""
+    """A parameter of a message has a wrong type."""
 
 
 class WrongMessageValue(InvalidMessage, ValueError):
-    """A parameter of a message is out of its range."""
+    """A parameter of a message has a value that is not allowed."""
 
 
 class WrongIdText(WrongMessageValue, InvalidName):
-    """A text that is no message id."""
+    """A text is not a message id."""
 
 
 class WrongTopicType(InvalidTopicName, TypeError):
-    """A topic's name is no text."""
+    """The name of a topic is not a text."""
 
 
 class WrongTopic(InvalidTopicName, ValueError):
-    """A text that names no topic."""
+    """A text is not the name of a topic."""
 
 
 class Check(NamedTuple):
-    """A check of one parameter: its types, the values that fit, and the words for them."""
+    """The check of one parameter: its types, whether a value `fits`, and the description of allowed values for the
+    error (`says`)."""
 
     says: str
     types: tuple[type, ...]
@@ -97,7 +98,7 @@ def check_one(name: str, row: Check, value: object) -> None:
 
 
 def shown_value(value: object) -> str:
-    """Returns the text of a value for an error message, shortened to a reasonable length."""
+    """Returns a value as text for an error message, shortened; a private key is left out."""
     try:
         text = repr(value)
     except Exception:
@@ -128,8 +129,8 @@ def enum(kind: type[IntEnum]) -> Check:
 
 
 def exact(value: Any) -> Any:
-    """Returns text, or a dict of text, with plain `str` in place of subclasses: an enum's member prints as something
-    else."""
+    """Returns text, or a dict of text, with `str` in place of subclasses of `str`, because a member of an enum prints
+    as something else."""
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
     if type(value) is dict and not are_plain(value):
@@ -146,7 +147,7 @@ def instance(kind: type, *, optional: bool = True) -> Check:
 
 
 def has(*methods: str) -> Check:
-    """Makes the check of an object that must have these methods, or be None."""
+    """Makes the check of an object that must have these methods; None is allowed."""
 
     def fits(value: object) -> bool:
         return not isinstance(value, type) and all(callable(getattr(value, each, None)) for each in methods)
@@ -292,7 +293,8 @@ EXTRAS = {"sqlalchemy": "magnetar[outbox]", "django": "django"}
 
 
 def without_extra(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
-    """Returns the error that says which extra `what` needs; if the missing module is of no extra, `error` itself."""
+    """Returns the error that says which extra of the package `what` needs. If the missing module belongs to no extra,
+    returns `error` itself."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return error

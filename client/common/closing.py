@@ -1,6 +1,7 @@
 """`async with` and `with`: the object is closed at the end of the block, unless the program closed it before.
 
-`close_all` closes several at once; `until_quiet` bounds what waits for a server that may be gone.
+`close_all` closes several objects at once; `until_quiet` bounds a wait for a server that may be gone; `connected`
+refuses connections in a forked process where gRPC cannot work.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ _used_by_parent = [False]
 
 
 def connected(holder: object) -> None:
-    """Must be called before `holder` makes its first connection. Raises OperationNotSupported in a forked child process
-    where gRPC cannot work."""
+    """Registers `holder`, which is about to make its first connection. Raises OperationNotSupported in a forked child
+    process whose parent had connections, because gRPC cannot work there."""
     if _used_by_parent[0]:
         raise OperationNotSupported(
             "this process was forked from one that had connections, and gRPC does not survive that: "

@@ -1,11 +1,12 @@
-"""Waits that end at a deadline: one timer for all of them.
+"""Waits that end at a deadline, with one timer for all of them (`Deadlines`). Also that timer (`DueTimer`), and calls
+from any thread into the event loop (`Wakes`).
 
     deadlines = Deadlines(now)
-    await deadlines.wait(future, at)      its result; TimeoutError when the time is over
+    await deadlines.wait(future, at)      returns its result; raises TimeoutError at the deadline
 
-A time-out of asyncio arms a timer for each wait, and cancels it; of thousands of waits in a second that costs more than
-what they wait for. Here a wait is noted, and the timer fires for the earliest of those that are left.
-Guard: tests/client/common/test_deadlines.py.
+A time-out of asyncio starts a timer for each wait, and cancels it; for thousands of waits in a second that costs more
+than the requests that are waited for. Here the timer is set to the earliest deadline of all waits. Guard:
+tests/client/common/test_deadlines.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .loggers import Broke, ignore_error, report_failure, run
 
 
 class DueTimer:
-    """A timer of the event loop that calls `reached` at the time for which it is armed."""
+    """A timer of the event loop that calls `reached(now)` when the time `at` has come."""
 
     __slots__ = ("_broke", "_handle", "_loop", "_now", "_reached", "at")
 
@@ -43,7 +44,7 @@ class DueTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def arm(self, due: float | None) -> None:
-        """Makes the timer fire at `due`, if that is earlier than it would otherwise. None: changes nothing."""
+        """Sets the timer to `due` if that is earlier than its present time. None: changes nothing."""
         if due is None or due >= self.at:
             return
         self.stop()
@@ -68,15 +69,15 @@ T = TypeVar("T")
 
 
 class Deadlines:
-    """The deadlines of waits in one event loop. `now`: a monotonic clock, in seconds."""
+    """Ends waits in one event loop at their deadlines. `now`: a monotonic clock, in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._at: dict[asyncio.Future[object], float] = {}
         self._timer = DueTimer(now, self._reached, self._broke)
 
     async def wait(self, future: asyncio.Future[T], at: float) -> T:
-        """Waits for `future` until its deadline and returns its result; raises TimeoutError at the deadline. The future
-        must not be awaited elsewhere: if the wait is cancelled, so is the future."""
+        """Waits for `future` and returns its result; raises TimeoutError at the time `at`. The future must not be
+        awaited elsewhere: if the wait is cancelled, so is the future."""
         if future.done():
             return future.result()
         waiting: asyncio.Future[object] = future  # type: ignore[assignment]
@@ -105,7 +106,7 @@ class Deadlines:
                 future.set_exception(error)
 
     def stop(self) -> None:
-        """Stops all deadlines: no wait ends by its deadline any more."""
+        """Stops the timer: no wait ends at its deadline any more."""
         self._timer.stop()
 
 
@@ -117,7 +118,7 @@ class Deadlines:
 
 
 class Wakes:
-    """Calls from any thread into one event loop."""
+    """Runs functions in one event loop, called from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -25,7 +25,7 @@ from ...proto.errors import MagnetarError
 
 
 class ClientEnum(IntEnum):
-    """Prints as `CompressionType.LZ4`, not as its number."""
+    """Base of the SDK's enums: a member prints as `CompressionType.LZ4`, not as its number."""
 
     __str__ = Enum.__str__
     __format__ = Enum.__format__
@@ -97,7 +97,7 @@ __all__ = [
 
 
 class Result(ClientEnum):
-    """Outcomes as callbacks get them; the numbers are Pulsar's."""
+    """The outcome that a callback gets; the numbers are Pulsar's."""
 
     Ok = 0
     UnknownError = 1
@@ -149,7 +149,8 @@ class Result(ClientEnum):
 
 
 class PulsarException(MagnetarError):
-    """Base of what the SDK raises. `error()` is its Result: that of the same name as its class, or as its base."""
+    """Base of the exceptions that the SDK raises. `error()` returns the Result with the name of the class, or of its
+    base."""
 
     result = Result.UnknownError
 
@@ -163,7 +164,7 @@ class PulsarException(MagnetarError):
         super().__init__(message or self.result.name, **fields)
 
     def error(self) -> Result:
-        """Returns the result as the outcome that a callback gets."""
+        """Returns the Result that a callback would get."""
         return self.result
 
 
@@ -171,7 +172,7 @@ MagnetarException = PulsarException
 
 
 class UnknownError(PulsarException):
-    """An error without a class of its own; `__cause__` says what it was."""
+    """An error for which the SDK has no class; `__cause__` is the original error."""
 
 
 class InvalidConfiguration(PulsarException, ValueError, TypeError):
@@ -187,7 +188,7 @@ class LookupError(PulsarException):
 
 
 class ConnectError(PulsarException):
-    """No broker answers, or none can serve the topic now. It may pass."""
+    """No broker answers, or none can serve the topic now. A retry may succeed."""
 
 
 class ReadError(PulsarException):
@@ -199,12 +200,12 @@ class AuthenticationError(PulsarException):
 
 
 class AuthorizationError(PulsarException):
-    """The broker does not allow it to this client."""
+    """The client has no permission for this at the broker."""
 
 
 class LoginRefused(AuthenticationError, ConnectError):
-    """A server refuses the credentials, or there are none that it could be shown. Pulsar's client has one of its two
-    names for it, by the protocol of its URL; programs catch either."""
+    """A server refuses the client's credentials, or the client has none for it. Pulsar's client raises one of the two
+    base classes, depending on the protocol of its URL; a program may catch either."""
 
 
 class ErrorGettingAuthenticationData(PulsarException):
@@ -216,7 +217,7 @@ class BrokerMetadataError(PulsarException):
 
 
 class BrokerPersistenceError(PulsarException):
-    """Too few bookies are up to store a message. It may pass."""
+    """Too few bookies are up to store a message. A retry may succeed."""
 
 
 class ChecksumError(PulsarException):
@@ -224,7 +225,7 @@ class ChecksumError(PulsarException):
 
 
 class ConsumerBusy(PulsarException):
-    """The subscription has a consumer that shares it with no other, or one of another type."""
+    """The subscription has an exclusive consumer, or consumers of another type."""
 
 
 class NotConnected(PulsarException):
@@ -248,7 +249,7 @@ class ProducerNotInitialized(PulsarException):
 
 
 class ProducerBusy(PulsarException):
-    """Another producer has the topic for itself, or has this name."""
+    """Another producer has exclusive access to the topic, or has this name."""
 
 
 class TooManyLookupRequestException(PulsarException):
@@ -264,15 +265,15 @@ class InvalidUrl(PulsarException, ValueError):
 
 
 class ServiceUnitNotReady(PulsarException):
-    """The topic moves to another broker. It may pass."""
+    """The topic moves to another broker. A retry may succeed."""
 
 
 class OperationNotSupported(PulsarException):
-    """Magnetar does not have this, or not in this configuration; the message says what to do."""
+    """Magnetar does not support this operation, or not in this configuration; the text says what to do."""
 
 
 class ProducerBlockedQuotaExceededError(PulsarException):
-    """The broker takes no more messages now. It may pass."""
+    """The broker accepts no more messages now. A retry may succeed."""
 
 
 class ProducerBlockedQuotaExceededException(PulsarException):
@@ -280,11 +281,12 @@ class ProducerBlockedQuotaExceededException(PulsarException):
 
 
 class ProducerQueueIsFull(PulsarException):
-    """`max_pending_messages` wait for their acknowledgement: wait, or set `block_if_queue_full`."""
+    """`max_pending_messages` messages of the producer wait for their acknowledgement: retry later, or set
+    `block_if_queue_full`."""
 
 
 class MessageTooBig(PulsarException):
-    """The message is larger than an entry may be: set `chunking_enabled`, or send less."""
+    """The message is larger than an entry may be: set `chunking_enabled`, or send a smaller one."""
 
 
 class TopicNotFound(PulsarException):
@@ -304,17 +306,17 @@ class UnsupportedVersionError(PulsarException):
 
 
 class TopicTerminated(PulsarException):
-    """The topic takes no more messages, for ever. What is stored can be received."""
+    """The topic is terminated: it accepts no message any more. Stored messages can be received."""
 
 
 class CryptoError(PulsarException):
-    """A message cannot be encrypted, and is not sent; or it cannot be decrypted. The message says why."""
+    """A message cannot be encrypted, and is not sent; or it cannot be decrypted. The text says why."""
 
     definite = True
 
 
 class IncompatibleSchema(PulsarException):
-    """The schema of a producer or consumer does not go with those of the topic; the message names the field."""
+    """The schema of a producer or consumer is not compatible with those of the topic; the text names the field."""
 
 
 class ConsumerAssignError(PulsarException):
@@ -334,7 +336,7 @@ class InvalidTxnStatusError(PulsarException):
 
 
 class NotAllowedError(PulsarException):
-    """The broker refuses it: it exists already, or its state does not allow it."""
+    """The broker refuses the request: what it would create exists already, or the state does not allow it."""
 
 
 class TransactionConflict(PulsarException):
@@ -346,24 +348,25 @@ class TransactionNotFound(PulsarException):
 
 
 class ProducerFenced(PulsarException):
-    """Another producer has taken the topic over for itself. This one is finished."""
+    """Another producer took exclusive access to the topic. This one is finished."""
 
 
 class MemoryBufferIsFull(PulsarException):
-    """Producers of the client have as many bytes without an outcome as `memory_limit_bytes` allows."""
+    """The messages without an outcome of all producers of the client use `memory_limit_bytes`."""
 
 
 class Interrupted(PulsarException):
-    """A blocking call inside a callback would wait for itself; or Ctrl-C ended it (`CtrlC`)."""
+    """A blocking call was made inside a callback, where it would wait for itself; or Ctrl-C interrupted a blocking
+    call (`CtrlC`)."""
 
 
 class CtrlC(Interrupted, KeyboardInterrupt):
-    """Ctrl-C while a blocking call waited. Programs for Pulsar catch `Interrupted`, others KeyboardInterrupt; a program
-    that catches neither ends as by any Ctrl-C."""
+    """Ctrl-C during a blocking call. Programs for Pulsar catch `Interrupted`, others KeyboardInterrupt; a program that
+    catches neither ends as with any Ctrl-C."""
 
 
 class Disconnected(PulsarException):
-    """The connection broke. The outcome of what was under way is unknown."""
+    """The connection broke. The outcome of operations in flight is unknown."""
 
 
 # ------------------------------------------------------------------------------ transactions (docs/transactions.md)
@@ -374,18 +377,20 @@ class TransactionAborted(InvalidTxnStatusError):
 
     @property
     def reason(self) -> str:
-        """Returns timeout, coordinator lost, operation failed, conflict, fenced, admin; empty: it is not known."""
+        """Returns why it was aborted: timeout, coordinator lost, operation failed, conflict, fenced or admin; empty:
+        not known."""
         return self.fields.get("reason", "")
 
 
 class TransactionEnded(InvalidTxnStatusError):
-    """A send, an acknowledgement or a commit after the transaction ended, or when it is ending: it was not done."""
+    """A send, an acknowledgement or a commit was refused, because the transaction has ended or is ending."""
 
     definite = True
 
 
 class TransactionFenced(InvalidTxnStatusError):
-    """A later holder of the transaction's name took over, and nothing of this one counts: stop, do not retry."""
+    """A later holder of the transaction's name took over, and nothing of this transaction counts: stop, do
+    not retry."""
 
     definite = True
 
@@ -395,25 +400,27 @@ class SinkFenced(TransactionFenced):
 
 
 class HalfParked(InvalidTxnStatusError):
-    """The half message waits for an operator (`magnetar transactions halves`), and takes no decision of a program."""
+    """The half message waits for an operator (`magnetar transactions halves`); programs can neither commit it nor roll
+    it back."""
 
     definite = True
 
     @property
     def reason(self) -> str:
-        """Returns why it was parked."""
+        """Returns why the half message was parked."""
         return self.fields.get("reason", "")
 
 
 class TransactionForgotten(TransactionNotFound):
-    """The transaction ended so long ago that its outcome is not kept any more."""
+    """The transaction ended so long ago that its coordinator no longer has its outcome."""
 
     definite = True
 
 
 class DataLost(BrokerPersistenceError):
-    """Every replica lost what is read or looked for. Nothing passes over it by itself; an operator may, with
-    `magnetar topics skip-lost`. Of a topic that does not open, `first` and `last` are -1."""
+    """All replicas of an entry that is read or looked for are lost. Reading does not skip the lost entries by itself;
+    an operator may order this with `magnetar topics skip-lost`. `first` and `last` are -1 if the topic cannot be
+    opened."""
 
     @property
     def ledger(self) -> int:
@@ -427,12 +434,13 @@ class DataLost(BrokerPersistenceError):
 
     @property
     def last(self) -> int:
-        """Returns the last of the lost entries, as far as it is known."""
+        """Returns the last of the lost entries that is known."""
         return int(self.fields.get("last", -1))
 
 
 class OutcomeUnknown(Timeout):
-    """A commit got no answer, and the coordinator did not tell the outcome in time; `txn` says which one."""
+    """A commit got no answer, and the coordinator did not tell the outcome in time. `txn` is the id of the
+    transaction."""
 
     @property
     def txn(self) -> str:

@@ -1,7 +1,9 @@
-"""The log of a client: Python's logging, under `magnetar.client`, and the logger that `Client(logger=…)` names.
+"""The log of a client: Python's logging, under `magnetar.client`, and the logger that a program passes as
+`Client(logger=…)`. Also the handling of unforeseen errors (`run`, `report_failure`) and of errors of the application's
+code (`log_foreign_error`, `reraise_interrupt`, `is_cancelled`), and the log of statistics (`Reports`).
 
-A logger is of the process, not of a client: it gets what all clients log, until the one that named it is closed, or
-collected.
+Such a logger gets what all clients of the process log, until the client to which it was passed is closed or
+garbage-collected.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _FORM = "%(asctime)s %(levelname)-5s [%(threadName)s] %(name)s | %(message)s"
 
 
 class LoggerLevel(ClientEnum):
-    """The level from which on a ConsoleLogger or FileLogger takes messages."""
+    """The lowest level of messages that a ConsoleLogger or FileLogger logs."""
 
     Debug = 0
     Info = 1
@@ -42,7 +44,7 @@ class ConsoleLogger:
 
 
 class FileLogger:
-    """Logs to a file, to which is appended."""
+    """Appends log lines to a file."""
 
     def __init__(self, log_level: LoggerLevel, log_file: str) -> None:
         self.log_level = _level(log_level)
@@ -68,7 +70,7 @@ class _Forward(logging.Handler):
 
 
 class _Console(logging.StreamHandler):  # type: ignore[type-arg]
-    """Handler for standard output, as it is when a message comes: a program may replace it."""
+    """A handler that writes to `sys.stdout` as it is when a message is logged, because a program may replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stdout
@@ -76,14 +78,14 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def check_logger(logger: object) -> None:
-    """Raises WrongValue if `logger` is not one that a client accepts."""
+    """Raises WrongValue if `logger` is not of a kind that `Client(logger=…)` accepts."""
     if logger is not None and not isinstance(logger, logging.Logger | ConsoleLogger | FileLogger):
         raise WrongValue(f"logger is a logging.Logger, a ConsoleLogger or a FileLogger, not {shown_value(logger)}")
 
 
 def attach(logger: object) -> Callable[[], None] | None:
-    """Sends log messages to `logger` from now on; returns the function that ends this, or None if it gets them anyway.
-    Raises OSError if the file cannot be opened."""
+    """Sends the clients' log messages to `logger` from now on. Returns the function that ends this; None if `logger`
+    gets them anyway. Raises OSError if the file cannot be opened."""
     if isinstance(logger, logging.Logger):
         if f"{_OURS.name}.".startswith(f"{logger.name}.") or logger is logging.getLogger():
             return None  # it gets them anyhow
@@ -136,7 +138,7 @@ def run(work: Callable[[], object], broke: Broke) -> None:
 
 
 def report_failure(work: object, broke: Broke, error: BaseException) -> None:
-    """Logs the error that `work` raised and gives it to `broke`. Must be called while that error is being handled."""
+    """Logs the error that `work` raised and passes it to `broke`. Must be called while that error is being handled."""
     _LOG.exception("%s failed", getattr(work, "__qualname__", work))
     broke(error if isinstance(error, Exception) else RuntimeError(repr(error)))
     if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -158,15 +160,16 @@ def _raise_error(error: KeyboardInterrupt) -> None:
 
 
 def reraise_interrupt(error: BaseException) -> BaseException:
-    """Returns the error that the application's code raised when it was called, not awaited. Raises KeyboardInterrupt if
-    it was Ctrl-C."""
+    """Raises `error` again if it is KeyboardInterrupt (Ctrl-C); else returns it. For errors of the application's code
+    that was called, not awaited."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     return error
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether an await of the application's code ended because the awaiting task is cancelled, or by Ctrl-C."""
+    """Whether `error`, with which an await of the application's code ended, means that the awaiting task is cancelled,
+    or Ctrl-C."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0
@@ -174,7 +177,7 @@ def is_cancelled(error: BaseException) -> bool:
 
 
 def ignore_error(_error: Exception) -> None:
-    """Does nothing with the error: no caller waits for it, and it is in the log."""
+    """Does nothing with the error: it is logged already, and no caller waits for it."""
 
 
 # ------------------------------------------------------------------------------------------------------- reports
@@ -185,13 +188,13 @@ def ignore_error(_error: Exception) -> None:
 
 
 class Told(Protocol):
-    """An object whose statistics are logged."""
+    """A client whose statistics `Reports` logs."""
 
     def statistics(self) -> dict[str, dict[str, int]]: ...
 
 
 class Reports:
-    """Logs the statistics of one client at an interval."""
+    """Logs the statistics of one client every `interval_s` seconds."""
 
     def __init__(self, client: Told, interval_s: float) -> None:
         """Must be called in the client's event loop. `interval_s` 0: nothing is logged."""

@@ -1,4 +1,5 @@
 """The memory of the messages in all receiver queues of one client: a joint bound in bytes, shared by its consumers.
+Also the memory that its producers share (`SendMemory`).
 
 The broker counts messages, not bytes: it sends as many as it has permits for, and a permit that was granted cannot be
 taken back. So each partition's consumer has a *window*, the messages that may be on their way or wait here, and its
@@ -14,7 +15,7 @@ of their own (max_pending_chunked_message). Sizes are those that entries declare
 
 **Compressed entries.** An entry of 2 KB may declare 64 MiB, and a window of them is here before its size is known. So
 what declares LARGE_BYTES or more is counted by itself (`unfolded_bytes`) until its application takes it: it is
-decompressed ("unfolded") when there is room below the limit, or when nothing else so large of its partition's
+decompressed when there is room below the limit, or when nothing else so large of its partition's
 consumer waits. Until then it stays compressed, and so does what came after it (client/consume/deliveries.py).
 
 In the event loop only. Guard: tests/client/consume/test_receive_memory.py.
@@ -40,7 +41,7 @@ from threading import Lock
 
 
 class SendMemory:
-    """The memory that the producers of one client share."""
+    """The memory that the messages without an outcome of all producers of one client share."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -51,7 +52,8 @@ class SendMemory:
 
     @property
     def limit_now(self) -> float:
-        """Returns the limit in bytes without what receiver queues use."""
+        """Returns the limit in bytes for producers now: the limit of the client without what receiver queues use, at
+        least half."""
         return self.limit_bytes - min(self.claimed(), self.limit_bytes / 2)
 
     def reserve(self, size: int) -> bool:
@@ -76,8 +78,8 @@ class SendMemory:
         return not self.held or self.held <= self.limit_now * 3 / 4
 
     def wait(self, call: Callable[[], object]) -> None:
-        """Calls `call` once when there is room. The caller must try `reserve` again after this: there may be room
-        already."""
+        """Registers `call`, to be called once when there is room. The caller must try `reserve` again after this,
+        because there may be room already."""
         with self._lock:  # or it would be lost to a `release` that takes the others at this moment
             self._waiting.append(call)
 
@@ -110,18 +112,20 @@ class ReceiveMemory:
         self.unfolded_bytes = 0  # of large entries that wait for their application
 
     def window(self, claimed: float, message_bytes: float, wanted: int) -> int:
-        """Returns how many messages, of the `wanted`, a consumer with the claim `claimed` may have at once."""
+        """Returns how many messages of `message_bytes` a consumer may have in flight and waiting at once, at most
+        `wanted`. `claimed`: the bytes that it claims now."""
         sent = 0.0 if self.producers is None else min(self.producers.held, self.limit_bytes / 2)
         room = max(0.0, self.limit_bytes - sent - (self.claimed_bytes - claimed)) / 2
         return max(1, min(wanted, int(room / message_bytes)))
 
     def has_room(self, size: int) -> bool:
-        """Whether there is room for the `size` bytes of a decompressed entry."""
+        """Whether there is room for `size` more bytes of decompressed entries."""
         return not self.limit_bytes or self.unfolded_bytes + size <= self.limit_bytes
 
 
 class Claim:
-    """The claim of one partition's consumer on the memory."""
+    """The bytes of ReceiveMemory that one partition's consumer claims, and its `window`: how many messages it may have
+    in flight and waiting."""
 
     def __init__(self, memory: ReceiveMemory, queue_size: int) -> None:
         self._memory = memory
@@ -131,7 +135,7 @@ class Claim:
         self.want(queue_size)
 
     def want(self, queue_size: int) -> None:
-        """Changes the claim to that of a receiver queue of this size."""
+        """Changes the claim to that for a receiver queue of `queue_size` messages."""
         self._wanted = max(1, queue_size)
         if not self._memory.limit_bytes:
             self.window = self._wanted
@@ -143,8 +147,8 @@ class Claim:
             self._claim(self.window * FIRST_BYTES)
 
     def count_received(self, entry_bytes: int, messages: int, circulating: int) -> bool:
-        """Counts received messages; `circulating`: how many are on their way or wait. Returns whether the window has
-        changed."""
+        """Counts received messages, from which the average size is learned. `circulating`: how many messages are in
+        flight or wait. Returns whether the window has changed."""
         if not self._memory.limit_bytes or messages <= 0:
             return False
         size = entry_bytes / messages + MESSAGE_OVERHEAD

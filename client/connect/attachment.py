@@ -1,4 +1,5 @@
-"""The id of one producer or consumer on the stream to the broker that owns its topic: how it gets one, and loses it.
+"""The id of one producer or consumer (the owner) on the stream to the broker that owns its topic: how the owner gets an
+id, and loses it (`Attachment`). Also the frames that open a producer or subscribe (`open_producer`, `subscribe`).
 
     attachment.open()               the first time: `on_opening_done` reports that it is open, is refused, or the
                                     operation's deadline is over. An owner that waits for its turn has no deadline once
@@ -45,7 +46,7 @@ WAITED_S = 1.0
 
 
 class AttachedOwner(Protocol):
-    """A producer or consumer, as its attachment calls it."""
+    """A producer or consumer, as seen by its attachment."""
 
     topic: TopicName
     waits: bool  # the answer to its first frame may take as long as others please
@@ -56,18 +57,18 @@ class AttachedOwner(Protocol):
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def on_opening_done(self, error: MagnetarError | None) -> None:
-        """Called once when the first opening has succeeded, or failed for good with `error`."""
+        """Fact: the first opening has succeeded, or has failed for good with `error`. Called once."""
         ...
 
     def on_lost(self, error: MagnetarError) -> None:
-        """Called when the owner lost its id, or an attempt to get one failed."""
+        """Fact: the owner lost its id, or an attempt to get an id failed."""
         ...
 
     def on_failure(self, error: Exception) -> None: ...
 
 
 class Attachment:
-    """The attachment of one producer or consumer to its broker."""
+    """Attaches one producer or consumer (the owner) to the stream of its broker, and opens it there."""
 
     __slots__ = (
         "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_publish_head", "_stream", "_tasks",
@@ -105,8 +106,9 @@ class Attachment:
         self._owner.on_opening_done(failure)
 
     async def _wait_for_turn(self) -> None:
-        """Waits until the owner's turn came, and starts the wait again if it breaks. Raises an error that will stay,
-        and the last error if no wait could be started for as long as an operation may take."""
+        """Waits until the broker lets the owner in (an exclusive producer waits for the others). Starts the wait again
+        if the connection breaks. Raises a permanent error, and the last error if no wait could be started within the
+        operation time-out."""
         now, timeout_s = self._connections.world.clock.monotonic, self._connections.settings.operation_timeout_s
         backoff, since = self._connections.backoff(), now()
         while True:
@@ -124,8 +126,8 @@ class Attachment:
             await asyncio.sleep(delay)
 
     def reopen(self, after_s: float) -> None:
-        """Opens again after a pause. The pause is a timer, not a task, because many owners may wait, and the loop may
-        end meanwhile."""
+        """Opens the owner again after `after_s` seconds. The pause is a timer, not a task, because many owners may
+        wait, and the loop may end in the meantime."""
         assert not self.is_attached, "one connection at a time"
         if self._pause is not None:
             self._pause.cancel()
@@ -150,7 +152,8 @@ class Attachment:
         await self._answered(await self._attach())
 
     async def _attach(self) -> asyncio.Future[None]:
-        """Attaches to the broker's stream and sends the owner's first frame; returns the future of the answer."""
+        """Attaches to the broker's stream and sends the owner's first frame. Returns a future that ends with the
+        broker's answer."""
         stream = await self._connections.broker_stream(self._owner.topic)
         first = self._owner.first_frame()
         answer = self._answer = asyncio.get_running_loop().create_future()
@@ -173,7 +176,7 @@ class Attachment:
                 self._answer = None
 
     def on_opened(self) -> None:
-        """Called by the owner when it has read that it is open."""
+        """Fact: the owner has read the broker's answer that it is open."""
         if self._answer is None or self._answer.done():
             self.on_closed_by_broker(ConnectionLost("the broker opened it twice"))
         else:
@@ -189,14 +192,14 @@ class Attachment:
             self._stream.send(self._id, wire.ClientFrame(id=self._id, **kind))
 
     def publish(self, entry: bytes) -> None:
-        """Sends `send(publish=entry)`, without the two copies that protobuf makes of it."""
+        """Sends an entry, as `send(publish=entry)` does, without the two copies that protobuf makes of it."""
         if self._stream is not None:
             size = len(entry)
             self._stream.send(self._id, (self._publish_head, varint(size), entry))
 
     # ------------------------------------------------------------------------------ without it
     def on_closed_by_broker(self, error: MagnetarError) -> None:
-        """Called by the owner when it has read that the broker closed it."""
+        """Fact: the owner has read that the broker closed it."""
         self._detach()
         self.on_lost(error)
 
@@ -211,8 +214,8 @@ class Attachment:
         self._owner.on_lost(error)
 
     def on_unexpected_frame(self, kind: str | None) -> None:
-        """Called by the owner when it has read an unexpected frame: broker and client disagree about the id, so it is
-        given up."""
+        """Fact: the owner has read a frame of a kind that it does not expect. Broker and client disagree about the id,
+        so the id is given up."""
         self.close_at_broker()
         self.on_lost(ConnectionLost(f"the broker said {kind} out of turn"))
 
@@ -227,8 +230,8 @@ class Attachment:
             stream.detach(self._id)
 
     async def close(self) -> None:
-        """Closes an open owner at its broker and waits for the answer; an opening in flight is given up. Two concurrent
-        calls wait for one answer, and both end when one is interrupted."""
+        """Closes an open owner at its broker and waits for the answer; an opening in flight is cancelled. Two
+        concurrent calls wait for one answer, and both end when one is interrupted."""
         self.stop()
         if self._answer is not None:
             self.close_at_broker()
@@ -243,12 +246,12 @@ class Attachment:
                 self.on_closed()
 
     def on_closed(self) -> None:
-        """Called by the owner when it has read that the broker has closed it."""
+        """Fact: the owner has read the broker's answer to `close`."""
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 
     def stop(self) -> None:
-        """Stops attempts to open: none begins any more, and one in flight is cancelled."""
+        """Stops attempts to open the owner: none begins any more, and one in flight is cancelled."""
         self._tasks.cancel()
         if self._pause is not None:
             self._pause.cancel()
@@ -265,8 +268,8 @@ ISOLATIONS = {
 
 
 def producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool) -> ProducerOptions:
-    """Returns the options of a producer's core. Chunking is used only for persistent topics, as in Pulsar's clients:
-    another topic drops single chunks, which makes the rest of the message useless."""
+    """Returns the options of a producer's core. Chunking is used only for persistent topics, as in Pulsar's clients: a
+    non-persistent topic may drop single chunks, which makes the rest of the message useless."""
     return ProducerOptions(
         initial_sequence_id=settings.initial_sequence_id,
         batching=settings.batching_enabled,
@@ -302,8 +305,8 @@ def open_producer(
 def subscribe(
     topic: TopicName, subscription: str, name: str, instance: str, settings: ConsumerSettings, start: Start | None
 ) -> wire.Subscribe:
-    """Returns the frame that subscribes. With a `start` the subscription is a reader's and not durable; None: it is
-    durable."""
+    """Returns the frame that subscribes. `start`: where a reader starts, whose subscription is not durable; None: the
+    subscription is durable."""
     request = wire.Subscribe(
         topic=topic.full,
         subscription=subscription,

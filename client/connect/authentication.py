@@ -1,4 +1,5 @@
-"""The identity of the client: the classes that Pulsar's programs name, and what its connections bring to a broker.
+"""The identity of the client: the authentication classes of Pulsar's client, and the credentials of the client's
+connections (`caller_access`).
 
 A credential is asked for at each connection and call, so a function that reads it from a file renews it. It is never
 part of a `repr`, an error or a log line. Brokers' certificates are always verified, their host names too.
@@ -28,11 +29,12 @@ _NOT_LOADED = "a library of Pulsar's C++ client is not loaded: derive from Authe
 
 
 class Authentication:
-    """Base of all; a program's own derives from it. One overrides `authorization`, and names its `auth_method_name`.
+    """Base class of all ways to authenticate, also of a program's own, which overrides `authorization` and sets
+    `auth_method_name`.
 
-    By itself it is one of the others, as Pulsar's client names them (or Java's classes):
-    `Authentication("tls", "tlsCertFile:…,tlsKeyFile:…")`, `("token", "token:…" or "file:///…")`, `("basic", JSON)`,
-    `("oauth2token", JSON)`.
+    An instance of the base class itself is one of the other classes, by the name that Pulsar's client (or Java's) has
+    for it: `Authentication("tls", "tlsCertFile:…,tlsKeyFile:…")`, `("token", "token:…" or "file:///…")`, `("basic",
+    JSON)`, `("oauth2token", JSON)`.
 
         class Ticket(magnetar.Authentication):
             auth_method_name = "token"
@@ -56,7 +58,8 @@ class Authentication:
         self.certificate_path, self.private_key_path = named.certificate_path, named.private_key_path
 
     def authorization(self) -> str:
-        """Returns the value of the header `authorization`, such as "Bearer …"; empty: none. It must not block."""
+        """Returns the value of the header `authorization`, such as "Bearer …"; empty: the header is not sent. Must not
+        block."""
         return "" if self._named is None else self._named.authorization()
 
     def __repr__(self) -> str:
@@ -64,12 +67,12 @@ class Authentication:
 
 
 class WrongParameters(InvalidConfiguration, RuntimeError):
-    """`auth_params_string` does not fit: a RuntimeError of Pulsar's client."""
+    """`auth_params_string` has a wrong value: a RuntimeError, as in Pulsar's client."""
 
 
 class NotLoaded(Authentication):
-    """Stands for an authentication library of Pulsar's C++ client, which is not supported here. As in that client, it
-    can be made; opening a producer or a consumer with it fails."""
+    """Stands for an authentication library of Pulsar's C++ client, which is not supported here. As in that client,
+    constructing it succeeds; opening a producer or a consumer with it fails."""
 
     def __init__(self, name: str) -> None:
         self.auth_method_name = name
@@ -80,7 +83,7 @@ class NotLoaded(Authentication):
 
 
 class AuthenticationTLS(Authentication):
-    """A certificate of the client, and its private key: paths of PEM files, read at each connection."""
+    """Authenticates by a certificate of the client and its private key: paths of PEM files, read at each connection."""
 
     auth_method_name = "tls"
 
@@ -90,7 +93,8 @@ class AuthenticationTLS(Authentication):
 
 
 class AuthenticationToken(Authentication):
-    """A token (JWT), or a function that returns it, which is called for each connection and call and must not block."""
+    """Authenticates by a token (JWT), or by a function that returns one. The function is called for each connection
+    and call, and must not block."""
 
     auth_method_name = "token"
 
@@ -107,10 +111,10 @@ class AuthenticationToken(Authentication):
 
 
 class AuthenticationBasic(Authentication):
-    """A user name and a password; `auth_params_string` is a JSON object with both, and with `method`.
+    """Authenticates by a user name and a password; `auth_params_string` is a JSON object with both, and with `method`.
 
-    Another method than "basic" is of a plug-in of a Pulsar broker. A server here takes a caller who comes with it as
-    one without credentials, as Pulsar does whose plug-in is missing; so the password is not sent.
+    A `method` other than "basic" belongs to a plug-in of a Pulsar broker. A server here treats such a caller as one
+    without credentials, as Pulsar does when the plug-in is missing; so the password is not sent.
     """
 
     auth_method_name = "basic"
@@ -142,19 +146,20 @@ class AuthenticationBasic(Authentication):
 
 
 class AuthenticationAthenz(Authentication):
-    """Athenz: not supported."""
+    """Athenz, which is not supported."""
 
     def __init__(self, auth_params_string: str) -> None:
         raise OperationNotSupported("AuthenticationAthenz is not supported: use a token or a certificate")
 
 
 class AuthenticationOauth2(Authentication):
-    """A token that an issuer gives for client credentials (OAuth 2.0), fetched again before it expires.
+    """Authenticates by a token that an issuer gives for client credentials (OAuth 2.0); a new one is fetched before it
+    expires.
 
     `auth_params_string`: a JSON object with `issuer_url`; `private_key` (a file, `file:…` or
-    `data:application/json;base64,…`, with JSON of `client_id` and `client_secret`), or both of these themselves;
-    `audience`, `scope`; `tls_cert_file`, `tls_key_file`, `tokenEndpointAuthMethod` (client_secret_post,
-    tls_client_auth). Raises InvalidConfiguration if it does not fit. See client/connect/oauth2.py.
+    `data:application/json;base64,…`, with JSON of `client_id` and `client_secret`), or `client_id` and `client_secret`
+    themselves; `audience`, `scope`; `tls_cert_file`, `tls_key_file`, `tokenEndpointAuthMethod` (client_secret_post,
+    tls_client_auth). Raises InvalidConfiguration if a value is wrong. See client/connect/oauth2.py.
     """
 
     auth_method_name = "token"
@@ -173,8 +178,8 @@ class AuthenticationOauth2(Authentication):
 
 
 def by_name(name: object, parameters: object) -> Authentication:
-    """Returns the authentication that Pulsar's client has under that name. Any other name means a library, which is not
-    loaded."""
+    """Returns the authentication that Pulsar's client has under that name. Any other name means a library, for which
+    NotLoaded is returned."""
     if not isinstance(name, str) or not isinstance(parameters, str):
         raise InvalidConfiguration("Authentication takes the name of a way and its parameters, as text")
     kind = name.rpartition(".")[2].lower().removeprefix("authentication")
@@ -227,7 +232,8 @@ def caller_access(
 
 
 def _header_of(authentication: Authentication) -> Callable[[], str]:
-    """Returns a function that returns the header `authorization`, and whose errors never contain the credential."""
+    """Returns a function that returns the header `authorization`. The errors of that function never contain the
+    credential."""
     name = authentication.auth_method_name or type(authentication).__name__
 
     def header() -> str:
@@ -247,7 +253,7 @@ def _header_of(authentication: Authentication) -> Callable[[], str]:
 
 
 def _without_tokens(error: BaseException) -> str:
-    """Returns the text of the error without words that are long enough to be a token."""
+    """Returns the text of the error without words that are long enough to be tokens."""
     return _TOKEN.sub("…", str(error))[:200]
 
 

@@ -62,22 +62,22 @@ class Owner(Protocol):
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def on_lost(self, error: MagnetarError) -> None:
-        """Called when the stream broke, or another broker owns the topic; the owner is not attached any more."""
+        """Fact: the stream broke, or another broker owns the topic. The owner is not attached any more."""
         ...
 
     def on_failure(self, error: Exception) -> None:
-        """Called when `on_frames` or `on_lost` failed."""
+        """Fact: `on_frames` or `on_lost` raised `error`."""
         ...
 
 
 class BrokerStream:
-    """A Connect stream to one broker."""
+    """The Connect stream to one broker, which all producers and consumers of a client that the broker serves share."""
 
     def __init__(
         self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: SilentBrokers
     ) -> None:
-        """Must be called in the event loop. `now`: a monotonic clock, in seconds. `on_end` is called once, when nothing
-        can be attached any more."""
+        """Must be called in the event loop. `now`: a monotonic clock, in seconds. `on_end` is called once, when the
+        stream ends and no owner can be attached any more."""
         self.is_over = False
         self._channel = channel
         self._silence = silence
@@ -120,7 +120,8 @@ class BrokerStream:
 
     # ------------------------------------------------------------------------------ out
     def send(self, id_: int, frame: Frame) -> None:
-        """Sends a frame. If the stream is over the frame is dropped: the owners are notified and reconnect."""
+        """Sends a frame of the owner `id_`. If the stream has ended the frame is dropped: the owners are notified and
+        reconnect."""
         if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
             self._hold(id_, frame)
         elif not self.is_over:
@@ -213,7 +214,7 @@ class BrokerStream:
             self._tasks.spawn(self._ask(), f"silence of {self._channel.endpoint}")
 
     async def _ask(self) -> None:
-        """Asks other brokers about the silent one, until it sends something or has no owner any more."""
+        """Asks other brokers about the silent broker, until that one sends something or has no owner any more."""
         endpoint, since = self._channel.endpoint, self.received_at
         try:
             while self._owners and not await self._channel.answers(UNANSWERED_S) and self.received_at == since:
@@ -227,7 +228,8 @@ class BrokerStream:
                 self._watch_from(self._now())
 
     def _topics(self) -> list[TopicName]:
-        """Returns the topics of the stream's owners; each call begins at another one."""
+        """Returns the topics of the stream's owners. Each call begins at another topic, so that all are asked about in
+        time."""
         topics = list({owner.topic: None for owner in self._owners.values()})
         self._rounds += 1
         at = self._rounds * ASKED_AT_ONCE % len(topics) if topics else 0

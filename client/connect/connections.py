@@ -1,9 +1,11 @@
-"""Connections: one channel per broker, questions that any broker answers, and who owns a topic.
+"""The connections of a client: one channel per broker, requests that any broker answers, and look-ups of a topic's
+owner (`Connections`). Also the attempts until a first broker is reached (`FirstContact`), and a cache of a topic's
+schemas (`WriterSchemas`).
 
-Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off.
-An attempt that may succeed elsewhere goes to the next endpoint of the service URL, and to a silent one last
-(discovery.py). Raises the last error at the deadline, and at once an error that will stay (`retryable` is False). Until
-a broker was reached it gives up sooner (client/connect/connections.py).
+Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off. An
+attempt that may succeed elsewhere goes to the next endpoint of the service URL, and to a silent one last
+(discovery.py). Raises the last error at the deadline, and at once an error that will stay (`retryable` is False).
+Until a broker was reached it gives up sooner (`FirstContact`).
 """
 
 from __future__ import annotations
@@ -62,17 +64,18 @@ SERVED_PORT = 7650
 
 
 class FirstContact:
-    """The attempts of one operation of a client that has reached no broker."""
+    """Counts the failed attempts of one operation of a client that has not reached any broker yet, and decides when to
+    give up."""
 
     def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], connection_timeout_s: float) -> None:
-        """Begins the first contact. `endpoints`: those that are tried now."""
+        """Begins the first contact. `endpoints()` returns the endpoints that are tried now."""
         self._endpoints = endpoints
         self._timeout_s = connection_timeout_s
         self._refused: set[str] = set()
 
     def record_failure(self, error: MagnetarError, next_s: float) -> MagnetarError | None:
-        """Records an attempt that failed with `error`; the next one would begin `next_s` after the first. Returns the
-        error to raise instead; None: try again."""
+        """Records an attempt that failed with `error`. `next_s`: how long after the first attempt the next would
+        begin. Returns the error to raise, or None to try again."""
         how, endpoint = how_unreached(error), error.fields.get("endpoint", "")
         if how == "refused":
             self._refused.add(endpoint)
@@ -84,12 +87,14 @@ class FirstContact:
 
 
 def how_unreached(error: MagnetarError) -> str | None:
-    """Returns "refused" or "silent" if no connection was made (runtime/grpc/errors.py); None: something answered."""
+    """Returns "refused" or "silent" if `error` says that no connection was made (runtime/grpc/errors.py); None: a
+    server answered."""
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
 
 
 def no_server(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
-    """Returns the error to raise for `error`, the last one: it adds what to do, and keeps the cause."""
+    """Returns the error to raise for `error`, that of the last attempt: adds what the user should do, and keeps the
+    cause."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
     told = Unavailable(f"{error.message}{when}{others}. {_what_to_do(endpoints[0].port)}", **error.fields)
     told.__cause__ = error.__cause__
@@ -113,7 +118,7 @@ TOLD_MAX = 1000
 
 
 class Connections:
-    """The connections of one client."""
+    """The connections of one client to the brokers of its cluster. See the head of the module."""
 
     def __init__(
         self, world: World, url: ServiceUrl, settings: ClientSettings, access: CallerAccess = NOTHING
@@ -169,12 +174,14 @@ class Connections:
 
     @property
     def received_at(self) -> float:
-        """Returns when a broker last answered or sent something on a stream, in seconds of the monotonic clock."""
+        """Returns the time at which a broker last answered or sent something on a stream, in seconds of the monotonic
+        clock."""
         return max((self._answered, *(each.received_at for each in self._streams.values())))
 
     @property
     def wakes(self) -> Wakes:
-        """Returns the object through which other threads call into the event loop. Must be called in that loop."""
+        """Returns the object through which other threads run functions in the event loop. Must be called in
+        that loop."""
         if self._wakes is None:
             self._wakes = Wakes(asyncio.get_running_loop())
         return self._wakes
@@ -183,7 +190,8 @@ class Connections:
         return Backoff(self.world.rng, self.settings.backoff_first_s, self.settings.backoff_last_s)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Calls `attempt()` until it succeeds, fails for good, or the operation's deadline has passed."""
+        """Calls `attempt()` until it succeeds, fails with a permanent error, or the operation's deadline has passed;
+        returns its result. Raises the last error."""
         now = self.world.clock.monotonic
         begun = now()
         deadline = begun + self.settings.operation_timeout_s
@@ -213,8 +221,8 @@ class Connections:
             await asyncio.sleep(delay)
 
     async def any(self) -> Channel:
-        """Returns a channel to a broker of the service URL, a different one each time; silent ones only if there is no
-        other. Raises what the discovery raises."""
+        """Returns a channel to a broker of the service URL, in turn; to a silent broker only if there is no other.
+        Raises what the discovery raises."""
         self._endpoints = await self._discovery.endpoints()
         for _ in self._endpoints:
             self._next = (self._next + 1) % len(self._endpoints)
@@ -229,7 +237,7 @@ class Connections:
         return (await self._owner_by(self.channel(endpoint), topic, UNANSWERED_S)).endpoint
 
     async def ask(self, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """Asks any broker; returns its answer."""
+        """Sends a request to any broker, again until one answers; returns the answer."""
 
         async def attempt() -> Any:
             asked = await self.any()
@@ -238,8 +246,8 @@ class Connections:
         return await self.retry(attempt)
 
     async def ask_owner(self, topic: TopicName, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """Asks the topic's owner; returns its answer. First it asks any broker, which answers or names the owner; if it
-        does neither, the owner is looked up."""
+        """Sends a request to the topic's owner; returns its answer. The first attempt asks any broker, which answers
+        or names the owner; if it does neither, the owner is looked up."""
         guess = True
 
         async def call(channel: Channel) -> Any:
@@ -262,9 +270,9 @@ class Connections:
         return await self.retry(attempt)
 
     async def find_owner(self, topic: TopicName) -> Channel:
-        """Makes one look-up; returns the channel to the broker that serves the topic now. If a broker does not know or
-        does not answer, the others are asked at once, because the one that fails may be the owner. An owner that came
-        with the partitions is used once in place of a look-up."""
+        """Makes one look-up; returns the channel to the broker that serves the topic now. If a broker does not know
+        the owner or does not answer, the other brokers are asked at once, because the failing broker may be the owner.
+        An owner that `partitions` learned is used once in place of a look-up."""
         told = self._told.pop(topic, None)
         if told is not None and not self._closed:
             return told
@@ -299,7 +307,8 @@ class Connections:
             raise ConnectionLost(f"{owner!r} was named as the owner of {topic}") from error
 
     async def partitions(self, topic: TopicName, *, create: bool = True) -> int:
-        """Returns the number of partitions; 0: not partitioned."""
+        """Returns the number of partitions of the topic; 0: it is not partitioned. `create`: whether the request may
+        create the topic."""
         if topic.is_partition:
             return 0
         request = wire.PartitionsRequest(topic=topic.full, create=create)
@@ -334,15 +343,15 @@ class Connections:
             await channel.close()
 
     def leave_with_the_loop(self) -> None:
-        """Makes the connections close together with the event loop, or when they are collected. Must be called in that
-        loop."""
+        """Has the connections closed when the event loop ends, or when they are garbage-collected. Must be called in
+        that loop."""
         self._with_loop = self._until_the_loop_ends()
         with contextlib.suppress(StopIteration):  # to its first `yield`: the loop knows it from there on
             self._with_loop.__anext__().__await__().send(None)
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
-        """Closes the connections at the end of the loop: `asyncio.run` ends generators before it closes its loop, so
-        this ends a client that was not closed."""
+        """Closes the connections of a client that was not closed, at the end of the loop: `asyncio.run` ends
+        generators before it closes its loop."""
         try:
             yield
         finally:
@@ -381,11 +390,10 @@ MISSING_MAX = 1000
 
 
 class WriterSchemas:
-    """The schemas of one topic, by their version."""
+    """A cache of the schemas of one topic, by their version."""
 
     def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:
-        """Makes an empty cache. `incarnation`: the incarnation of `topic`, which may be a partition; 0: the present
-        one."""
+        """Makes an empty cache. `topic` may be a partition. `incarnation`: of the topic; 0: the present one."""
         self._connections = connections
         self._topic = topic
         self._incarnation = incarnation
@@ -398,8 +406,8 @@ class WriterSchemas:
         return version in self._known or self._missing.get(version, 0.0) > self._now()
 
     async def fetch(self, version: bytes) -> None:
-        """Fetches and caches a schema; an empty `version` means the newest. Raises what the broker answers. That a
-        version is missing is cached, too, and raised by `schema_of`."""
+        """Fetches and caches a schema; an empty `version` means the newest. Raises the broker's error. If the version
+        is missing, this is cached, too; `schema_of` then raises."""
         if self.knows(version):
             return
         if version == BYTES_VERSION:
@@ -419,12 +427,12 @@ class WriterSchemas:
         )
 
     def find_known(self, version: bytes) -> SchemaInfo | None:
-        """Returns a schema that was fetched. None: the topic does not have it."""
+        """Returns a schema that was fetched; None if it was not fetched, or the topic lacks it."""
         return self._known.get(version)
 
     def schema_of(self, version: bytes) -> SchemaInfo:
-        """Returns the schema of a version. Raises InvalidMessage if the topic has no such schema, and what the broker
-        answers."""
+        """Returns the schema of a version, which is fetched if necessary. Raises InvalidMessage if the topic has no
+        such schema, and the broker's error."""
         if not self.knows(version):
             self._ask(version)
         found = self._known.get(version)

@@ -1,4 +1,5 @@
-"""The gRPC addresses of the brokers of a service URL that names the port of another protocol of theirs.
+"""Finds the gRPC addresses of the brokers of a service URL that names a port of another protocol (`Discovery`). Also
+which brokers are silent, and who owns their topics now (`SilentBrokers`).
 
     pulsar://host[:6650]    the answer to CONNECT has the address (CommandConnected.magnetar_address)
     http://host[:8080]      GET /lookup/v2/service-url answers {"serviceUrl": "magnetar://HOST:PORT"}
@@ -37,11 +38,11 @@ _U32 = struct.Struct(">I")
 
 
 class NotSpoken(Exception):
-    """The server at an address does not speak this protocol."""
+    """The server at an address does not speak the expected protocol."""
 
 
 class Discovery:
-    """Finds the gRPC addresses of a service URL. `timeout_s` bounds the question to one address."""
+    """Finds the gRPC addresses of a service URL, and caches them. `timeout_s` bounds the question to one address."""
 
     def __init__(self, url: ServiceUrl, network: Network, access: CallerAccess, timeout_s: float) -> None:
         self._url = url
@@ -52,7 +53,7 @@ class Discovery:
         self._begin = 0  # the address that is asked first
 
     async def endpoints(self) -> Sequence[Endpoint]:
-        """Returns the endpoints; at least one."""
+        """Returns the gRPC endpoints, at least one. Raises the errors named at the head of the module."""
         if self._found:
             return self._found
         failure: MagnetarError | None = None
@@ -77,7 +78,7 @@ class Discovery:
         raise failure
 
     def clear(self) -> None:
-        """Drops the answer, because its addresses do not answer any more."""
+        """Drops the cached addresses, because they do not answer any more."""
         if self._url.ask:
             self._found = ()
 
@@ -105,8 +106,8 @@ def _silent(address: Endpoint) -> Unavailable:
 
 # ------------------------------------------------------------------ Pulsar's protocol
 async def ask_pulsar_port(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
-    """Asks a port of Pulsar's protocol for the gRPC address. Raises NotSpoken; WrongProtocol if it is Pulsar's own
-    broker; Unauthenticated."""
+    """Asks a port of Pulsar's protocol for the broker's gRPC address. Raises NotSpoken if the server speaks another
+    protocol, WrongProtocol if it is a broker of Pulsar itself, Unauthenticated if it refuses the credentials."""
     from ...proto import pulsar_pb2 as pulsar
 
     method, data = credentials_of(access.authorization() if access.authorization is not None else "")
@@ -137,7 +138,8 @@ async def ask_pulsar_port(stream: ByteStream, address: Endpoint, access: CallerA
 
 
 def credentials_of(authorization: str) -> tuple[str, bytes]:
-    """Returns the auth method and auth data of CONNECT, for the value of the header `authorization`."""
+    """Returns the auth method and the auth data of the command CONNECT, from the value of the
+    header `authorization`."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "basic":
         return "basic", base64.b64decode(value)
@@ -158,8 +160,8 @@ async def _read(stream: ByteStream, size: int) -> bytes:
 
 # ------------------------------------------------------------------ HTTP
 async def ask_http_port(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
-    """Asks an HTTP port for the gRPC address. Raises NotSpoken; Unavailable for a status of 500 or more. `access` is
-    not sent, because the question needs no credentials."""
+    """Asks an HTTP port for the broker's gRPC address. Raises NotSpoken if the server gives no such answer,
+    Unavailable for a status of 500 or more. `access` is not used, because the question needs no credentials."""
     request = f"GET {PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
     stream.write_nowait(request.encode())
     answer = bytearray()
@@ -218,14 +220,14 @@ ASKED_AT_ONCE = 32
 
 
 class SilentBrokers:
-    """Tracks which brokers are silent, and asks the others for the owners of their topics."""
+    """Tracks which brokers do not answer, and asks the other brokers who owns the topics of these."""
 
     def __init__(
         self, now: Callable[[], float], known: Callable[[], Iterable[Endpoint]],
         owner: Callable[[Endpoint, TopicName], Awaitable[Endpoint]],
     ) -> None:  # fmt: skip
-        """No broker is silent at first. `known`: the brokers' endpoints. `owner`: asks one of them which broker owns a
-        topic, for at most UNANSWERED_S."""
+        """Makes the object; no broker is silent at first. `known()`: the brokers' endpoints. `owner(endpoint, topic)`:
+        asks a broker which one owns a topic, for at most UNANSWERED_S."""
         self._now = now
         self._known = known
         self._owner = owner
@@ -249,13 +251,14 @@ class SilentBrokers:
         self._until[self._name(endpoint)] = self._now() + SILENT_KEPT_S
 
     def others(self, endpoint: Endpoint) -> list[Endpoint]:
-        """Returns one address of each other broker, silent ones last."""
+        """Returns one address of each broker other than `endpoint`, silent ones last."""
         me = self._name(endpoint)
         found = {self._name(each): each for each in self._known() if self._name(each) != me}
         return sorted(found.values(), key=self.is_silent)
 
     async def find_moved(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
-        """Returns the topics that are not owned by the broker at `endpoint` any more, according to the others."""
+        """Returns those of `topics` that the broker at `endpoint` does not own any more, according to the other
+        brokers."""
         self.on_unanswered(endpoint)
         moved: set[TopicName] = set()
         for asked in self.others(endpoint):
@@ -272,8 +275,8 @@ class SilentBrokers:
         return moved
 
     async def _ask(self, asked: Endpoint, topics: Sequence[TopicName]) -> dict[TopicName, Endpoint]:
-        """Returns the owners that a broker names. Topics whose owner it does not know or does not answer for are left
-        out."""
+        """Asks one broker for the owners of topics. Topics are left out whose owner the broker does not know, or for
+        which it does not answer."""
         answers: dict[TopicName, Endpoint] = {}
 
         async def ask(topic: TopicName) -> None:

@@ -37,8 +37,8 @@ _REFUSALS = {"400", "401", "403"}
 
 
 class TokenSource:
-    """Access tokens of an issuer, which is first asked when a token is needed. Raises InvalidConfiguration if the
-    parameters do not fit."""
+    """Fetches access tokens from an issuer, which is first asked when a token is needed. Raises InvalidConfiguration
+    if a parameter is wrong."""
 
     def __init__(self, parameters: Mapping[str, Any], clock: Clock) -> None:
         said = {name: value for name, value in parameters.items() if isinstance(value, str)}
@@ -65,7 +65,7 @@ class TokenSource:
         self._last = ""
 
     def token(self) -> str:
-        """Returns the token; never blocks. Raises Unavailable if there is none yet; Unauthenticated if the issuer
+        """Returns a valid token; never blocks. Raises Unavailable if there is none yet, Unauthenticated if the issuer
         refuses the credentials."""
         with self._lock:
             now = self._clock.monotonic()
@@ -82,7 +82,7 @@ class TokenSource:
         raise Unavailable(f"the issuer {self._issuer} is asked for a token{self._last}", **{NO_TOKEN: self._issuer})
 
     def _fetch(self) -> None:
-        """Fetches a token, in a thread of its own, and stores it, or the reason why there is none."""
+        """Fetches a token, in a thread of its own. Stores the token, or the error."""
         began, failure, token, lifetime_s = self._clock.monotonic(), None, "", 0.0
         try:
             token, lifetime_s = self._asked()
@@ -121,8 +121,8 @@ class TokenSource:
 
 
 def _credentials(said: Mapping[str, str], by_certificate: bool) -> Callable[[], Mapping[str, str]]:
-    """Returns a function that reads the credentials at each fetch, so that a new file is used. It raises
-    InvalidConfiguration if they are missing at that time."""
+    """Returns a function that reads the credentials at each fetch, so that a renewed file is used. The function raises
+    InvalidConfiguration if they are missing then."""
     wanted = ("client_id",) if by_certificate else ("client_id", "client_secret")
 
     def read() -> Mapping[str, str]:

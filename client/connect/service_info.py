@@ -2,7 +2,7 @@
 
     client = Client(AutoClusterFailover(ServiceInfo("pulsar://a:6650"), [ServiceInfo("pulsar://b:6650")]))
 
-The names are those of Pulsar's client. What moves the client: client/connect/service_info.py.
+The names are those of Pulsar's client. `Service` connects the client, and moves it to another cluster.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _COUNT = whole(1)
 
 
 class ServiceInfo:
-    """A cluster: its service URL, the client's identity there, and the authorities that it trusts. Raises
-    InvalidConfiguration, InvalidUrl."""
+    """A cluster: its service URL, the client's identity there, and the certificate authorities that the client trusts.
+    Raises InvalidConfiguration or InvalidUrl."""
 
     def __init__(
         self, service_url: str, authentication: Authentication | None = None,
@@ -49,7 +49,7 @@ class ServiceInfo:
 
     @property
     def service_url(self) -> str:
-        """Returns the URL as it was given."""
+        """Returns the service URL as the program gave it."""
         return self._service_url
 
     @property
@@ -59,12 +59,12 @@ class ServiceInfo:
 
     @property
     def tls_trust_certs_file_path(self) -> str | None:
-        """Returns the PEM file of trusted authorities; None: the system's."""
+        """Returns the path of the PEM file of trusted authorities; None: those of the system are trusted."""
         return self._trusted
 
     @classmethod
     def wrap(cls, service_info: ServiceInfo) -> ServiceInfo:
-        """Returns its argument; Pulsar's client has two such classes."""
+        """Returns its argument; exists because Pulsar's client has two such classes."""
         if not isinstance(service_info, ServiceInfo):
             raise InvalidConfiguration(f"wrap takes a ServiceInfo, not {shown_value(service_info)}")
         return service_info
@@ -77,7 +77,8 @@ class ServiceInfo:
 
 
 class ServiceInfoProvider:
-    """Base of a program's own providers: one returns the cluster to connect to first, and may report another one later.
+    """Base class of a program's own providers: a provider returns the cluster to connect to first, and may report
+    another cluster later.
 
     `initialize` is called once, when the client is made. The provider may call `on_service_info_update` with a
     ServiceInfo from any thread, until `close`, which is called when the client is closed.
@@ -88,7 +89,7 @@ class ServiceInfoProvider:
         raise NotImplementedError
 
     def initialize(self, on_service_info_update: Callable[[ServiceInfo], None]) -> None:
-        """Gets the function that makes the client connect to another cluster."""
+        """Called once with the function that makes the client connect to another cluster."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -96,10 +97,10 @@ class ServiceInfoProvider:
 
 
 class AutoClusterFailover:
-    """A preferred cluster and those that replace it while it does not answer, in their order.
+    """A preferred (primary) cluster, and the clusters that replace it while it does not answer, in their order.
 
-    Each is tried every `check_interval_ms`. After `failover_threshold` failures in a row the client goes to the first
-    that answers; when the primary has answered `switch_back_threshold` times in a row, it goes back.
+    Each is tried every `check_interval_ms`. After `failover_threshold` failures in a row the client moves to the first
+    cluster that answers; when the primary has answered `switch_back_threshold` times in a row, the client moves back.
     """
 
     def __init__(
@@ -135,8 +136,8 @@ def _is(found: object) -> bool:
 def first_service_info(
     service: object, authentication: object, options: dict[str, Any]
 ) -> ServiceInfo:
-    """Returns the first cluster of a client from its `service_url`. `options`: the client's parameters. Raises
-    InvalidConfiguration, InvalidUrl."""
+    """Returns the first cluster of a client. `service`: the client's `service_url`; `options`: its parameters. Raises
+    InvalidConfiguration or InvalidUrl."""
     if isinstance(service, AutoClusterFailover | ServiceInfoProvider):
         for name, value in (
             ("authentication", authentication), ("tls_trust_certs_file_path", options["tls_trust_certs_file_path"])
@@ -152,7 +153,7 @@ def first_service_info(
 
 
 def check_info(info: object) -> ServiceInfo:
-    """Returns `info`. Raises InvalidConfiguration if a provider returned something else."""
+    """Returns `info` if it is a ServiceInfo. Raises InvalidConfiguration if a provider returned anything else."""
     if not isinstance(info, ServiceInfo):
         raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shown_value(info)}")
     return info
@@ -172,8 +173,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class Service:
-    """The cluster of a client, which may change. `given`: the client's `service_url`. `options`: its parameters. Raises
-    InvalidUrl, InvalidConfiguration."""
+    """The cluster to which a client connects, which may change. `given`: the client's `service_url`. `options`: the
+    client's parameters. Raises InvalidUrl or InvalidConfiguration."""
 
     def __init__(self, given: object, authentication: object, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -195,7 +196,7 @@ class Service:
         return caller_access(info.url, info.authentication, {**self._options, **trusted})
 
     def connect(self, world: World, settings: ClientSettings) -> Connections:
-        """Makes the connections. Must be called in the event loop that uses them."""
+        """Makes the client's connections. Must be called in the event loop that uses them."""
         self._loop = asyncio.get_running_loop()  # before the look at `info`: what is told later calls into it
         self._used = self.info
         self._connections = Connections(world, self._used.url, settings, self._access_of(self._used))
@@ -237,7 +238,7 @@ class Service:
             self._move()
 
     async def close(self) -> None:
-        """Closes the service. Must be called in the event loop. Idempotent."""
+        """Stops moving the client, and closes the program's provider. Must be called in the event loop. Idempotent."""
         self._connections = None
         provider, self._provider = self._provider, None
         try:

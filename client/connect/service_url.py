@@ -1,7 +1,7 @@
 """Service URLs: `magnetar://host[:port][,host[:port]…]`, and the `pulsar://` and `http://` URLs of Pulsar's programs.
 
-This SDK speaks gRPC. A `magnetar://` URL names the brokers' ports of it. The others name ports where a broker speaks
-Pulsar's protocol or HTTP: there it is asked for the address of its gRPC (client/connect/discovery.py). Where nothing
+This SDK speaks gRPC. A `magnetar://` URL names gRPC ports of brokers. The others name ports where a broker speaks
+Pulsar's protocol or HTTP: there the broker is asked for its gRPC address (client/connect/discovery.py). Where nothing
 listens at a port of `pulsar://`, 6650 and 6651 mean 7650, and any other port itself.
 
 With `+ssl` after the scheme, and with https, the connections are encrypted and the brokers' certificates are verified.
@@ -21,7 +21,8 @@ PULSAR_PORTS = (6650, 6651)
 
 
 class Asked(Enum):
-    """How the addresses of a URL are asked for the broker's gRPC address."""
+    """By which protocol the addresses of a URL are asked for the broker's gRPC address; NOT: they are
+    gRPC addresses."""
 
     NOT = "not"  # they are the addresses
     PULSAR = "pulsar"
@@ -45,7 +46,7 @@ SCHEMES = {
 
 
 class ServiceUrl(NamedTuple):
-    """A service URL, parsed."""
+    """A parsed service URL."""
 
     endpoints: tuple[Endpoint, ...]  # at least one, in the order given, each once
     encrypted: bool = False  # TLS

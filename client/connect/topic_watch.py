@@ -1,4 +1,5 @@
-"""The topics of a namespace that match a pattern, now and from now on: sent by a broker, not asked for.
+"""The topics of a namespace that match a pattern, now and from now on: a broker sends each change (`TopicWatch`). Also
+the partition counts of topics, which are asked for at an interval (`PartitionsWatcher`).
 
     watch = TopicWatch(connections, pattern)
     topics = await watch.open()             the matching ones
@@ -38,8 +39,9 @@ Changed = Callable[[list[TopicName], list[TopicName]], Awaitable[list[TopicName]
 
 
 class TopicPattern:
-    """A pattern `[DOMAIN://TENANT/NAMESPACE/]REGEX`: it matches the topics of one namespace whose whole local name
-    matches. `mode` chooses persistent or non-persistent topics; the domain in the text is ignored, as in Pulsar."""
+    """A pattern `[DOMAIN://TENANT/NAMESPACE/]REGEX`: matches the topics of one namespace whose whole local name
+    matches the expression. `mode` chooses persistent or non-persistent topics; the domain in the text is ignored, as
+    in Pulsar."""
 
     def __init__(
         self, pattern: re.Pattern[str], mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
@@ -63,7 +65,7 @@ class TopicPattern:
 
 
 class TopicWatch:
-    """A watch over the topics that match one pattern."""
+    """Watches which topics match one pattern."""
 
     def __init__(self, connections: Connections, pattern: TopicPattern, discovery_s: float = 60.0) -> None:
         self._connections = connections
@@ -92,7 +94,8 @@ class TopicWatch:
         return self._pattern.text
 
     def follow(self, changed: Changed) -> None:
-        """Reports changes from now on. The topics that `open` returned count as known."""
+        """Calls `changed(added, removed)` for each change from now on. The topics that `open` returned count
+        as known."""
         self._changed = changed
         self._tasks.spawn(self._run(), f"topics {self._pattern.text}")
         if self._pattern.non_persistent:
@@ -118,8 +121,8 @@ class TopicWatch:
                 _LOG.exception("%s: non-persistent topics were not followed", self._pattern.text)
 
     async def _connect(self) -> Any:
-        """Opens the stream and returns the first reply. When it resumes after a revision there may be no reply for
-        long; then it does not wait for one."""
+        """Opens the stream and returns the first reply. When the stream resumes after a revision there may be no reply
+        for a long time; then this does not wait for one."""
         stream: Stream[Any, Any] = (await self._connections.any()).stream(rpc("Broker", "WatchTopics"))
         stream.send_nowait(
             wire.WatchTopicsRequest(namespace=str(self._pattern.namespace), after_revision=self._revision)
@@ -198,7 +201,7 @@ class TopicWatch:
             self._waiting = dict.fromkeys(await self._changed(offered, removed))
 
     def on_topic_gone(self, topic: TopicName) -> None:
-        """Removes a topic whose consumer found it deleted: if the broker reports that name again, it is a new topic."""
+        """Fact: a consumer found its topic deleted. If the broker reports that name again, it is a new topic."""
         self._known.pop(topic, None)
 
     def _disconnect(self) -> None:
@@ -243,7 +246,7 @@ class PartitionsWatcher:
             self._tasks.spawn(self._run(), "partitions")
 
     def watch(self, topic: TopicName, partitions: int) -> None:
-        """Watches the partitions of this topic, too."""
+        """Watches the partitions of this topic from now on; it has `partitions` now."""
         if partitions:
             self._counts[topic] = partitions
             self._start()

@@ -1,4 +1,4 @@
-"""The default world of a client: the system's, without what only servers need (ZeroMQ)."""
+"""The default world of a client: that of the system, without the parts that only servers need (ZeroMQ)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ...runtime.threads import SystemWorkers
 
 
 class _ClientNetwork:
-    """The network of a client: gRPC channels; nothing is served."""
+    """The network of a client: it makes connections, and serves nothing."""
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return client.connect(endpoint, access)
@@ -59,12 +59,12 @@ class _ClientNetwork:
 
 
 class _NoFiles:
-    """The files of a client: none, as a server's are POSIX's, and a client runs on Windows too."""
+    """The files of a client: none, because the files of a server need POSIX, and a client also runs on Windows."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotAllowed("a client has no files of a server")
 
 
 def client_world() -> World:
-    """Makes a new world for each client: connections belong to it, and to one event loop."""
+    """Makes the world of one client. Each client needs its own: connections belong to it, and to one event loop."""
     return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())

@@ -28,8 +28,8 @@ Pending = Message | MessageId
 
 
 class AckSender:
-    """Sends the acknowledgements of one consumer. `wake` is called, in the caller's thread, when the event loop must
-    process what was appended."""
+    """Collects the acknowledgements of one consumer and passes them to its core. `wake` is called, in the caller's
+    thread, when the event loop must call `flush`."""
 
     def __init__(
         self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float]
@@ -60,8 +60,8 @@ class AckSender:
         self._wake()
 
     def with_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
-        """Returns `which` and the other chunks of its message, which are acknowledged, or with `again` redelivered,
-        together."""
+        """Returns `which` and the other chunks of its message, because all of them are acknowledged together, or with
+        `again` redelivered together."""
         if isinstance(which, Message):
             known, place = which.entry.chunks, which.entry.position
             if not known:
@@ -74,7 +74,7 @@ class AckSender:
 
     # ------------------------------------------------------------------------------ in the loop
     def flush(self) -> float:
-        """Passes everything that was appended to the core; returns the time at which it did so."""
+        """Passes to the core everything that was appended; returns the time of this."""
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
@@ -88,11 +88,12 @@ class AckSender:
         return now
 
     def longer_s(self, redelivery_count: int) -> float:
-        """Returns the seconds that the application's back-off adds to the ack time-out of an entry."""
+        """Returns the seconds that the application's back-off adds to the ack time-out of an entry with this
+        redelivery count."""
         return self._longer_ms(redelivery_count) / 1000
 
     def _gather_acks(self) -> None:
-        """Passes the acknowledgements to the core; consecutive ones of the same entry in one step."""
+        """Passes the appended acknowledgements to the core; consecutive ones of the same entry in one step."""
         take, core = self._acked.popleft, self._core
         entry: ReceivedEntry | None = None
         bits = messages = 0
@@ -113,13 +114,14 @@ class AckSender:
             core.acknowledge_bits(entry.position, bits, messages, entry.size)
 
     def take_over(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
-        """Returns the group that acknowledges these messages, to be sent in a separate request."""
+        """Returns a group of acknowledgements of these messages, which the caller sends in a request of its own."""
         tracker = AckTracker()
         self.track(tracker, which, cumulative=cumulative)
         return tracker.take_group()
 
     def track(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
-        """Adds these messages to the tracker of a separate request; consecutive ones of the same entry in one step."""
+        """Adds acknowledgements of these messages to `tracker`, from which the caller makes a request of its own;
+        consecutive ones of the same entry in one step."""
         entry: ReceivedEntry | None = None
         bits = 0
         for each in which:
@@ -141,14 +143,14 @@ class AckSender:
             tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
 
     def clear(self) -> None:
-        """Drops waiting acknowledgements, because the cursor is moved: they must not be applied to what is delivered
-        from now on."""
+        """Drops acknowledgements that are not passed on yet, because the cursor is moved: they must not be applied to
+        what is delivered from now on."""
         self._acked.clear()
 
 
 def delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
-    """Returns the redelivery delay. If there is no back-off, or the application's raises or returns a wrong value,
-    returns `otherwise`."""
+    """Returns the redelivery delay that `backoff` gives for this count. Returns `otherwise` if there is no back-off,
+    or if it raises or returns a wrong value."""
     if backoff is None:
         return otherwise
     try:

@@ -1,4 +1,4 @@
-"""The consumer of one topic or several: one PartitionConsumer per partition, one inbox (asyncio).
+"""The consumer of one topic or several, for asyncio: one PartitionConsumer per partition, one receiver queue for all.
 
     async with await client.subscribe("flights", "board") as consumer:
         async for message in consumer:
@@ -76,7 +76,8 @@ class Consumer(ClosedAfterAsyncWith):
         cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
         policy: ConsumerBatchReceivePolicy | None = None, watch: TopicWatch | None = None,
     ) -> Consumer:  # fmt: skip
-        """Subscribes to all partitions of all topics; to none when one refuses. `watch` reports later topics."""
+        """Subscribes to all partitions of all topics; to none of them if one refuses. `watch`, of a pattern, finds
+        topics that are created later."""
         check_subscription_name(subscription)
         settings = replace(settings, many_topics=len(topics) > 1 or watch is not None)
         if watch is not None:
@@ -112,7 +113,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ topics and partitions
     async def _grow(self, names: Sequence[TopicName]) -> None:
-        """Adds partitions, from their beginning: the subscription is older than they are."""
+        """Adds partitions, which are read from their beginning: the subscription is older than the new partitions."""
         settings = replace(self.settings, initial_position=InitialPosition.Earliest)
         missing = self._partitions.missing(names)
         await self._partitions.grow([self._consumer(name, settings, ReceiverQueue(), len(missing)) for name in missing])
@@ -121,7 +122,8 @@ class Consumer(ClosedAfterAsyncWith):
         await self._grow([topic.with_partition(i) for i in range(found)])
 
     async def change_topics(self, added: Sequence[TopicName], removed: Sequence[TopicName]) -> list[TopicName]:
-        """Applies created and deleted topics; returns those that could not be subscribed to."""
+        """Subscribes to the topics `added` and drops the partitions of the topics `removed`. Returns the topics that
+        could not be subscribed to."""
         for consumer in [each for each in self.partitions if each.topic.base in removed]:
             consumer.retire()
             self._gone(consumer)
@@ -145,7 +147,7 @@ class Consumer(ClosedAfterAsyncWith):
             self._partitions.watch_partitions(each, partitions)
 
     def _gone(self, consumer: PartitionConsumer) -> None:
-        """Removes a partition whose topic was deleted."""
+        """Removes a partition from the consumer, because its topic was deleted."""
         if self._partitions.remove(consumer):
             consumer.was_of = self
             if self._watch is not None:
@@ -153,33 +155,36 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
-        """Returns the full name of the topic; several names are separated by commas; of a pattern, its text."""
+        """Returns the full name of the topic. Several names are separated by commas; for a pattern, returns the text
+        of the pattern."""
         return self._name
 
     @property
     def is_over(self) -> bool:
-        """Whether all its partitions are closed. A consumer of a pattern may have no topic at the moment."""
+        """Whether the consumer is closed or has failed: all its partitions are closed. A pattern may match no topic
+        for a while; its consumer then stays open."""
         return self._partitions.are_closed() and (self._watch is None or self._closed)
 
     def subscription_name(self) -> str:
-        """The name of the subscription."""
+        """Returns the name of the subscription."""
         return self._subscription
 
     def consumer_name(self) -> str:
-        """The name of the consumer, given by the program or by the broker."""
+        """Returns the name of the consumer, given by the program or by the broker."""
         return self.partitions[0].name if self.partitions else self.settings.consumer_name or ""
 
     def is_connected(self) -> bool:
-        """Whether all partitions are connected."""
+        """Whether all partitions are connected to their brokers."""
         return self._partitions.are_connected()
 
     def title(self) -> str:
-        """Returns its name, subscription and topic, for logs."""
+        """Returns a text for logs: the names of the consumer, the subscription and the topic."""
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters. `waiting_messages` were delivered and not received; `delivered_messages` are counted from
-        its opening, and so are `discarded_entries`: malformed ones, which raised ChecksumError and are acknowledged."""
+        """Returns counters. `waiting_messages`: delivered and not yet received by the program. Since the consumer was
+        opened: `delivered_messages`, and `discarded_entries`, which are malformed, raised ChecksumError, and are
+        acknowledged."""
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox),
@@ -189,7 +194,8 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ receiving
     async def receive(self, timeout_millis: int | None = None) -> Message:
-        """The next message. Raises Timeout when none arrived within `timeout_millis`; None: waits without a limit."""
+        """Returns the next message. Raises Timeout if none arrives within `timeout_millis`; None: waits without a
+        limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             check_timeout(timeout_millis)
         message = self.inbox.take_nowait()
@@ -200,7 +206,7 @@ class Consumer(ClosedAfterAsyncWith):
         return message
 
     async def batch_receive(self) -> list[Message]:
-        """Returns as many messages as the policy allows; none when its time is over and no message arrived."""
+        """Returns as many messages as the policy allows; an empty list if none arrives within the policy's time-out."""
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
             await fetch_schemas(self.inbox, *batch)
@@ -217,7 +223,8 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ acknowledging
     def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
-        """Returns the partition that a message came from. Raises InvalidMessage if it is none of this consumer's."""
+        """Returns the consumer of the partition that a message came from. Raises InvalidMessage if this consumer did
+        not receive the message."""
         if isinstance(which, Message):
             consumer, consumers = which.entry.consumer, self._partitions.all
             if consumers and consumer is consumers[0]:
@@ -235,7 +242,7 @@ class Consumer(ClosedAfterAsyncWith):
         return self._partitions.of_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
-        """Acknowledges from any thread; sent within 100 ms."""
+        """Acknowledges messages; the acknowledgements are sent within 100 ms. May be called from any thread."""
         if type(which) is Message and (consumers := self._partitions.all) and which.entry.consumer is consumers[0]:
             if consumers[0].core.error is not None:
                 consumers[0].requests.raise_if_closed()
@@ -254,15 +261,16 @@ class Consumer(ClosedAfterAsyncWith):
                 self.acknowledge_soon(each)
 
     def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
-        """Acknowledges negatively like `negative_acknowledge`, from any thread."""
+        """Acknowledges a message negatively, as `negative_acknowledge` does. May be called from any thread."""
         self.consumer_of(which).acks.negative_acknowledge(which)
 
     def acknowledge_in(
         self, txn: InTransaction, which: Message | MessageId | Iterable[Message | MessageId], *,
         cumulative: bool = False, waiters: list[asyncio.Future[None]] | None = None,
     ) -> None:  # fmt: skip
-        """Acknowledges messages in a transaction: they count when it commits, which waits until this is durable;
-        nothing waits here. `waiters` gets a future for each partition. In the event loop."""
+        """Acknowledges messages in a transaction: the acknowledgements count when `txn` commits. Returns at once; the
+        commit waits until they are durable. `waiters` gets a future for each partition. Must be called in the event
+        loop."""
         check_txn(txn)
         if cumulative:
             self._check_cumulative()
@@ -296,8 +304,9 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> None:
         """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
 
-        With `ack_receipt_enabled` it returns when the ack survives any crash. With `txn` too, and they count when that
-        transaction commits; TransactionConflict: one is acknowledged already, or in another transaction.
+        With `ack_receipt_enabled` it returns when the ack survives any crash. So it does with `txn`; the messages then
+        count as acknowledged when that transaction commits. Raises TransactionConflict if a message is acknowledged
+        already, or in another transaction.
         """
         if txn is not None:
             await self._acknowledge_in(txn, message, cumulative=False)
@@ -321,7 +330,8 @@ class Consumer(ClosedAfterAsyncWith):
     async def acknowledge_cumulative(
         self, message: Message | MessageId, *, txn: InTransaction | None = None
     ) -> None:
-        """Acknowledges this message and all before it of its partition; `txn` as in `acknowledge`."""
+        """Acknowledges this message and all messages before it in its partition; `txn` as in `acknowledge`. Raises
+        CumulativeAcknowledgementNotAllowedError for Shared and KeyShared."""
         self._check_cumulative()
         if txn is not None:
             await self._acknowledge_in(txn, message, cumulative=True)
@@ -337,16 +347,15 @@ class Consumer(ClosedAfterAsyncWith):
             )
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
-        """Acknowledges like `acknowledge_cumulative`, sent within 100 ms."""
+        """Acknowledges as `acknowledge_cumulative` does, without waiting; the acknowledgement is sent within 100 ms."""
         self._check_cumulative()
         consumer = self.consumer_of(message)
         consumer.requests.raise_if_closed()
         consumer.acknowledge_cumulative(message)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Requests that the message is delivered again after negative_ack_redelivery_delay_ms; with redelivery_order
-        "key" after the broker's back-off, and what follows it then comes after it.
-        """
+        """Asks the broker to deliver the message again after negative_ack_redelivery_delay_ms. With redelivery_order
+        "key" the broker's back-off applies instead, and later messages of the same key come after this one."""
         self.negative_acknowledge_soon(message)
         if self.settings.redelivery_order == "key":
             self.consumer_of(message).flush_acks()
@@ -354,13 +363,15 @@ class Consumer(ClosedAfterAsyncWith):
     # ------------------------------------------------------------------------------ dead letters and retries
     @property
     def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
-        """The policy that applies, also a default; None: messages are redelivered until they are acknowledged."""
+        """Returns the policy that applies, be it set or the default of `enable_retry`. None: messages are redelivered
+        until they are acknowledged."""
         return self._dead_letters.policy
 
     async def reconsume_later(
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
     ) -> None:
-        """Stores a copy that is delivered after `delay`, then acknowledges the message. Needs `enable_retry`."""
+        """Stores a copy of the message that is delivered after `delay`, then acknowledges the message. Raises
+        OperationNotSupported without `enable_retry`."""
         check_one("message", instance(Message, optional=False), message)
         check_one("delay", DELAY, delay)
         check_one("properties", PROPERTIES, properties)
@@ -370,22 +381,25 @@ class Consumer(ClosedAfterAsyncWith):
         await self._dead_letters.retries_of(topic).reconsume_later(message, delay, properties)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Requests all unacknowledged messages again; does not wait, as in Pulsar."""
+        """Asks the broker to deliver all unacknowledged messages again. Does not wait, as in Pulsar."""
         for consumer in self.partitions:
             consumer.redeliver_unacknowledged()
 
     def start_again(self) -> None:
-        """Redelivers in order: of what was delivered before nothing is given to the application from now on."""
+        """Has all unacknowledged messages redelivered in order. Messages received from the broker before, and not yet
+        given to the application, are dropped; they come again."""
         for consumer in self.partitions:
             consumer.redeliver_in_order()
 
     # ------------------------------------------------------------------------------ the subscription
     async def seek(self, messageid: MessageId | int) -> None:
-        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
+        """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since
+        the epoch."""
         await self._partitions.seek(messageid)
 
     async def get_last_message_id(self) -> MessageId:
-        """Returns the id of the topic's last message. OperationNotSupported: there are several partitions."""
+        """Returns the id of the topic's last message. Raises OperationNotSupported if the topic has several
+        partitions."""
         if len(self.partitions) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
         found = MessageId.from_wire((await self.partitions[0].requests.last_message_id()).id)
@@ -400,14 +414,14 @@ class Consumer(ClosedAfterAsyncWith):
         await self.close()
 
     def abort(self) -> None:
-        """Ends at once; pending acks are not sent."""
+        """Ends the consumer at once; pending acks are not sent."""
         if self._watch is not None:
             self._watch.stop()
         self._dead_letters.abort()
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Sends pending acks and closes; ends at once when it is cancelled."""
+        """Sends pending acks and closes the consumer. If the call is cancelled, ends the consumer at once."""
         self._closed = True
         try:
             if self._watch is not None:

@@ -74,8 +74,8 @@ RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 
 
 def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
-    """Returns the dead-letter policy that applies, or None. Raises InvalidConfiguration if the broker does not count
-    redeliveries for the subscription's type."""
+    """Returns the dead-letter policy that applies, or None. Raises InvalidConfiguration if the subscription's type
+    does not count redeliveries (Exclusive, Failover)."""
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
@@ -87,8 +87,8 @@ def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
 
 
 def times_of(told: str) -> int:
-    """Returns how often a message was reconsumed later, according to its property. A value that is no plain number
-    counts as 0, because another program may use that name for anything else."""
+    """Parses the property that counts how often a message was reconsumed later. Returns 0 for a text that is no plain
+    number, because another program may use that property for anything else."""
     return (whole(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
@@ -99,13 +99,13 @@ def letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str |
 
 
 def is_dead_letter(message: Message) -> bool:
-    """Whether a consumer or a broker's policy, of any subscription, moved the message to this dead-letter topic; then
-    it stays here."""
+    """Whether the message was moved to this dead-letter topic, by a consumer of any subscription or by a broker's
+    policy. Such a message is not moved again."""
     return _MOVED_BY.search(message.producer_name()) is not None and ORIGIN_MESSAGE_ID in message.properties()
 
 
 def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
-    """Whether the topic is the dead-letter topic of this subscription, so that no message may be moved from it."""
+    """Whether `topic` is the dead-letter topic of this subscription, from which no message may be moved."""
     chosen = policy.dead_letter_topic
     return topic.base.local.endswith(f"-{subscription}-DLQ") or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base
@@ -121,7 +121,8 @@ def original_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLett
 
 
 class DeadLetterProducer:
-    """The dead-letter and retry-letter producers of one consumer, opened when they are needed."""
+    """Moves messages of one topic to its dead-letter topic and retry-letter topic. Opens a producer of each when it is
+    first needed."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy,
@@ -146,8 +147,8 @@ class DeadLetterProducer:
 
     # ------------------------------------------------------------------ dead letters
     def move_soon(self, messages: list[Message]) -> None:
-        """Moves messages in a task. Each is acknowledged when it is stored in the dead-letter topic; until then the
-        task retries."""
+        """Starts a task that moves the messages to the dead-letter topic. It retries until each message is stored
+        there, and then acknowledges it."""
         self._tasks.spawn(self._move_all(messages), f"dead letters of {self._base}")
 
     async def _move_all(self, messages: list[Message]) -> None:
@@ -172,8 +173,8 @@ class DeadLetterProducer:
     async def reconsume_later(
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
     ) -> None:
-        """Publishes a copy to be delivered after `delay`, or past the limit to the dead-letter topic. Returns when it
-        is stored and the message is acknowledged."""
+        """Publishes a copy of the message to be delivered after `delay`; past the limit of retries, publishes it to
+        the dead-letter topic. Returns when the copy is stored and the message is acknowledged."""
         times = times_of(message.properties().get(RECONSUME_TIMES, "")) + 1
         found = {**_origin(message, self._subscription), **(properties or {})}
         if times > self.policy.max_redeliver_count:
@@ -209,7 +210,8 @@ class DeadLetterProducer:
         message.entry.consumer.acknowledge(message)
 
     async def _schema_of(self, message: Message) -> SchemaInfo | None:
-        """Returns the schema with which the message was written; None: it names no schema that its topic has."""
+        """Returns the schema with which the message was written; None if the message names no schema, or one that its
+        topic lacks."""
         version, writers = message.writer_version, message.entry.writers
         if not version or writers is None:
             return None
@@ -284,13 +286,13 @@ def _origin(message: Message, subscription: str) -> dict[str, str]:
 
 
 class DeadLetterProducers:
-    """The dead-letter producers of one consumer: one for each topic together with its retry-letter topic."""
+    """The DeadLetterProducer of each topic of one consumer; a topic and its retry-letter topic have the same one."""
 
     def __init__(
         self, connections: Connections, subscription: str, settings: ConsumerSettings, consumer_name: Callable[[], str]
     ) -> None:
-        """Opens nothing yet. Raises InvalidConfiguration if the broker does not count redeliveries for the
-        subscription's type."""
+        """Opens nothing yet. Raises InvalidConfiguration if the subscription's type does not count redeliveries
+        (Exclusive, Failover)."""
         self.policy = policy_of(settings)
         self._connections = connections
         self._subscription = subscription
@@ -300,8 +302,8 @@ class DeadLetterProducers:
         self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
     def add(self, topic: TopicName) -> list[TopicName]:
-        """Adds a topic; returns the topics to subscribe to: itself, and its retry-letter topic. A retry or dead-letter
-        topic that a pattern found has no retry-letter topic."""
+        """Adds a topic. Returns the topics to subscribe to: `topic`, and its retry-letter topic with `enable_retry`. A
+        retry-letter or dead-letter topic that a pattern found has no retry-letter topic."""
         policy, subscription = self.policy, self._subscription
         if policy is None or is_dead_letter_topic(topic, subscription, policy):
             return [topic]
@@ -321,8 +323,8 @@ class DeadLetterProducers:
         return self._by_topic.get(topic.base)
 
     def retries_of(self, topic: TopicName) -> DeadLetterProducer:
-        """Returns the producer for a topic's retries. Raises OperationNotSupported if its messages cannot be reconsumed
-        later."""
+        """Returns the DeadLetterProducer through which messages of `topic` are reconsumed later. Raises
+        OperationNotSupported if they cannot be."""
         dead_letters = self.producer_of(topic)
         if dead_letters is not None and topic.base in self._no_retries:
             raise OperationNotSupported(f"no consumer receives from {dead_letters.retry_letter_topic}")

@@ -10,8 +10,9 @@ skipped. Where its bytes are damaged it is not acknowledged: another copy may be
 published, no reader will ever read it. It is *discarded*, as by Pulsar's clients: acknowledged, logged and counted
 (`Consumer.statistics`), so that it takes no place among what is not acknowledged.
 
-A large entry is decompressed ("unfolded") when there is room for it (client/common/receive_memory.py); until then it
-waits compressed, and so does what comes after it, so that the order stays. To the core such entries are on their way.
+A large entry is decompressed when the memory limit has room for it (client/common/receive_memory.py). Until then the
+entry and all entries after it wait compressed (`_folded`), so that the order stays. The core counts them as in flight.
+Also here: the frames that a consumer's effects become (`frames_of`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ SAY_EVERY_S = 10.0
 
 
 class StaysCompressed(Exception):
-    """Raised when the memory limit has no room for the decompressed entry; it stays compressed."""
+    """Raised when the memory limit has no room for the decompressed entry; the entry stays compressed."""
 
 
 class Undecryptable(Exception):
@@ -76,15 +77,15 @@ class Undecryptable(Exception):
 
 
 class Deliveries:
-    """The deliveries of one partition: `split_deliveries` splits them into messages, and `take_received` returns
-    these."""
+    """The delivered entries of one partition: `split_deliveries` splits them into messages, and `take_received`
+    returns these messages."""
 
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
         dead_letters: DeadLetterProducer | None, start: Start | None, longer_s: Callable[[int], float],
         memory: ReceiveMemory,
     ) -> None:  # fmt: skip
-        """Makes the deliveries of a partition. `longer_s`: by redelivery count, the seconds that are added to the ack
+        """Makes the deliveries of a partition. `longer_s(redelivery_count)`: the seconds that are added to the ack
         time-out of an entry."""
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
         self.discarded = 0  # entries that are malformed
@@ -112,8 +113,8 @@ class Deliveries:
         """Slots of the latest entries, where what failed holds back what follows it of its keys."""
 
     def split_deliveries(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
-        """Splits deliveries into messages, up to the first other frame, which it returns; None: there was no other
-        frame."""
+        """Splits the deliveries in `frames` into messages, up to the first frame of another kind, which is returned;
+        None if there is none."""
         came, opened = self._came, self.open
         for frame in frames:
             kind = frame.WhichOneof("kind")
@@ -132,8 +133,8 @@ class Deliveries:
         return None
 
     def take_received(self) -> tuple[list[Message], int, int, int]:
-        """Removes and returns what came since the last call: the messages for the application; the number of permits of
-        all entries, and of those from which the application gets nothing; the number of bytes."""
+        """Removes and returns what arrived since the last call: the messages for the application; the permits of all
+        entries; the permits of entries without a message for the application; the number of bytes."""
         came = self._came, self._charged, self._hidden, self._bytes
         self._came = []
         self._charged = self._hidden = self._bytes = 0
@@ -141,14 +142,14 @@ class Deliveries:
 
     # ------------------------------------------------------------------------------ what waits folded
     def on_large_taken(self, received: ReceivedEntry) -> None:
-        """Records that the application took a message of a large entry. May be called from any thread; the event loop
-        must call `decompress_waiting` soon."""
+        """Fact: the application received a message of a large entry, whose memory is free again. May be called from
+        any thread; the event loop must call `decompress_waiting` soon."""
         size, received.unfolded = received.unfolded, 0
         self._taken.append(size)
 
     def decompress_waiting(self) -> bool:
-        """Decompresses waiting entries as far as there is room; `take_received` then returns their messages. Returns
-        False if none waited."""
+        """Decompresses waiting entries as far as the memory limit has room; `take_received` then returns their
+        messages. Returns False if no entry waited."""
         if self._taken:
             self._free_taken()
         if not self._folded:
@@ -163,8 +164,8 @@ class Deliveries:
         return [position for _, position, _, _ in self._folded]
 
     def discard_waiting(self) -> int:
-        """Drops the entries that wait compressed, and the memory counted for large ones; all of them will be delivered
-        again, or are not needed. Returns the number of permits of those that waited."""
+        """Drops the entries that wait compressed, and the memory counted for large entries. The broker will deliver
+        them again, or they are not needed. Returns the permits of the entries that waited."""
         self._taken.clear()
         self._memory.unfolded_bytes -= self._unfolded
         self._unfolded = 0
@@ -184,13 +185,13 @@ class Deliveries:
 
     # ------------------------------------------------------------------------------ where a reader begins
     def copy_encryptor(self, metadata: MessageMetadata) -> Encrypt | None:
-        """Returns the function that encrypts a copy of a message for the readers of the message; None: it was not
-        encrypted. Raises CryptoError."""
+        """Returns a function that encrypts a copy of the message so that the readers of the message can read the copy;
+        None if the message was not encrypted. Raises CryptoError."""
         return self._decryptor.copy_encryptor(metadata) if metadata.encryption_param else None
 
     def on_sought(self, to: MessageId | int) -> None:
-        """Records that the cursor was moved to `to`. The start of a reader becomes None if only the broker knows the
-        place."""
+        """Fact: the broker moved the cursor to `to`. `start` becomes the new start of a reader; None if only the
+        broker knows the position."""
         self.start = None
         self.forget_moved()
         if not self._durable and isinstance(to, MessageId):
@@ -198,7 +199,7 @@ class Deliveries:
             self.start = Start(to, self._settings.start_message_id_inclusive and not everywhere)
 
     def start_after(self, place: Place) -> Start:
-        """Returns the start of a reader that continues after what it has read."""
+        """Returns the start of a reader that reconnects and continues at `place`."""
         if place.taken is not None:
             self.start = Start(place.taken, False, place.begun)
         return self.start or Start(MessageId.latest, False)
@@ -207,7 +208,7 @@ class Deliveries:
     def open(
         self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = ()
     ) -> Sequence[Message]:
-        """Splits an entry; returns those of its messages that the application is to see."""
+        """Splits an entry into messages. Returns those that the application is to see."""
         core = self._core
         if self._folded:
             self._folded.append((entry, position, redelivered, acked))
@@ -269,7 +270,8 @@ class Deliveries:
 
     # ------------------------------------------------------------------------------ what fails, in order
     def forget_moved(self) -> None:
-        """Drops the record of moved dead letters: the subscription is moved, and they are delivered again, too."""
+        """Drops the record of messages moved to the dead-letter topic, because the subscription is moved and they are
+        delivered again."""
         if self._moved:
             self._moved.clear()
 
@@ -281,8 +283,8 @@ class Deliveries:
             moved.popitem(last=False)
 
     def _without_moved(self, received: ReceivedEntry, wanted: list[Message], moved: int) -> list[Message]:
-        """Returns the messages without those whose dead letter is in flight or stored: the entry comes again if its
-        acknowledgement was lost."""
+        """Returns `wanted` without the messages whose dead letter is in flight or stored. (The broker delivers such an
+        entry again if its acknowledgement was lost.)"""
         there = moved & ~self._core.moving.get(received.position, 0)
         for message in wanted:
             if there >> message.batch_index & 1:
@@ -292,8 +294,8 @@ class Deliveries:
     def _note_slots(
         self, slots: OrderedDict[Position, frozenset[int]], received: ReceivedEntry, messages: list[Message]
     ) -> None:
-        """Records the key slots of an entry as the broker computes them: from each message of a batch that it can read,
-        else from the entry."""
+        """Records the key slots of an entry as the broker computes them: from each message of a batch that the broker
+        can read, else from the metadata of the entry."""
         metadata = received.header.metadata
         if received.header.batched and not metadata.encryption_keys:
             keys = {key_of(message.fields) for message in messages}
@@ -304,9 +306,9 @@ class Deliveries:
             slots.popitem(last=False)
 
     def follows(self, failed: Collection[Position]) -> Callable[[Message], bool]:
-        """Returns a function: whether a message must wait for one of the failed entries. It must if it is of that
-        entry, or after it and, where the order is by key, of one of its keys. These are exactly the messages that the
-        broker takes back."""
+        """Returns a function that says whether a message must wait for one of the failed entries: it belongs to such
+        an entry, or comes after it and, where the order is by key, has a key of it. These are exactly the messages
+        that the broker takes back."""
         known = self.slots
         if known is None:
             first = min(failed)
@@ -334,8 +336,8 @@ class Deliveries:
         return damaged
 
     def _undecryptable(self, received: ReceivedEntry, error: CryptoError, entry: bytes) -> Sequence[Message]:
-        """Handles an entry that cannot be decrypted as the settings say; returns the message for the application, if
-        any. A chunk is treated like any other entry."""
+        """Handles an entry that cannot be decrypted as `crypto_failure_action` says. Returns the message for the
+        application, if any. A chunk is handled like any other entry."""
         action, core, header = self._settings.crypto_failure_action, self._core, received.header
         now = self._clock()
         if now - self._crypto_said >= SAY_EVERY_S:
@@ -364,7 +366,8 @@ class Deliveries:
         return ()
 
     def _take_chunk(self, received: ReceivedEntry, body: bytes) -> list[Message]:
-        """Returns the message that the chunk completes; empty if it does not. Raises CorruptEntry."""
+        """Adds a chunk to its message. Returns that message if it is complete now, else an empty list. Raises
+        CorruptEntry."""
         start, header = self.start, received.header
         if start is not None and not start.wants_chunk(received.position):
             return []
@@ -387,7 +390,8 @@ class Deliveries:
         return [Message(received, metadata, payload, -1)]
 
     def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
-        """Returns the messages that compaction has not removed from the batch; the removed ones are acknowledged."""
+        """Returns `messages` without those that compaction removed from the batch, and acknowledges the removed ones.
+        """
         removed = removed_of(received, messages)
         if not removed:
             return messages
@@ -402,9 +406,9 @@ def messages_of(
     consumer: Origin, entry: bytes, position: Position, start: Start | None, redelivered: int = 0,
     acked: Sequence[int] = (), decryptor: Decryptor | None = None, has_room: Callable[[int], bool] | None = None,
 ) -> tuple[ReceivedEntry, list[Message] | None, bytes | None]:  # fmt: skip
-    """Returns the entry; the messages that the application is to see, or None for a chunk; and the decrypted payload,
-    if it was encrypted. `has_room` is asked before a large entry is decompressed. Raises CorruptEntry, Undecryptable,
-    StaysFolded."""
+    """Decodes an entry. Returns the entry; its messages for the application, or None for a chunk; and the decrypted
+    payload, if the entry was encrypted. `has_room(size)` is asked before a large entry is decompressed. Raises
+    CorruptEntry, Undecryptable, StaysCompressed."""
     index, _, start_at = broker_part_of(entry)
     header = EntryHeader(*checked_head(entry, start_at))
     if has_room is not None and header.uncompressed_size >= LARGE_BYTES and not has_room(unfolded_bytes(header)):
@@ -440,8 +444,8 @@ def messages_of(
 
 
 def unfolded_bytes(header: EntryHeader) -> int:
-    """Returns the number of bytes that an entry declares to have when decompressed. Of a chunked message only the last
-    chunk counts, for all."""
+    """Returns the decompressed size that the entry declares. 0 for each chunk of a message but the last, which counts
+    for all."""
     metadata = header.metadata
     if (
         header.uncompressed_size
@@ -456,7 +460,7 @@ _NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
 def removed_of(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages that compaction removed from a batch of which other messages are kept."""
+    """Returns the messages that compaction removed from a batch of which it retained other messages."""
     kept = frozenset(received.header.metadata.compacted_batch_indexes)
     return [
         message for message in messages
@@ -466,7 +470,7 @@ def removed_of(received: ReceivedEntry, messages: Sequence[Message]) -> list[Mes
 
 
 def share_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
-    """Distributes the entry's permits over its messages: one each, and the rest for the last one."""
+    """Distributes the permits of an entry over its messages: one to each, and the rest to the last one."""
     for message in wanted[:-1]:
         message.permits = 1
     wanted[-1].permits = 1 + received.charged - len(wanted)
@@ -481,7 +485,8 @@ ACK_BYTES = 128 << 10
 
 
 def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
-    """Yields the frames of an effect. `durable` and `inclusive` are needed for a seek."""
+    """Yields the client's frames that an effect becomes. `durable` (not a reader) and `inclusive` decide how a seek is
+    sent."""
     match effect:
         case Grant(messages):
             yield {"permits": messages}
@@ -496,9 +501,9 @@ def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iter
 
 
 def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool) -> wire.Seek:
-    """Returns the seek request. A durable subscription is moved to exactly that message (`at_message`), and the client
-    filters nothing, because others may move its cursor back at any time. A reader filters what is before its own
-    `Start`."""
+    """Returns the seek request. With `exact`, for a durable subscription, the broker moves the cursor to exactly that
+    message (`at_message`), and the client filters nothing, because others may move the cursor back at any time. A
+    reader filters the messages before its own `Start`."""
     seek = wire.Seek(request_id=request_id)
     if isinstance(to, MessageId):
         seek.message_id.CopyFrom((at_message(to, inclusive=inclusive) if exact else to).to_wire())
@@ -508,7 +513,7 @@ def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool)
 
 
 def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
-    """Returns the ack requests of a group, in order; only the last of them is answered."""
+    """Returns the acknowledge requests of a group, in order; the broker answers only the last of them."""
     acks: list[wire.Ack] = []
     if group.cumulative is not None:
         (ledger_id, entry_id), last = group.cumulative
@@ -535,7 +540,7 @@ def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
 
 
 def _individual(parts: list[wire.AckedEntry], sets: list[wire.EntrySet]) -> Iterator[wire.Ack]:
-    """Yields as many acks as needed: a broker refuses requests above REQUEST_BYTES_MAX."""
+    """Yields individual acknowledge requests, as many as needed: a broker refuses requests above REQUEST_BYTES_MAX."""
     ack, size = wire.Ack(kind=wire.Ack.INDIVIDUAL), 0
     every: list[wire.AckedEntry | wire.EntrySet] = [*parts, *sets]
     for each in every:

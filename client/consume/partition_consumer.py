@@ -2,8 +2,8 @@
 
 Each fact is given to the core, and each of its effects is done at once, in order. Entries are split when they
 come (client/consume/deliveries.py) and their messages are put into the `inbox`, which several partitions may share.
-`acknowledge`, `on_taken` and all of `acks` that says so may be called from any thread; all else belongs to the event
-loop. What fails here unforeseen finishes the consumer, and every waiter gets that error (client/common/loggers.py).
+`acknowledge`, `on_taken` and the methods of `acks` that say so may be called from any thread; all else belongs to the
+event loop. An unforeseen exception finishes the consumer, and every waiter gets that error (client/common/loggers.py).
 Guards: tests/client/consume/test_partition_consumer.py.
 """
 
@@ -45,7 +45,7 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class PartitionConsumer:
-    """The consumer of one partition."""
+    """The consumer of one partition: the driver of a ConsumerCore."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings,
@@ -53,7 +53,8 @@ class PartitionConsumer:
         *, queue_size: int, start: Start | None = None, dead_letters: DeadLetterProducer | None = None,
         on_gone: Callable[[PartitionConsumer], None] | None = None,
     ) -> None:  # fmt: skip
-        """Makes the consumer. `on_gone` is called when its topic is deleted; without it the receiver gets an error."""
+        """Makes the consumer. `on_gone` is called when the topic is deleted; without `on_gone` the receiver gets an
+        error."""
         self.topic = topic
         self.sends = self.waits = False
         self.schema: Schema = settings.schema
@@ -96,7 +97,7 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ from any thread
     def on_taken(self, message: Message) -> None:
-        """Called when the last message of an entry (with ack time-outs: any message) was taken from the inbox."""
+        """Fact: the application received the last message of an entry; with ack time-outs: any message."""
         wake = self.core.permits.count_used(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
         if message.entry.unfolded:
@@ -111,13 +112,14 @@ class PartitionConsumer:
             raise message.error()
 
     def on_interrupted(self) -> None:
-        """Wakes the consumer after Ctrl-C interrupted `on_taken` at any point, so that nothing it left is forgotten."""
+        """Fact: Ctrl-C interrupted `on_taken` at an unknown point. Wakes the event loop, so that it processes all that
+        `on_taken` appended."""
         self._woken = False
         self._wake()
 
     def flush_acks(self) -> None:
-        """Processes, in the event loop, all acknowledgements and negative ones up to now, before the next message is
-        taken."""
+        """Passes all acknowledgements and negative acknowledgements up to now to the core and does its effects, before
+        another message is received. Must be called in the event loop."""
         self._turn()
 
     def acknowledge(self, which: Pending) -> None:
@@ -214,8 +216,8 @@ class PartitionConsumer:
                 self._attachment.on_unexpected_frame(kind)
 
     def _set_incarnation(self, incarnation: int) -> None:
-        """Records the incarnation of the topic. If it is another one than before, resets what belonged to that: the
-        schemas and, for a reader, its place."""
+        """Records the incarnation of the topic. If it differs from the one before, resets what belonged to that one:
+        the schemas and, for a reader, its position."""
         before, self.incarnation = self.incarnation, incarnation or self.incarnation
         if before == self.incarnation:
             return
@@ -281,18 +283,19 @@ class PartitionConsumer:
         """Does nothing: the acknowledgements of a transaction are sent at the end of the loop's turn."""
 
     def redeliver_unacknowledged(self) -> None:
-        """Asks the broker to deliver again everything that is not acknowledged; drops what waits here."""
+        """Asks the broker to deliver all unacknowledged messages again. Messages that wait in the receiver queue are
+        dropped."""
         self.acks.flush()
         self._do(self.core.redeliver_all(self._untouched()))
 
     def redeliver_in_order(self) -> None:
-        """Asks the broker to deliver all unacknowledged messages again, in order. What was received and not yet given
-        to the application is dropped first: it comes again too."""
+        """Asks the broker to deliver all unacknowledged messages again, in order. Messages that were received and not
+        yet given to the application are dropped first; the broker delivers them again, too."""
         self.acks.flush()
         self._do(self.core.redeliver_all(self._untouched(), in_order=True))
 
     def _untouched(self) -> EntrySets:
-        """Returns the entries that wait here and of which the application has seen nothing, so that their redelivery is
+        """Returns the waiting entries of which the application has received no message, so that their redelivery is
         not counted."""
         found: EntrySets = {}
         places = self.core.chunks.incomplete_positions()
@@ -306,18 +309,18 @@ class PartitionConsumer:
         return found
 
     def resize(self, queue_size: int) -> None:
-        """Sets the size of its queue: its share of the room of all partitions."""
+        """Sets the size of this partition's receiver queue: its share of the limit for all partitions."""
         self._claim.want(queue_size)
         self._do(self.core.resize(self._claim.window))
 
     def retire(self) -> None:
-        """Drops the messages that the application has not taken; the inbox, which others share, is not closed by its
-        end."""
+        """Drops the messages that the application has not received, and detaches the consumer from the shared receiver
+        queue, so that its end does not close that queue."""
         self._inbox.drop(lambda message: message.entry.consumer is self)
         self._inbox = ReceiverQueue()
 
     def deliver_to(self, inbox: ReceiverQueue) -> None:
-        """Delivers into `inbox` from now on, and moves the waiting messages there."""
+        """Puts messages into `inbox` from now on, and moves the waiting messages there."""
         waiting, self._inbox = self._inbox.messages, inbox
         inbox.put(waiting)
 
@@ -329,7 +332,7 @@ class PartitionConsumer:
         return {"subscribe": request}
 
     async def open(self) -> None:
-        """Subscribes. Raises if it cannot: at once for an error that will stay, else at the operation's deadline."""
+        """Subscribes. Raises a permanent error at once, another error when the operation's deadline passes."""
         self._attachment.open()
         await self.requests.wait_changed()
         if self.core.error is not None:
@@ -341,7 +344,7 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
-        """Ends at once without informing the broker; waiting acks are not sent."""
+        """Ends the consumer at once without informing the broker; waiting acks are not sent."""
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def on_failure(self, error: Exception) -> None:
@@ -367,7 +370,7 @@ class PartitionConsumer:
             self._on_gone(self)
 
     async def close(self) -> None:
-        """Sends the waiting acks and closes the consumer at the broker. Returns when the broker has done both."""
+        """Sends the waiting acks and closes the consumer at the broker. Returns when the broker has answered both."""
         try:
             if self.core.state is State.CONNECTED and not self.requests.unsubscribed:
                 async with asyncio.timeout(self._connections.settings.operation_timeout_s):

@@ -32,7 +32,7 @@ from .receiver_queue import ReceiverQueue
 
 
 class PartitionConsumers:
-    """The partitions of one consumer or reader, and their inbox."""
+    """The PartitionConsumers of one consumer or reader, and the receiver queue that they share."""
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self.all: list[PartitionConsumer] = []
@@ -43,8 +43,8 @@ class PartitionConsumers:
 
     # ------------------------------------------------------------------------------ who belongs to it
     def share(self, more: int = 0) -> int:
-        """Returns how many messages of one partition may wait: its queue size, or its share of the limit for all
-        partitions."""
+        """Returns how many messages of one partition may wait: `receiver_queue_size`, or its share of the limit for
+        all partitions. `more`: partitions that will be added."""
         total = self._settings.max_total_receiver_queue_size_across_partitions
         return max(1, min(self._settings.receiver_queue_size, total // max(1, len(self.all) + more)))
 
@@ -53,9 +53,9 @@ class PartitionConsumers:
         await _open(new)
 
     async def grow(self, new: Sequence[PartitionConsumer]) -> None:
-        """Adds partitions and opens them; messages from before they were found are received, too. Until all are open
-        each has its own inbox, so that no caller takes a message of a partition that is not added yet, and one that
-        cannot be opened ends only its own."""
+        """Opens partitions and adds them. Until all are open each has a receiver queue of its own, so that no caller
+        receives a message of a partition that is not added yet, and a partition that cannot be opened closes only its
+        own queue."""
         await _open(new)
         self._add(new)
         self._share_out()
@@ -86,14 +86,14 @@ class PartitionConsumers:
         return [topic for topic in topics if topic.full not in self._by_topic]
 
     def of_message(self, message: Message) -> PartitionConsumer | None:
-        """Returns the consumer of a message; None if the message came over one that is not here any more."""
+        """Returns the PartitionConsumer through which the message came; None if it was removed."""
         consumer = message.entry.consumer
         found = self._by_topic.get(consumer.topic.full)
         return found if found is consumer else None
 
     def of_id(self, which: MessageId) -> PartitionConsumer:
-        """Returns the consumer of a message id. Raises OperationNotSupported, as Pulsar's client does, if the id does
-        not name its partition; InvalidMessage if that partition is not here."""
+        """Returns the PartitionConsumer of the partition of a message id. Raises OperationNotSupported, as Pulsar's
+        client does, if the id does not say which partition; InvalidMessage if that partition is not one of these."""
         if which.partition() >= 0 and all(each.topic.partition != which.partition() for each in self.all):
             raise InvalidMessage(f"{which!r} is of partition {which.partition()}, which this consumer does not have")
         if len(self.all) == 1:
@@ -111,7 +111,8 @@ class PartitionConsumers:
         self, connections: Connections, counts: dict[TopicName, int],
         grow: Callable[[TopicName, int], Awaitable[None]],
     ) -> None:  # fmt: skip
-        """Watches for more partitions: `grow(topic, count)` is awaited when a topic of `counts` has more."""
+        """Starts to watch the partition counts of topics, which are `counts` now: `grow(topic, count)` is awaited when
+        a topic has more."""
         self._watcher = PartitionsWatcher(connections, counts, grow)
 
     def watch_partitions(self, topic: TopicName, count: int) -> None:
@@ -126,8 +127,8 @@ class PartitionConsumers:
         return all(each.core.state is State.CLOSED for each in self.all)
 
     async def seek(self, to: MessageId | int) -> None:
-        """Moves all partitions to MessageId.earliest, .latest or a publish time in ms; a message id moves only its own
-        partition."""
+        """Moves all partitions to MessageId.earliest, MessageId.latest or a publish time in ms; the id of a message
+        moves only the partition of that message."""
         if isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
@@ -174,7 +175,8 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
 
 
 def check_timeout(timeout_millis: int | None) -> float | None:
-    """Checks a time-out in ms; returns it in seconds."""
+    """Checks `timeout_millis` and returns it in seconds; None for None. Raises if it is no valid number of
+    milliseconds."""
     if timeout_millis is None:
         return None
     check_one("timeout_millis", TIMEOUT_MS, timeout_millis)

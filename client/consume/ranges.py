@@ -1,4 +1,5 @@
-"""Reading by index: for those who keep their own offsets, such as the Spark connector (`Client.read_range`).
+"""Reading by index, for programs that store their own offsets, such as the Spark connector (`Client.read_range`). Also
+the reader of a topic from a given message on (`Reader`).
 
 No subscription and no permits: the owner of a partition is asked for a range of message indexes. A broker that is down
 or gave the topic away is looked up again, with back-off, until the deadline of the operation; a read goes on after the
@@ -50,11 +51,11 @@ class IndexedMessage:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry as it is stored, which a producer sent as one unit: one message, or a batch, or a chunk of a large
+    """An entry as it is stored, which a producer sent as one unit: one message, a batch, or a chunk of a large
     message.
 
-    `data` has the layout of proto/entry.py, for readers that take entries apart by columns. It is in clear where the
-    read was given a `crypto_key_reader` that decrypts it.
+    `data` has the layout of proto/entry.py, for programs that parse entries column by column. It is decrypted where
+    the read was given a `crypto_key_reader` with the private key.
     """
 
     partition: int  # -1: the topic is not partitioned
@@ -64,12 +65,12 @@ class StoredEntry:
 
     @property
     def end_index(self) -> int:
-        """Returns the index after its last message. Raises CorruptEntry."""
+        """Returns the index after the last message of the entry. Raises CorruptEntry."""
         return split_broker_part(self.data)[0] + 1
 
     def messages(self) -> list[IndexedMessage]:
-        """Returns all its messages, also those outside the range that was read. Raises CorruptEntry; CryptoError: it is
-        encrypted, and was not decrypted."""
+        """Returns all messages of the entry, also those outside the range that was read. Raises CorruptEntry if the
+        entry is damaged, CryptoError if it is still encrypted."""
         last, _, client_part = split_broker_part(self.data)
         header = parse_header(client_part)
         if header.metadata.encryption_param:
@@ -87,7 +88,7 @@ class StoredEntry:
 
 
 class RangeReader:
-    """Reads ranges of indexes. Belongs to one event loop, as its `connections` do."""
+    """Reads entries by ranges of message indexes. Belongs to one event loop, as `connections` does."""
 
     def __init__(self, connections: Connections, keys: KeyReader | None = None) -> None:
         self._connections = connections
@@ -96,8 +97,9 @@ class RangeReader:
     async def read(
         self, topic: TopicName, first: int, end: int, incarnation: int = 0
     ) -> AsyncGenerator[list[StoredEntry], None]:
-        """The entries that hold any of the messages `first` … `end - 1`, in order; ends early where the topic does.
-        `incarnation`: of the topic, which a resumed read would else not tell from one that was made anew."""
+        """Yields the entries that contain any of the messages `first` … `end - 1`, in order; ends early where the
+        topic ends. `incarnation`: of the topic; if the topic was deleted and created again since, the read raises
+        TopicNotFound."""
         timeout_s = self._connections.settings.operation_timeout_s
         now, backoff = self._connections.world.clock.monotonic, self._connections.backoff()
         at, deadline = first, now() + timeout_s
@@ -119,8 +121,8 @@ class RangeReader:
     async def _once(
         self, topic: TopicName, first: int, end: int, incarnation: int
     ) -> AsyncGenerator[tuple[list[StoredEntry], int], None]:
-        """Reads one stream: yields (entries, first index not read yet) as they come, until the range or the topic ends.
-        """
+        """Reads over one stream. Yields (entries, first index not read yet) as they arrive, until the range or the
+        topic ends."""
         channel = await self._connections.find_owner(topic)
         stream: Stream[wire.ReadRequest, wire.ReadReply] = channel.stream(rpc("Broker", "Read"))
         at, request_id = first, 0
@@ -162,8 +164,8 @@ class RangeReader:
         return [StoredEntry(topic.partition, d.ledger_id, d.entry_id, clear(d.entry)) for d in deliveries], done
 
     def _in_clear(self, entry: bytes) -> bytes:
-        """Returns the entry decrypted, as far as that is possible: what stays encrypted, or is damaged, is told where
-        its messages are taken."""
+        """Returns the entry decrypted if possible. An entry that stays encrypted or is damaged is returned as it is;
+        `StoredEntry.messages` then raises."""
         if self._decryptor is None:
             return entry
         try:
@@ -187,8 +189,8 @@ class RangeReader:
 class Reader(ClosedAfterAsyncWith):
     """Reads a topic from a given message on, without a durable subscription, for asyncio; see `Client.create_reader`.
 
-    It belongs to the event loop that opened it. Errors: Timeout (no message within `timeout_millis`), AlreadyClosed,
-    ChecksumError (a damaged message).
+    A reader belongs to the event loop that opened it. Errors: Timeout (no message within `timeout_millis`),
+    AlreadyClosed, ChecksumError (a damaged message).
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class Reader(ClosedAfterAsyncWith):
         cls, connections: Connections, topic: TopicName, start: MessageId, settings: ConsumerSettings,
         *, name: str, inclusive: bool,
     ) -> Reader:  # fmt: skip
-        """Opens all partitions, or the one of `start`."""
+        """Opens all partitions; if `start` names a partition, only that one."""
         reader = cls(connections, topic, settings, name)
         partitions = await connections.partitions(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
@@ -249,16 +251,17 @@ class Reader(ClosedAfterAsyncWith):
         return self._topic.full
 
     def is_connected(self) -> bool:
-        """Whether all partitions are connected."""
+        """Whether all partitions are connected to their brokers."""
         return self._partitions.are_connected()
 
     @property
     def is_over(self) -> bool:
-        """Whether all its partitions are closed."""
+        """Whether the reader is closed or has failed: all its partitions are closed."""
         return self._partitions.are_closed()
 
     def on_taken(self, message: Message) -> Message:
-        """Notes that the application takes the message: a reconnect starts after it; the broker may forget it."""
+        """Records that the application receives the message: after a reconnect the reader starts after it, and the
+        broker need not retain it. Returns the message."""
         consumer: Any = message.entry.consumer
         consumer.core.last_taken = message.message_id()
         if message.permits:
@@ -267,7 +270,8 @@ class Reader(ClosedAfterAsyncWith):
         return message
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
-        """The next message. Raises Timeout when none arrived within `timeout_millis`; None: waits without a limit."""
+        """Returns the next message. Raises Timeout if none arrives within `timeout_millis`; None: waits without a
+        limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             check_timeout(timeout_millis)
         message = self.inbox.take_nowait()
@@ -278,14 +282,14 @@ class Reader(ClosedAfterAsyncWith):
         return self.on_taken(message)
 
     async def has_message_available(self) -> bool:
-        """Whether a message follows the last one read; asks the broker when no message waits in the client."""
+        """Whether a message follows the last one that was read. Asks the broker if no message waits in the client."""
         if len(self.inbox):
             return True
         found = await asyncio.gather(*(self.has_more(each) for each in self.partitions))
         return any(found) or len(self.inbox) > 0
 
     async def has_more(self, consumer: PartitionConsumer) -> bool:
-        """Whether a message of that partition follows the last one read; asks its broker."""
+        """Asks the broker whether a message of the partition of `consumer` follows the last one that was read."""
         reply = await consumer.requests.last_message_id()
         if reply.index < 0 or reply.id.entry_id < 0:
             return False
@@ -301,7 +305,8 @@ class Reader(ClosedAfterAsyncWith):
         return last >= first if start.inclusive else last > first
 
     async def seek(self, messageid: MessageId | int) -> None:
-        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
+        """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a publish time in ms since the
+        epoch.
 
         The id of a message moves its own partition; the others keep their positions.
         """
@@ -317,11 +322,11 @@ class Reader(ClosedAfterAsyncWith):
                 raise
 
     def abort(self) -> None:
-        """Ends at once."""
+        """Ends the reader at once."""
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Closes it; what waits is thrown away."""
+        """Closes the reader; messages that wait are dropped."""
         self._closed = True
         await self._partitions.close()
 
@@ -332,5 +337,6 @@ def _order_taken(id_: MessageId) -> tuple[int, int, int]:
 
 
 def _order(id_: wire.MessageId) -> tuple[int, int, int]:
-    """Ids of one partition; a whole entry counts as its last message."""
+    """Returns a key that orders message ids of one partition; the id of a whole entry counts as that of its last
+    message."""
     return id_.ledger_id, id_.entry_id, id_.batch_index if id_.batch_index >= 0 else 1 << 31

@@ -1,7 +1,9 @@
-"""The queue of received messages that wait for the application: filled by the event loop, emptied from any one world.
+"""The queue of received messages that wait for the application: filled by the event loop, emptied by a task or a
+thread. Also receiving in batches (`ConsumerBatchReceivePolicy`, `receive_batch`), and the requests of a consumer to
+its broker (`Requests`).
 
-A deque does the work: `put` and `take_nowait` need no lock. A waiter leaves a wake-up call; `put` makes as
-many calls as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
+A deque does the work: `put` and `take_nowait` need no lock. A waiter leaves a wake-up call; `put` makes as many calls
+as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
 
 **No wake-up is lost.** A waiter that stops for another reason (a time-out, a cancelled task, Ctrl-C) takes its call
 back; if that was made already, it is made to the next who waits (`stop_waiting`). A task takes a message and returns it
@@ -33,7 +35,7 @@ from .deliveries import acks_of
 
 
 class ReceiverQueue:
-    """A queue of received messages."""
+    """The received messages of one consumer that wait for the application."""
 
     def __init__(self) -> None:
         self._fill(deque())
@@ -89,15 +91,15 @@ class ReceiverQueue:
             return None
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Puts messages to the front that were taken, but did not reach the application. Their permits are already
-        granted again."""
+        """Puts messages back to the front that were removed but did not reach the application. Their permits are not
+        counted a second time."""
         for message in reversed(messages):
             message.permits = 0
             self.messages.appendleft(message)
         self.put(())
 
     def close(self, error: PulsarException) -> None:
-        """Ends the queue: every receiver that waits, now or later, gets this error."""
+        """Ends the queue: every receiver that waits, now or later, gets `error`."""
         self._error = error
         for _ in range(len(self._waiting)):
             self._wake_one()
@@ -110,7 +112,7 @@ class ReceiverQueue:
         return self._error is not None
 
     def at_end(self, call: Callable[[], object]) -> None:
-        """Calls `call` once when the queue ends; at once if it has ended."""
+        """Registers `call`, to be called once when the queue ends; calls it at once if the queue has ended."""
         if self._error is not None:
             call()
         else:
@@ -128,7 +130,8 @@ class ReceiverQueue:
             raise type(self._error)(self._error.message) from self._error
 
     async def take_message(self, timeout_s: float | None) -> Message:
-        """Waits for a message and removes it, in the event loop. Raises Timeout if none came in time."""
+        """Waits for a message, removes and returns it. Must be called in the event loop. Raises Timeout if none
+        arrives within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -142,7 +145,8 @@ class ReceiverQueue:
             raise Timeout(f"no message within {timeout_s:g} s") from None
 
     async def wait_filled(self, timeout_s: float | None) -> None:
-        """Waits, in the event loop, until there is a message. Raises Timeout if none came in time."""
+        """Waits until there is a message. Must be called in the event loop. Raises Timeout if none arrives within
+        `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.messages:
@@ -164,15 +168,15 @@ class ReceiverQueue:
             raise
 
     def call_when_filled(self, wake: Callable[[], object]) -> None:
-        """Calls `wake` once when there may be a message. The caller must check the queue again after this. Raises the
-        error with which the queue ended; also then `stop_waiting` must be called."""
+        """Registers `wake`, to be called once when there may be a message. The caller must check the queue again after
+        this call. Raises the error with which the queue ended; `stop_waiting` must be called even then."""
         self._waiting.append(wake)
         if self._error is not None:
             self.raise_if_ended()
 
     def drop(self, unwanted: Callable[[Message], bool]) -> int:
-        """Drops the unwanted messages and returns the number of their permits; in the event loop. Each other message is
-        still taken exactly once."""
+        """Removes the messages for which `unwanted` returns True; returns the number of their permits. Must be called
+        in the event loop. Each other message is still received exactly once."""
         old = self.messages
         self._fill(deque())
         dropped = 0
@@ -189,7 +193,8 @@ class ReceiverQueue:
         return dropped
 
     def stop_waiting(self, wake: Callable[[], object]) -> None:
-        """Cancels a wait; if its wake-up was used already, the next waiter is woken."""
+        """Removes `wake`, which `call_when_filled` registered. If `wake` was called already, the next waiter is woken
+        in its place."""
         if not self._remove_waiting(wake) and self.messages:
             self._wake_one()
 
@@ -229,7 +234,7 @@ DEFAULT_BYTES = 10 << 20
 
 @dataclass(frozen=True, slots=True)
 class ConsumerBatchReceivePolicy:
-    """The policy of `batch_receive`, which returns when one of these is reached; 0 or -1: no such limit."""
+    """The limits of `batch_receive`, which returns when one of them is reached; 0 or -1: no such limit."""
 
     max_num_message: int = -1
     max_num_bytes: int = DEFAULT_BYTES
@@ -243,7 +248,7 @@ class ConsumerBatchReceivePolicy:
             )
 
     def policy(self) -> ConsumerBatchReceivePolicy:
-        """Returns the policy itself; Pulsar's client has two such classes."""
+        """Returns the policy itself; exists because Pulsar's client has two such classes."""
         return self
 
     def getMaxNumMessages(self) -> int:
@@ -275,7 +280,8 @@ class BatchReceivePolicy(ConsumerBatchReceivePolicy):
 async def receive_batch(
     inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy, now: Callable[[], float]
 ) -> list[Message]:
-    """Receives a batch, in the event loop. `now`: a monotonic clock, in seconds."""
+    """Receives a batch within the limits of `policy`; it is empty if no message arrives in time. Must be called in the
+    event loop. `now`: a monotonic clock, in seconds."""
     deadline = now() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
     most, bytes_max = policy.max_num_message, policy.bytes_max
     messages: list[Message] = []
@@ -305,8 +311,8 @@ async def receive_batch(
 
 
 async def fetch_schemas(inbox: ReceiverQueue, *messages: Message) -> None:
-    """Fetches the schemas with which the messages were written, so that `value` need not ask for them. If it fails or
-    is cancelled, the messages are put back."""
+    """Fetches the schemas with which the messages were written, so that `Message.value` need not ask the broker. If
+    this fails or is cancelled, puts the messages back into `inbox`."""
     try:
         for message in messages:
             await message.know_writer()
@@ -316,7 +322,7 @@ async def fetch_schemas(inbox: ReceiverQueue, *messages: Message) -> None:
 
 
 class ReceivedBatch:
-    """A batch for a caller in another thread. If that caller has ended (Ctrl-C), the batch is put back."""
+    """Receives a batch for a caller in another thread. If Ctrl-C interrupted that caller, the batch is put back."""
 
     def __init__(self, inbox: ReceiverQueue, now: Callable[[], float]) -> None:
         self._now = now
@@ -331,7 +337,8 @@ class ReceivedBatch:
         return self._messages
 
     def put_back(self) -> None:
-        """Puts the batch back, in the event loop, now or as soon as it is received, so that others receive it."""
+        """Puts the batch back into the queue, now or as soon as it is received, so that others receive its messages.
+        Must be called in the event loop."""
         self._unwanted = True
         messages, self._messages = self._messages, []
         if messages:
@@ -346,13 +353,13 @@ class ReceivedBatch:
 
 
 class Requests:
-    """The requests of one consumer."""
+    """The requests of one consumer to its broker: each is sent again if the connection breaks, and answered once."""
 
     def __init__(
         self, connections: Connections, core: ConsumerCore, acks: AckSender, send: Callable[..., None],
         do: Callable[[list[ConsumerEffect]], None],
     ) -> None:  # fmt: skip
-        """Makes the requests. `send` sends a ClientFrame of that kind; `do` does effects of the core."""
+        """Makes the requests. `send(kind=…)` sends a ClientFrame of that kind; `do` does effects of the core."""
         self.unsubscribed = False  # there is nothing left to leave
         self._connections = connections
         self._core = core
@@ -369,7 +376,8 @@ class Requests:
         return reply
 
     async def seek(self, to: MessageId | int) -> None:
-        """Moves the subscription: messages delivered before are dropped, and later ones are from the new place."""
+        """Moves the subscription to `to`; returns when this is done. Messages delivered before are dropped; later ones
+        come from the new position."""
         self.discard_acks()
         await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
 
@@ -380,8 +388,8 @@ class Requests:
         self._core.discard_acks()
 
     async def unsubscribe(self) -> None:
-        """Returns when the subscription is deleted. If a repeated request finds no subscription, the first one has
-        deleted it."""
+        """Deletes the subscription; returns when it is deleted. If a repeated request finds no subscription, the first
+        request has deleted it."""
         asked = False
 
         def ask(request_id: int) -> None:
@@ -397,8 +405,8 @@ class Requests:
         self.unsubscribed = True
 
     async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
-        """Returns when the ack survives a crash of all processes. Raises OperationNotSupported if a cumulative one
-        would cover a part of a chunked message."""
+        """Acknowledges messages; returns when this survives a crash of all processes. Raises OperationNotSupported if
+        a cumulative acknowledgement would cover a part of a chunked message."""
         every = [each for one in which for each in self._acks.with_chunks(one)]
         for each in every if cumulative else ():
             place = place_of(each)[0]
@@ -425,7 +433,8 @@ class Requests:
             await answer
 
     async def _ask(self, send: Callable[[int], object]) -> Any:
-        """Sends a request under a new number, again over the next connection if this one breaks. Returns the answer."""
+        """Sends a request under a new number by `send(number)` and returns the answer. If the connection breaks, sends
+        it again over the next one."""
 
         async def attempt() -> Any:
             while self._core.state is not State.CONNECTED:
@@ -446,7 +455,7 @@ class Requests:
         return answer
 
     def register(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `told` with the outcome of a request that the caller sends itself."""
+        """Registers `told`, to be called with the outcome of a request that the caller sends itself."""
         self._calls[request_id] = told
 
     def answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:
@@ -463,7 +472,7 @@ class Requests:
             answer.set_exception(error)
 
     async def wait_changed(self) -> None:
-        """Waits until the consumer is connected, closed or failed; returns at once if it is so already."""
+        """Waits until the consumer becomes connected, or is closed or has failed."""
         if self._changed is None:
             self._changed = self._loop.create_future()
         await asyncio.shield(self._changed)

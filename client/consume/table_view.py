@@ -44,9 +44,9 @@ SETTLE_S = 0.02
 class TableView(ClosedAfterAsyncWith):
     """A read-only dictionary of the latest value of each key of a topic, for asyncio; see `Client.create_table_view`.
 
-    Keys are text, values are `bytes` or what the schema decodes. `keys`, `values` and `items` are copies. It belongs to
-    the event loop that opened it; listeners run there, in the order of the changes. KeyError: `view[key]` without a
-    value. When it cannot be kept up to date any more, a warning is logged.
+    Keys are text; values are `bytes`, or what the schema decodes. `keys`, `values` and `items` return copies.
+    `view[key]` raises KeyError if the key has no value. A view belongs to the event loop that opened it; listeners run
+    there, in the order of the changes. If the view cannot be kept up to date any more, a warning is logged.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -63,7 +63,8 @@ class TableView(ClosedAfterAsyncWith):
 
     @classmethod
     async def open(cls, reader: Reader) -> TableView:
-        """Returns when the table contains everything that was stored at the call."""
+        """Opens a view over `reader`. Returns when the table contains everything that was stored at the time of the
+        call."""
         view = cls(reader)
         view._horizons = {consumer: consumer.compacted_end_index for consumer in reader.partitions}
         reader.on_connected, reader.on_anew = view._connected, view._made_anew
@@ -87,12 +88,12 @@ class TableView(ClosedAfterAsyncWith):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed."""
+        """Whether the view is closed or has failed."""
         return self._reader.is_over
 
     @property
     def inbox(self) -> ReceiverQueue:
-        """Messages that are received and not in the table yet."""
+        """Returns the queue of messages that are received and not yet in the table."""
         return self._reader.inbox
 
     # ------------------------------------------------------------------------------ reading
@@ -101,7 +102,7 @@ class TableView(ClosedAfterAsyncWith):
         return self._reader.topic()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The latest value of the key; `default` when it has none."""
+        """Returns the latest value of the key; `default` if the key has none."""
         return self._values.get(key, default)
 
     def __getitem__(self, key: str) -> Any:
@@ -125,17 +126,17 @@ class TableView(ClosedAfterAsyncWith):
         return dict(self._values).values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Returns a copy, as `keys` and `values` do: later changes are not in it."""
+        """Returns a copy of the keys with their values: later changes do not appear in it."""
         return dict(self._values).items()
 
     def for_each(self, callback: Listener) -> asyncio.Future[None]:
-        """Calls `callback(key, value)` for each present key before it returns. The coroutines of a coroutine function
-        run one after the other; await the returned future for their end."""
+        """Calls `callback(key, value)` for each present key, before `for_each` returns. If `callback` is a coroutine
+        function, its coroutines run one after the other; the returned future ends with the last."""
         return self._each(self.items(), callback)
 
     def for_each_and_listen(self, callback: Listener) -> asyncio.Future[None]:
-        """Calls `callback` like `for_each`, and then for each change. A deleted key has an empty value, as in Pulsar:
-        what its schema decodes from no bytes, b"" or ""; None where it cannot decode them."""
+        """Calls `callback` as `for_each` does, and then for each change. For a deleted key the value is empty, as in
+        Pulsar: what the schema decodes from no bytes, b"" or ""; None if the schema cannot decode them."""
         now = self.items()
         check_one("callback", FUNCTION, callback)
         self._listeners.append(callback)  # in the same step: no change is missed
@@ -188,8 +189,8 @@ class TableView(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ compaction meanwhile
     def _connected(self, consumer: PartitionConsumer) -> None:
-        """Handles a reconnect. If the horizon moved past messages that it has not seen, it may have missed tombstones,
-        and reads again."""
+        """Handles a reconnect. If the compaction horizon moved past messages that this partition has not read,
+        tombstones may have been missed, and the partition is read again."""
         before = self._horizons.get(consumer)
         self._horizons[consumer] = consumer.compacted_end_index
         lags = self._last.get(consumer, -1) + 1 < consumer.compacted_end_index
@@ -197,7 +198,8 @@ class TableView(ClosedAfterAsyncWith):
             self._tasks.spawn(self._read_again(consumer), f"table {self.topic()} anew")
 
     def _made_anew(self, consumer: PartitionConsumer) -> None:
-        """Deletes what the table has of a topic that was made anew, except what the new one said meanwhile."""
+        """Handles a topic that was deleted and created again: deletes the keys of the old topic, except those that the
+        new topic sets in the meantime."""
         self._last.pop(consumer, None)
         self._horizons.pop(consumer, None)
         self._anew[consumer] = {key for key, of in self._of.items() if of is consumer}
@@ -219,7 +221,7 @@ class TableView(ClosedAfterAsyncWith):
             await self._sweep(consumer)
 
     async def _sweep(self, consumer: PartitionConsumer) -> None:
-        """Deletes keys that were not seen, after reading again up to the horizon."""
+        """After a partition was read again up to the horizon, deletes the keys that were not seen."""
         index = self._last.get(consumer, -1)
         try:
             if index + 1 < consumer.compacted_end_index and await self._reader.has_more(consumer):
@@ -268,19 +270,19 @@ class TableView(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
-        """Ends at once."""
+        """Ends the view at once."""
         self._tasks.cancel()
         self._reader.abort()
 
     async def close(self) -> None:
-        """Closes the view: it is not kept up to date any more; its values stay readable."""
+        """Closes the view: it is no longer kept up to date. Its values stay readable."""
         self._callbacks.cancel()
         self._tasks.cancel()
         await self._reader.close()  # after it no partition reconnects, which begins a task
         await self._tasks.close()
 
     def is_connected(self) -> bool:
-        """Whether all partitions are connected."""
+        """Whether all partitions are connected to their brokers."""
         return self._reader.is_connected()
 
 

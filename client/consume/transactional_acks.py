@@ -1,4 +1,4 @@
-"""The acknowledgements that one partition's consumer sends in transactions: requests of their own, each answered.
+"""The acknowledgements that one partition's consumer sends in transactions. Each request has its own answer.
 
     acks.acknowledge(txn, which, cumulative=False, waiter=None)      in the event loop
     acks.on_connected(), acks.fail_all(error)                        the consumer is connected again, or finished
@@ -41,7 +41,7 @@ PAUSE_S = 0.1
 
 
 class _Group:
-    """The acknowledgements of one transaction in one turn of the loop."""
+    """The acknowledgements of one transaction that one turn of the loop sends together."""
 
     __slots__ = ("error", "left", "operations", "tracker", "txn", "waiters")
 
@@ -55,14 +55,14 @@ class _Group:
 
 
 class TransactionalAcks:
-    """The acknowledgements of one consumer in transactions."""
+    """Sends the acknowledgements of one partition's consumer in transactions."""
 
     def __init__(
         self, where: TransactionSite, subscription: str, connections: Connections, core: ConsumerCore, acks: AckSender,
         requests: Requests, send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Makes the acknowledgements of one partition. `again` redelivers all that is not acknowledged and drops what
-        waits."""
+        """Makes the object for the consumer `where`. `again` has all unacknowledged messages redelivered and drops
+        those that wait."""
         self._where = where
         self._taken_from = f"{where.topic} {subscription}"
         self._deliver_again = again
@@ -80,8 +80,9 @@ class TransactionalAcks:
         self, txn: InTransaction, which: Iterable[Pending], *, cumulative: bool,
         waiter: asyncio.Future[None] | None = None,
     ) -> None:  # fmt: skip
-        """Acknowledges in a transaction. Raises OperationNotSupported, and what `InTransaction.enter` raises, before
-        anything is sent."""
+        """Acknowledges messages in the transaction `txn`. `waiter` gets the outcome. Before anything is sent, raises
+        OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message, and what
+        `InTransaction.enter` raises."""
         self._requests.raise_if_closed()
         every = [each for one in which for each in self._acks.with_chunks(one)]
         for each in every if cumulative else ():

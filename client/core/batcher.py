@@ -20,7 +20,7 @@ duplicate; one that names its own id closes all batches but its own.
     add_message(message, callback)  a message with key, properties, times, …
     close()                         moves what is open to `ready`
 
-Both adds return whether `ready` holds something. `encode` turns a batch into the bytes of proto/entry.py.
+Both adds return whether `ready` contains a batch. `encode` turns a batch into the bytes of proto/entry.py.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class OutgoingMessage:
 
 
 class Batch:
-    """Messages that become one entry, and the one record of them until they are acknowledged.
+    """Messages that become one entry. The batch records them until they have their outcome.
 
-    `items` alternate prefix and payload. `message` is set when the message travels unbatched. `entry`, `born`,
-    `chunks`, `connections` (over which it was published) and `waiters` (for its outcome) belong to the producer:
-    a message in chunks is several of these, of which the last one has the callback; they share the list of the places
-    where chunks are stored.
+    `items` alternate prefix and payload. `message` is set when the message travels unbatched. The producer sets
+    `entry` (the encoded entry), `born`, `chunks`, `connections` (over how many the entry was published) and `waiters`
+    (for its outcome). A message in chunks has one `Batch` per chunk; the last of them has the callback, and all share
+    the list `chunks` of the positions at which chunks are stored.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class Batch:
 
 
 class Batcher:
-    """Collects the messages of one partition into batches."""
+    """The batcher of one partition: collects messages into batches. See the head of the module."""
 
     def __init__(
         self, next_sequence_id: int, *, messages_max: int = 1000, bytes_max: int = 131072,
@@ -127,14 +127,14 @@ class Batcher:
         self._txn: InTransaction | None = None  # of what is open
 
     def resume(self, last: int, next_sequence_id: int) -> None:
-        """Sets the first sequence id after the broker's answer: `last` is the highest id that the broker has of this
+        """Sets the first sequence id, after the broker answered that `last` is the highest id that it knows of this
         producer. Must be called before anything is added."""
         self._known = last
         self.next_sequence_id = next_sequence_id
 
     def rewind(self, first: int) -> None:
-        """Allows the sequence ids from `first` on to be named again, because the outcome of their messages is unknown.
-        Does nothing while messages wait here."""
+        """Allows messages to name the sequence ids from `first` on again, because the outcome of the earlier messages
+        with these ids is unknown. Does nothing while messages wait in the batcher."""
         if not self.ready and not self.open_message_count:
             self._given = min(self._given, first - 1)
 
@@ -206,7 +206,7 @@ class Batcher:
         return len(self.ready) > 0
 
     def _add_by_key(self, message: OutgoingMessage, callback: Callback) -> bool:
-        """Adds a message to the batch of its key; its id is given when that batch is closed."""
+        """Adds a message to the batch of its key. The message gets its sequence id when that batch is closed."""
         if self._named:
             self.close()
         prefix = item_prefix(_single_metadata(message, None))
@@ -217,7 +217,8 @@ class Batcher:
         return len(self.ready) > 0
 
     def close(self) -> bool:
-        """Moves all open batches to `ready`, in the order of their first messages."""
+        """Moves all open batches to `ready`, in the order of their first messages. Returns whether `ready` contains a
+        batch."""
         if self._open is not None:
             self.ready.append(self._open)
             self._open = None
@@ -252,8 +253,8 @@ class Batcher:
         return self._by_key.get(self._key_of(message)) if self._key_based else self._open
 
     def _fitting(self, message: OutgoingMessage, sequence_id: int) -> Batch | None:
-        """Returns the open batch for the message. Closes it and returns None if its ids would otherwise span the last
-        id that the broker knows."""
+        """Returns the open batch for the message; None if there is none. A batch whose ids would then span the last id
+        that the broker knows is closed first, and None is returned."""
         batch = self._current(message)
         if batch is not None and batch.sequence_id <= self._known < sequence_id:
             named = self._named
@@ -332,7 +333,7 @@ def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: Outgoi
 def metadata_of(
     batch: Batch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
 ) -> MessageMetadata:
-    """Returns the metadata of the whole entry; if the message travels unbatched, with all fields of the message."""
+    """Returns the metadata of the batch's entry; if the message travels unbatched, with all fields of that message."""
     metadata = MessageMetadata(
         producer_name=producer_name, sequence_id=batch.sequence_id, publish_time=publish_time_ms
     )

@@ -1,4 +1,5 @@
-"""Chunked messages (Pulsar PR4): one that is larger than an entry travels as several, and is put together again.
+"""Chunked messages (Pulsar PR4): a message that is larger than an entry travels as several entries, and is put together
+again. Also a producer's encoded entries without an outcome (`PendingEntries`, `entries_of`).
 
 **Out** (`split`): the payload is compressed as a whole and cut; each chunk is encrypted alone. It is an entry with the
 message's metadata and sequence id, and `uuid`, `num_chunks_from_msg`, `total_chunk_msg_size`, `chunk_id`. They are
@@ -75,8 +76,8 @@ GIVEN_BACK_MAX = 10_000
 def split(
     metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encrypt: Encrypt | None = None
 ) -> list[bytes]:
-    """Returns the client-parts of the message: one if it fits into an entry; else its chunks, in order. Raises
-    MessageTooLarge."""
+    """Encodes a message. Returns its client-parts: one if the message fits into an entry, else one per chunk, in
+    order. Raises MessageTooLarge."""
     size = len(payload)
     if metadata.compression:
         metadata.uncompressed_size = size
@@ -125,13 +126,13 @@ class PartialMessage:
 
     @property
     def payload(self) -> bytes:
-        """Returns the payload as it was sent: compressed, if it was."""
+        """Returns the joined chunks: the payload as the producer sent it, compressed if the producer compressed it."""
         return b"".join([self.bodies[number] for number in range(len(self.bodies))])
 
 
 class ChunkOutcome(NamedTuple):
-    """The outcome of a chunk: the message that it completes, and the entries to acknowledge (`dropped`), to have
-    redelivered later (`given_back`), or to ask for now (`wanted`)."""
+    """What follows from an arrived entry: the message that it completes, if any; the entries to acknowledge
+    (`dropped`), to have redelivered later (`given_back`), and to ask the broker for now (`wanted`)."""
 
     complete: PartialMessage | None
     dropped: list[Position]
@@ -140,7 +141,7 @@ class ChunkOutcome(NamedTuple):
 
 
 class Chunks:
-    """The chunked messages of one partition that are not complete or not acknowledged."""
+    """Assembles the chunked messages of one partition; tracks those that are not complete or not acknowledged."""
 
     __slots__ = (
         "_given_back",
@@ -159,7 +160,8 @@ class Chunks:
         self, *, pending_max: int, auto_ack: bool, ordered: bool = True, log_order: bool = True,
         expire_s: float = EXPIRE_S,
     ) -> None:  # fmt: skip
-        """Makes an empty assembler. `ordered`: chunks of a message come in order; `log_order`: all entries do."""
+        """Makes an empty assembler. `ordered`: the chunks of a message arrive in order; `log_order`: all entries
+        arrive in log order."""
         self.pending_max = max(1, pending_max)
         self.auto_ack = auto_ack
         self.ordered = ordered
@@ -179,7 +181,8 @@ class Chunks:
     def add(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> ChunkOutcome:
-        """Adds a chunk. Raises CorruptEntry if its fields contradict each other, or those of the chunks before it."""
+        """Adds the chunk in the entry at `place`. Raises CorruptEntry if its fields contradict each other, or those of
+        earlier chunks of the message."""
         _check(metadata, len(body))
         begun = self.incomplete.get(metadata.uuid)
         if begun is None:
@@ -193,8 +196,8 @@ class Chunks:
         return self._add_chunk(begun, metadata, place, body, now, entry)
 
     def on_entry(self, producer: str, place: Position) -> list[Position]:
-        """Fact: an entry of `producer` arrived that continues none of its incomplete messages. Drops these messages, if
-        entries come in log order; returns their positions."""
+        """Fact: an entry of `producer` arrived that continues none of its incomplete messages. If entries arrive in
+        log order, drops these messages and returns the positions of their chunks."""
         if not self.log_order:
             return []
         dropped: list[Position] = []
@@ -214,8 +217,8 @@ class Chunks:
         return outcome._replace(wanted=wanted)
 
     def entries_of_message(self, last: Position) -> tuple[Position, ...]:
-        """Returns the positions of all chunks of the complete message that ends at `last`, and stops tracking it; empty
-        if no such message is tracked."""
+        """Returns the positions of all chunks of the complete message whose last chunk is at `last`, and stops
+        tracking the message; empty if no such message is tracked."""
         begun = self._whole.pop(last, None)
         return () if begun is None else tuple(begun.places)
 
@@ -224,8 +227,8 @@ class Chunks:
             del self._whole[last]
 
     def on_given_back(self, last: Position) -> tuple[Position, ...]:
-        """Fact: the complete message that ends at `last` will be delivered again. Returns the positions of all its
-        chunks."""
+        """Fact: the complete message whose last chunk is at `last` will be delivered again. Stops tracking it. Returns
+        the positions of all its chunks; empty if it is not tracked."""
         begun = self._whole.get(last)
         if begun is None:
             return ()
@@ -233,7 +236,7 @@ class Chunks:
         return self.entries_of_message(last)
 
     def clear(self) -> None:
-        """Removes everything: what is not acknowledged will be delivered again, in order."""
+        """Removes all messages: their chunks will be delivered again, in order."""
         self.incomplete.clear()
         self._given_back.clear()
         self._made_room.clear()
@@ -251,7 +254,8 @@ class Chunks:
         return [place for begun in self.incomplete.values() for place in begun.places]
 
     def first(self) -> Position | None:
-        """Returns the first position of all messages that are incomplete or not acknowledged; None: there are none."""
+        """Returns the lowest position of a chunk of any message that is incomplete or not acknowledged; None if there
+        is none."""
         return min((min(begun.places) for begun in (*self.incomplete.values(), *self._whole.values())), default=None)
 
     def ack_limit(self, place: Position) -> Position:
@@ -349,7 +353,7 @@ class Chunks:
         self.expect_again(uuid)
 
     def expect_again(self, uuid: str) -> None:
-        """Records that a chunk of the message arrived and was not kept; it will be delivered again."""
+        """Records that a chunk of the message arrived and was not stored here; the broker will deliver it again."""
         self._remember(self._given_back, uuid, self.times_given_back(uuid))
 
     def _remember(self, of: dict[str, int], uuid: str, times: int) -> None:
@@ -413,8 +417,8 @@ class PendingEntries:
         self.unsent.append(batch)
 
     def send_next(self) -> Batch:
-        """Moves the next batch to the sent ones, deducts its cost from the credit, and returns it. There must be an
-        unsent batch, and credit above zero."""
+        """Moves the oldest unsent entry to the sent ones, deducts its cost from the credit, and returns it. There must
+        be an unsent entry, and credit above zero."""
         batch = self.unsent.popleft()
         self.credit -= len(batch.entry) + ENTRY_COST_BYTES
         batch.connections += 1
@@ -422,21 +426,22 @@ class PendingEntries:
         return batch
 
     def on_disconnected(self) -> None:
-        """Makes all entries unsent: they are published again, in order, over the next connection."""
+        """Fact: the connection is lost. All entries become unsent: they are published again, in order, over the next
+        connection."""
         self.credit = 0
         self.unsent.extendleft(reversed(self.sent))
         self.sent.clear()
 
     def renumber(self, before: bytes, now: bytes) -> None:
-        """Replaces the schema version `before` by `now` in all entries, because the topic was created again. Nothing
-        may be sent over this connection yet."""
+        """Replaces the schema version `before` by `now` in all entries, because the topic was created again. Must be
+        called before anything is sent over the new connection."""
         assert not self.sent, "nothing was published over this connection"
         for batch in self.unsent:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:
                 batch.entry = with_schema_version(batch.entry, now)
 
     def pop_message(self) -> list[Batch]:
-        """Removes and returns the oldest batch together with the other chunks of its message."""
+        """Removes and returns the oldest entry together with the other chunks of its message."""
         popped: list[Batch] = []
         while not popped or not popped[-1].callbacks:
             popped.append((self.sent or self.unsent).popleft())
@@ -490,7 +495,8 @@ def invalid(cause: Exception) -> InvalidContent:
 
 
 def uncertain(error: MagnetarError) -> MagnetarError:
-    """Returns the error for an entry that was published before: it may be stored, so the error is not definite."""
+    """Returns `error` for an entry that was published before, changed to not definite: an earlier publish may have
+    stored the entry."""
     if not error.definite:
         return error
     changed = type(error)(error.message)
@@ -499,7 +505,7 @@ def uncertain(error: MagnetarError) -> MagnetarError:
 
 
 def lone(callback: Callback, txn: InTransaction | None, payload_bytes: int = 0) -> Batch:
-    """Makes a batch for a message that was never batched, so that it can get its outcome."""
+    """Makes a batch for a message that never reached the batcher, so that the message can get its outcome."""
     batch = Batch(-1)
     batch.payload_bytes = payload_bytes
     batch.txn = txn

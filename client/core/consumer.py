@@ -1,4 +1,5 @@
-"""The consumer of one partition: what it asks the broker for, and what it acknowledges, over all of its connections.
+"""The core of one partition's consumer: what it asks the broker for, and what it acknowledges, over all its
+connections.
 
 Facts in (opened, lost, delivered, taken, acknowledged, given back, answers, time passed), effects out, in order. The
 driver does each effect at once. Times are seconds of one clock that does not go back.
@@ -80,7 +81,8 @@ from .redelivery import (
 
 
 class WithheldEntries:
-    """The entries of one consumer that are withheld from the application."""
+    """The entries of one consumer that are withheld from the application because they cannot be decrypted, with the
+    permits that each occupies."""
 
     __slots__ = ("permits",)
 
@@ -94,7 +96,7 @@ class WithheldEntries:
         self.permits[place] = self.permits.get(place, 0) + permits
 
     def asked_again(self, places: Iterable[Position]) -> int:
-        """Fact: these entries are asked for again. Returns the number of permits that this frees."""
+        """Fact: the broker is asked to deliver these entries again. Returns the number of permits that this frees."""
         freed = 0
         for place in places:
             if place in self.permits:
@@ -103,7 +105,8 @@ class WithheldEntries:
         return freed
 
     def release(self, place: Position) -> int:
-        """Removes an entry that is decrypted or acknowledged; returns the number of permits that this frees."""
+        """Removes the entry at `place`, which is decrypted or acknowledged now. Returns the number of permits that
+        this frees."""
         return self.permits.pop(place, 0)
 
     def clear(self) -> int:
@@ -126,7 +129,7 @@ CHUNK_TICK_S = EXPIRE_S / 4
 
 
 class ConsumerCore:
-    """The core of one partition's consumer."""
+    """The core of one partition's consumer. See the head of the module."""
 
     def __init__(
         self, options: ConsumerOptions, *, queue_size: int, lock: AbstractContextManager[Any], backoff: Backoff
@@ -168,7 +171,8 @@ class ConsumerCore:
         return Place(self.last_taken, self._begun)
 
     def begin_again(self) -> None:
-        """Clears a reader's place: its topic was created again, and no message of it was read yet."""
+        """Clears the position at which a reader continues: its topic was created again, and the reader has read
+        nothing of the new one."""
         self.last_taken = self._begun = None
 
     def on_opened(self) -> list[ConsumerEffect]:
@@ -229,7 +233,8 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ what comes
     def on_dropped(self, permits: int) -> list[ConsumerEffect]:
-        """Counts `permits` as used that were charged for entries which do not reach the application."""
+        """Fact: entries for which the broker charged `permits` do not reach the application. Counts these permits as
+        used; returns the effects that grant new ones."""
         self.permits.count_used(permits, self.permits.stream)
         effects: list[ConsumerEffect] = []
         self._grant(effects)
@@ -240,13 +245,15 @@ class ConsumerCore:
         return self.on_dropped(0)
 
     def is_dead(self, redelivery_count: int) -> bool:
-        """Whether the entry was redelivered more often than the dead-letter policy allows."""
+        """Whether an entry with this redelivery count is a dead letter: the count exceeds what the dead-letter policy
+        allows."""
         return self._options.dead_after is not None and redelivery_count > self._options.dead_after
 
     def add_chunk(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> PartialMessage | None:
-        """Adds a chunk; returns the message if it is complete now, else None. Raises CorruptEntry."""
+        """Adds the chunk in the entry at `place`. Returns the message if the chunk completes it, else None. Raises
+        CorruptEntry."""
         self.has_new_times = True
         if not self.chunks.incomplete:  # the back-off is the program's: it is asked when chunks come
             self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
@@ -257,8 +264,8 @@ class ConsumerCore:
         return outcome.complete
 
     def withhold(self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float) -> None:
-        """Withholds an entry that cannot be decrypted. It may contain a chunk, so the other chunks of its message are
-        kept."""
+        """Withholds from the application the entry at `place`, which cannot be decrypted, and starts its ack time-out.
+        If the entry is a chunk, the other chunks of its message are kept."""
         self.has_new_times = True
         self._withheld.add(place, permits)
         self.track(place, now, longer_s)
@@ -272,7 +279,7 @@ class ConsumerCore:
         return bool(self._withheld)
 
     def release(self, place: Position) -> None:
-        """Releases an entry that may have been withheld, because it is decrypted or acknowledged."""
+        """Fact: the entry at `place` is decrypted or acknowledged. If it was withheld, frees its permits."""
         self._free(self._withheld.release(place))
 
     def _free(self, permits: int) -> None:
@@ -280,7 +287,8 @@ class ConsumerCore:
             self.permits.count_used(permits, self.permits.stream)
 
     def on_whole_entry(self, producer: str, place: Position, now: float) -> None:
-        """Fact: an entry arrived that is not a chunk."""
+        """Fact: an entry of `producer` arrived that is not a chunk. Incomplete messages of that producer that will
+        never be completed are dropped."""
         self._settle_chunks(ChunkOutcome(None, self.chunks.on_entry(producer, place), []), now)
 
     def _settle_chunks(self, outcome: ChunkOutcome, now: float, rounds: int = 0) -> None:
@@ -300,13 +308,14 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ what the application does
     def track(self, place: Position, now: float, longer_s: float) -> None:
-        """Starts the ack time-out of an entry of which the application took a message."""
+        """Starts the ack time-out of the entry at `place`, of which the application received a message. `longer_s` is
+        added to the time-out."""
         if self._options.ack_timeout_s:
             self._unacked.track(place, now, longer_s)
 
     def acknowledge(self, place: Position, index: int, size: int) -> None:
-        """Acknowledges a message. `index` -1: the whole entry. `size`: the number of messages in the entry, 0 if not
-        known."""
+        """Acknowledges a message. `index`: its batch index; -1: the whole entry. `size`: the number of messages in the
+        entry; 0: not known."""
         self._acks.acknowledge(place, index, size)
         if self.moving:
             self._moved(place, 1 << index if index >= 0 else -1)
@@ -320,8 +329,8 @@ class ConsumerCore:
             self._pieces.discard(place)
 
     def acknowledge_bits(self, place: Position, bits: int, messages: int, size: int) -> None:
-        """Acknowledges several messages of one entry: bit i of `bits` is batch index i. `messages`: how many they are;
-        `size`: how many the entry has."""
+        """Acknowledges several messages of one entry: bit i of `bits` is batch index i. `messages`: the number of set
+        bits; `size`: the number of messages in the entry."""
         self._acks.acknowledge_bits(place, bits, messages, size)
         if self.moving:
             self._moved(place, bits)
@@ -331,8 +340,8 @@ class ConsumerCore:
             self._nacks.discard(place)
 
     def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
-        """Acknowledges everything up to `place`, but nothing from the first entry on that cannot be decrypted, or from
-        the first chunked message on that is not acknowledged and ends after `place`."""
+        """Acknowledges all messages up to `index` of the entry at `place`. Stops before the first entry that cannot be
+        decrypted, and before the first chunk of a message that is incomplete or ends after `place`."""
         floor = self._floor(place)
         self.chunks.on_acknowledged_up_to(floor)
         if floor != place:
@@ -347,7 +356,8 @@ class ConsumerCore:
         self._unacked.discard_up_to(place)
 
     def cover(self, place: Position) -> bool:
-        """Whether a cumulative ack may cover the entry. If so, chunked messages up to it count as acknowledged."""
+        """Whether a cumulative ack may cover the entry at `place`. If so, chunked messages up to it count as
+        acknowledged."""
         covered = self._floor(place) == place
         if covered:
             self.chunks.on_acknowledged_up_to(place)
@@ -357,12 +367,13 @@ class ConsumerCore:
         return self._withheld.ack_limit(self.chunks.ack_limit(place))
 
     def on_taken_over(self, place: Position) -> None:
-        """Stops the ack time-out of an entry that a separate request acknowledges."""
+        """Fact: a separate request acknowledges the entry at `place`. Stops the entry's ack time-out."""
         self._unacked.discard(place)
 
     def give_back(self, place: Position, redeliveries: int, now: float) -> None:
-        """Negatively acknowledges an entry: it is asked for again after the delay of a negative ack. Where a failed
-        entry blocks those after it, the broker applies the delay, and is asked in the next `turn` (`_fail`)."""
+        """Negatively acknowledges the entry at `place`: the broker is asked for it again after the delay for its
+        redelivery count. With `redelivery_order` "key" the broker applies the delay, and is asked in the next `turn`
+        (`_fail`)."""
         if self._pieces.watched:
             self._pieces.discard(place)
         if self._options.holds_order:
@@ -372,10 +383,10 @@ class ConsumerCore:
         self._unacked.discard(place)
 
     def _fail(self, effects: list[ConsumerEffect]) -> None:
-        """Where a failed entry blocks those after it: asks the broker to take back all of these at once. Waiting
-        messages of them are discarded, and so is what still arrives before the broker's answer (`failing`). An entry
-        with a dead letter in flight is asked for only after that is acknowledged, or it would be counted as redelivered
-        once more."""
+        """Where a failed entry blocks those after it: asks the broker to take back all failed entries at once. Their
+        waiting messages are discarded, and so are those that arrive before the broker's answer (`failing`). An entry
+        with a dead letter in flight is asked for only after that is acknowledged, or the broker would count one
+        redelivery more."""
         if self.state is not State.CONNECTED:
             self.failed.clear()
             return
@@ -408,9 +419,9 @@ class ConsumerCore:
         return bool(self.failed or self._failing)
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
-        """Asks for everything that was delivered and not acknowledged. `untouched`: the entries that the application
-        has not seen, whose redelivery is not counted. `in_order`: deliveries in flight, which will come again, are
-        discarded, too (`starts_again`)."""
+        """Asks the broker for everything that was delivered and not acknowledged. `untouched`: the entries of which
+        the application has seen nothing, whose redelivery is not counted. `in_order`: deliveries in flight, which the
+        broker will repeat, are discarded as well (`starts_again`)."""
         effects: list[ConsumerEffect] = []
         if self.state is State.CONNECTED:
             self._send_acks(effects)
@@ -426,7 +437,8 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ time
     def turn(self, now: float) -> list[ConsumerEffect]:
-        """Returns the effects that are due after facts or intents, and arms the timers of the rest."""
+        """Returns the effects that earlier facts and intents made due, and starts the timers for later ones. The
+        driver must call it after facts and intents."""
         effects: list[ConsumerEffect] = []
         if self.failed:
             self._fail(effects)
@@ -494,23 +506,24 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ requests
     def request(self) -> int:
-        """Registers a new request and returns its number. There must be a connection."""
+        """Registers a new request to the broker and returns its number. The consumer must be connected."""
         self._last_request += 1
         self._requests.add(self._last_request)
         return self._last_request
 
     def discard_acks(self) -> None:
-        """Drops the acks that wait, because a seek was requested: they must not be applied after it."""
+        """Drops the acks that are not sent yet, because a seek was requested: the broker must not apply them
+        after it."""
         self._acks.clear()
 
     def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:
-        """Begins a seek; it replaces an earlier one that is in flight."""
+        """Begins a seek to the position or time `to`. Replaces an earlier seek that is in flight."""
         self._seek = request_id, to
         return [SendSeek(request_id, to)]
 
     def last_acks(self) -> tuple[int, list[ConsumerEffect]]:
         """Returns the effects that send all waiting acks, and the number of the request that is answered when they are
-        durable; 0: none wait."""
+        durable; 0 if no acks wait."""
         effects: list[ConsumerEffect] = []
         if not self._acks.pending or self.state is not State.CONNECTED:
             return 0, effects

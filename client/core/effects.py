@@ -1,5 +1,5 @@
-"""The options and effects of the cores of producers and consumers: what they get at their beginning, and what they ask
-their drivers to do.
+"""The options and effects of the cores of producers and consumers, and what both cores share: `State` and
+`ErrorLogThrottle`. Options are what a core gets when it is made; effects are what it asks its driver to do.
 
 A driver does the effects of a fact at once, in order.
 """
@@ -32,17 +32,17 @@ from .redelivery import AckGroup, EntrySets
 
 # ------------------------------------------------------------------------------ both
 class Leave(NamedTuple):
-    """Effect: give the connection up."""
+    """Effect: abandon the connection to the broker."""
 
 
 class Connect(NamedTuple):
-    """Effect: open the producer or consumer at its broker, after a pause."""
+    """Effect: open the producer or consumer at its broker, after `after_s` seconds."""
 
     after_s: float
 
 
 class Finished(NamedTuple):
-    """Effect: end the producer or consumer for good."""
+    """Effect: end the producer or consumer for good with `error`."""
 
     error: MagnetarError
     topic_is_gone: bool = False
@@ -65,7 +65,8 @@ class ProducerOptions(NamedTuple):
 
 
 class Added(Enum):
-    """The result of adding a message, other than None: it waits with others."""
+    """Why a message is refused; or WAKE: it is added, and the driver must call `turn` soon. In place of one of these,
+    None: it is added and waits with others."""
 
     WAKE = auto()  # it waits, and the driver is to call `turn` soon
     FULL = auto()  # refused: as many wait as may
@@ -82,8 +83,8 @@ class Publish(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Effect: report the outcome of a batch: its position, or its error. -1: it is stored, but its position is not
-    known."""
+    """Effect: report the outcome of a batch: the position at which it is stored, or an error. Position -1: it is
+    stored, but where is not known."""
 
     batch: Batch
     error: MagnetarError | None
@@ -92,7 +93,7 @@ class Settle(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """Effect: end these flushes, because all their messages have outcomes."""
+    """Effect: end the flushes of these waiters, because all their messages have outcomes."""
 
     waiters: list[Any]
 
@@ -104,7 +105,7 @@ class Warn(NamedTuple):
 
 
 class InvalidContent(MagnetarError):
-    """A message that cannot be encoded; `__cause__` has the reason."""
+    """A message cannot be encoded; `__cause__` is the reason."""
 
     definite = True
 
@@ -142,8 +143,8 @@ class SendAcks(NamedTuple):
 
 
 class DropAfter(NamedTuple):
-    """Effect: discard the waiting messages of these failed entries and those that must follow them; the broker takes
-    them back and delivers them again."""
+    """Effect: discard the waiting messages of the entries `failed`, and those that must follow these entries; the
+    broker takes all of them back and delivers them again."""
 
     failed: tuple[Position, ...]
 
@@ -157,7 +158,7 @@ class Redeliver(NamedTuple):
 
 
 class SendSeek(NamedTuple):
-    """Effect: ask the broker to move the subscription."""
+    """Effect: ask the broker to move the subscription's cursor to `to`."""
 
     request_id: int
     to: Any
@@ -170,8 +171,8 @@ class Sought(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Effect: discard what waits for the application. With `give_back` the driver must pass the permits to `dropped`.
-    """
+    """Effect: discard the messages that wait for the application. With `give_back` the driver must pass their permits
+    to `ConsumerCore.on_dropped`."""
 
     give_back: bool
 
@@ -185,8 +186,8 @@ class Answer(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place at which a reader continues: after the message `taken` (None: at its start). `begun`: the first chunk
-    of messages that it has not read completely; None: there are none."""
+    """The position at which a reader continues: after the message `taken` (None: at the reader's start). `begun`: the
+    first chunk of the messages that the reader has read in part; None: there are none."""
 
     taken: Any
     begun: Position | None
@@ -217,16 +218,16 @@ SAY_EVERY_S = 60.0
 
 
 class ErrorLogThrottle:
-    """Limits the log lines of one producer. `last`: why the broker does not acknowledge messages; empty: not known. An
-    acknowledgement clears it."""
+    """Limits the log lines about a producer's errors. `last`: why the broker does not acknowledge messages, as text;
+    empty: not known. An acknowledgement clears `last`."""
 
     def __init__(self) -> None:
         self.last = ""
         self._said: dict[str, float] = {}  # by kind, which is the name of an error class: bounded
 
     def admit(self, error: MagnetarError, now: float) -> str | None:
-        """Records an error of the broker; returns the text to log now, or None. A lost connection and a time-out are
-        ignored."""
+        """Records an error of the broker. Returns the text to log now, or None to log nothing. Ignores a lost
+        connection and a time-out."""
         if isinstance(error, ConnectionLost | TimedOut):
             return None
         kind = type(error).__name__

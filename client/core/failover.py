@@ -1,11 +1,12 @@
-"""The choice between several clusters (AutoClusterFailover). The first one is preferred.
+"""The choice between several clusters (`FailoverCore`, for AutoClusterFailover). Also two other choices of a client:
+the pause before the next attempt (`Backoff`), and the partition of a message (`Router`).
 
     core = FailoverCore(3, failover_after=2, back_after=1)
-    core.tried([False, True, True])       which of them answered in this round; the one to use now
+    core.on_tried([False, True, True])    which clusters answered in this round; returns the one to use now
 
-The one in use is left after `failover_after` rounds in a row without an answer, for the first that answered; when none
-did, it stays. The preferred one is taken again after `back_after` rounds in a row with an answer.
-Guard: tests/client/core/test_failover.py.
+The first cluster is preferred. The one in use is left after `failover_after` rounds in a row without an answer, for
+the first that answered; if none did, it stays in use. The preferred one is used again after `back_after` rounds in a
+row with an answer. Guard: tests/client/core/test_failover.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..common.errors import ClientEnum
 
 
 class FailoverCore:
-    """Chooses the cluster that a client uses."""
+    """Chooses the cluster that a client uses, by which clusters answered in each round of probes."""
 
     def __init__(self, count: int, *, failover_after: int, back_after: int) -> None:
         assert count >= 1 <= min(failover_after, back_after), "there is a cluster, and a round changes something"
@@ -30,6 +31,8 @@ class FailoverCore:
         self._answers = 0  # of the preferred one, in a row, while another one is used
 
     def on_tried(self, answered: Sequence[bool]) -> int:
+        """Fact: a round of probes ended; `answered` says of each cluster whether it answered. Returns the index of the
+        cluster to use from now on."""
         assert len(answered) == self._count, "each of them was tried"
         self._failures = 0 if answered[self.current] else self._failures + 1
         self._answers = self._answers + 1 if answered[0] and self.current else 0
@@ -60,14 +63,15 @@ GROWTH = 1.25
 
 
 class RandomSource(Protocol):
-    """The part of `random.Random` that is used here."""
+    """The methods of `random.Random` that this module calls."""
 
     def random(self) -> float: ...
     def randrange(self, start: int, /) -> int: ...
 
 
 class Backoff:
-    """The pauses between attempts: each is longer than the one before."""
+    """The pauses between attempts: each is longer than the one before, up to a limit; `reset` starts again with the
+    first."""
 
     def __init__(self, rng: RandomSource, first_s: float = 0.1, last_s: float = 60.0) -> None:
         assert 0 < first_s <= last_s, "a back-off grows"
@@ -99,16 +103,17 @@ class Backoff:
 
 
 class PartitionsRoutingMode(ClientEnum):
-    """The partition of a message without a key: always the same one, each in turn, or the one that `message_router`
-    returns."""
+    """How a producer chooses the partition of a message without a key: always the same one, each in turn, or the one
+    that `message_router` returns."""
     UseSinglePartition = 0
     RoundRobinDistribution = 1
     CustomPartition = 2
 
 
 class Router:
-    """The router of one producer. `window_s`, `messages_max` and `bytes_max` are those of batching; a window of 0
-    changes with each message."""
+    """Chooses the partition of each message of one producer. `window_s`, `messages_max` and `bytes_max` are those of
+    batching: in RoundRobin a partition is kept for one such window. With `window_s` 0 the partition changes with each
+    message."""
 
     def __init__(
         self, partitions: int, mode: PartitionsRoutingMode, rng: RandomSource, *,
@@ -130,7 +135,7 @@ class Router:
         return self._partitions
 
     def grow(self, partitions: int) -> None:
-        """Sets a larger number of partitions; it must not become smaller."""
+        """Sets the number of partitions. It must not be smaller than before."""
         assert partitions >= self._partitions, "partitions are never taken away"
         self._partitions = partitions
 

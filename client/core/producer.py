@@ -1,4 +1,4 @@
-"""The producer of one partition: what it publishes, again after a reconnect, and the outcome of each message.
+"""The core of one partition's producer: what it publishes, again after a reconnect, and the outcome of each message.
 
 Facts in (a message was added, opened, a receipt, failed, credit, lost, time passed), effects out, in order. The driver
 does each effect at once. Times are seconds of one clock that does not go back; `wall_ms` is the publish time.
@@ -60,7 +60,7 @@ from .transaction import Share
 
 
 class ProducerCore:
-    """The core of one partition's producer."""
+    """The core of one partition's producer. See the head of the module."""
 
     def __init__(
         self, name: str, options: ProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
@@ -101,8 +101,9 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback, share: Share | None = None) -> Added | None:
-        """Adds a message with a payload and no other field. `share`: its transaction's, made with this core's `lock`.
-        Returns why it is not added, or Added.WAKE; None: it waits with others."""
+        """Adds a message with a payload and no other field. `share`: the share of its transaction, made with this
+        core's `lock`. Returns None if it is added and waits with others, Added.WAKE if it is added and the driver must
+        call `turn` soon, else why it is refused."""
         if len(payload) > self.payload_max:
             return Added.TOO_LARGE
         with self.lock:
@@ -129,7 +130,7 @@ class ProducerCore:
         return None if waits else Added.WAKE
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> Added | None:
-        """Adds a message; returns as `add`. Raises what the encoding of the message raises."""
+        """Adds a message; returns what `add` returns. Raises if the message cannot be encoded."""
         if len(message.payload) > self.payload_max:
             return Added.TOO_LARGE
         with self.lock:
@@ -150,7 +151,8 @@ class ProducerCore:
         return None if waits else Added.WAKE
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
-        """Adds an entry that is already encoded. Must be called before the producer is opened, or between turns."""
+        """Adds an entry that is already encoded. Must be called before the producer is opened, or between two calls of
+        `turn`."""
         batch = Batch(sequence_id)
         batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)
@@ -158,8 +160,8 @@ class ProducerCore:
         self.pending += 1
 
     def encode_message(self, message: OutgoingMessage, wall_ms: int, schema_version: bytes) -> bytes:
-        """Returns the entry of a message that a broker publishes later. Raises MessageTooLarge if it is above the
-        topic's limit, and what the encoding raises."""
+        """Returns the encoded entry of a message that a broker will publish later. Raises MessageTooLarge if it is
+        above the topic's limit, and other errors if the message cannot be encoded."""
         batch = Batch(0)
         batch.message = message
         entry = encode(batch, self.name, wall_ms, self._options.compression, message.encrypt or self._options.encrypt,
@@ -178,7 +180,8 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ what is to be sent
     def wait_for_messages(self) -> None:
-        """Delays the opening until there is a message: the first `turn` after one was added returns Connect."""
+        """Delays opening the producer until there is a message: the first `turn` after a message was added returns
+        Connect."""
         self._early = deque()
 
     @property
@@ -186,7 +189,7 @@ class ProducerCore:
         return self._early is not None and not self.connections
 
     def turn(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Encodes closed batches and publishes what the credit allows."""
+        """Encodes the closed batches and returns the effects that publish them, as far as the credit allows."""
         self.turn_wanted = False
         effects: list[ProducerEffect] = []
         if self._early and not self.connections:
@@ -198,7 +201,8 @@ class ProducerCore:
         return effects
 
     def time_passed(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Closes batches and expires messages whose time has come. Must be called when `due` is reached, or later."""
+        """Closes batches whose delay is over, and times out entries. Must be called when the time `due` is reached, or
+        later."""
         effects: list[ProducerEffect] = []
         if self.delay_due is not None and now >= self.delay_due:
             self._close_batches()
@@ -218,8 +222,8 @@ class ProducerCore:
         return expires if self.delay_due is None or expires < self.delay_due else self.delay_due
 
     def flush(self, waiter: Any, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Begins a flush: `waiter` is returned in Settle or Flushed when every message added before has its outcome.
-        Outcomes come in order, so this is when the entry that is now the youngest has its own."""
+        """Begins a flush: `waiter` is returned in Settle or Flushed when all messages added before have outcomes.
+        Outcomes come in order, so this is when the youngest entry at the call has its outcome."""
         effects = self.send_now(now, wall_ms)
         with self.lock:
             if self._early:
@@ -229,7 +233,7 @@ class ProducerCore:
         return effects
 
     def send_now(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Closes all open batches and sends them, even while others are in flight."""
+        """Closes all open batches and returns the effects that publish them, also while other entries are in flight."""
         self._close_batches()
         return self.turn(now, wall_ms)
 
@@ -289,8 +293,8 @@ class ProducerCore:
         self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int,
         schema_version: bytes = b"",
     ) -> list[ProducerEffect]:  # fmt: skip
-        """Fact: the producer is open at its broker. `last_sequence_id`: the highest that the broker has of its name;
-        -1: none."""
+        """Fact: the producer is open at its broker. `last_sequence_id`: the highest that the broker knows of a
+        producer of this name; -1: none."""
         effects: list[ProducerEffect] = []
         if self.state is State.CLOSED:
             return effects
@@ -314,7 +318,7 @@ class ProducerCore:
         return effects + self.turn(now, wall_ms)
 
     def _admit(self, effects: list[ProducerEffect]) -> None:
-        """Batches the messages that were added before the producer was open; they get their sequence ids now."""
+        """Batches the messages that were added before the producer was open, and gives them their sequence ids."""
         if self._early is None:
             return
         with self.lock:  # at once: nothing that comes now may get in front of it
@@ -358,8 +362,8 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> Batch | None:
-        """Removes and returns the oldest entry, if this receipt is for it. Otherwise returns None, and `on_receipt`
-        must handle it."""
+        """Removes and returns the oldest entry if this receipt is for it. Otherwise returns None; the caller must then
+        pass the receipt to `on_receipt`."""
         sent = self._entries.sent
         if not sent or sequence_id != sent[0].sequence_id:
             return None
@@ -388,7 +392,8 @@ class ProducerCore:
         return [Leave(), *self.on_lost(error, now)]
 
     def on_refused(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Fact: the broker refused the oldest entry, for good or for now."""
+        """Fact: the broker refused the oldest entry, for good or for now. If for good, its message gets the error;
+        else the producer reconnects and publishes the entry again."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
             return [Leave(), *self.on_lost(error, now)]
         effects: list[ProducerEffect] = []
@@ -400,7 +405,7 @@ class ProducerCore:
         return effects
 
     def on_waiting(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Fact: the broker reports why an entry is not stored yet; it is not refused."""
+        """Fact: the broker reports why an entry is not stored yet; the entry is not refused."""
         if self._entries.sent and (text := self._reasons.admit(error, now)) is not None:
             return [Warn(f"messages are not acknowledged yet: {text}")]
         return []
@@ -411,13 +416,14 @@ class ProducerCore:
 
     @property
     def has_room(self) -> bool:
-        """Whether blocked senders may go on: only when a quarter of the queue is free, so that they are not woken for
+        """Whether blocked senders may continue: when a quarter of the queue is free, so that they are not woken for
         each message."""
         return self.pending <= min(self.max_pending - 1, self.max_pending - (self.max_pending >> 2))
 
     @property
     def wants_flush(self) -> bool:
-        """Whether open batches waited for outcomes that have come (`urgent`), so that `turn` must be called."""
+        """Whether the driver must call `turn` because open batches waited for earlier entries (`urgent`), and all of
+        these have outcomes now."""
         return self.urgent and not self._entries and not self.turn_wanted
 
     def _expire(self, effects: list[ProducerEffect]) -> None:
@@ -439,18 +445,20 @@ class ProducerCore:
 
     @property
     def reason(self) -> str:
-        """Returns why the broker does not acknowledge, as text to append to a message; empty: not known."""
+        """Returns why the broker does not acknowledge messages, as text to append to an error message; empty if that
+        is not known."""
         return self._reasons.last and f"; {self._reasons.last}"
 
     # ------------------------------------------------------------------------------ the end
     def close(self, error: MagnetarError) -> None:
-        """Refuses, with this error, messages that are added from now on; messages added before are still sent."""
+        """Refuses messages that are added from now on with `error`; messages added before are still sent."""
         with self.lock:
             self.closing = error
             self.max_pending = 0  # so that `add` looks
 
     def begin_closing(self) -> None:
-        """Ends the connection without opening another. All messages must have their outcomes."""
+        """Enters the state CLOSING: after a lost connection the producer is not opened again. All messages must have
+        outcomes."""
         self.state = State.CLOSING
 
     def finish(self, error: MagnetarError) -> list[ProducerEffect]:

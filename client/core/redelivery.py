@@ -1,9 +1,10 @@
-"""The entries that are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs.
+"""The entries that are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs. Also
+the groups in which acknowledgements are sent (`AckTracker`), and the permits of a consumer (`Permits`).
 
-Both are the same question: an entry is *watched* until a time; acknowledging it forgets it; when the time comes it is
-given out once, never early. An entry that is watched again keeps its first time. What differs is how often one forgets:
+Both trackers *watch* an entry until a time. Acknowledging the entry ends this; when the time comes, `take_due` returns
+it once, never early. An entry that is watched again keeps its first time. They differ in how many are acknowledged:
 
-- `RedeliveryTracker`, for time-outs: every message that is taken is watched, and nearly every one is forgotten. Times
+- `RedeliveryTracker`, for time-outs: every received message is watched, and nearly every one acknowledged. Times
   are kept in buckets of a tick, so that a watch costs two dictionary entries and no timer; at most one tick late. Its
   size is that of what the application holds.
 - `NackTracker`, for negative acks (Pulsar A6, complaint 17): nearly every one comes to its time, and an hour's worth
@@ -33,7 +34,7 @@ BUCKETS_MAX = 256
 
 
 class RedeliveryTracker:
-    """Tracks entries until their acknowledgement time-out."""
+    """Tracks entries that the application received until their acknowledgement time-out. `watched`: these entries."""
 
     def __init__(self, delay_s: float, tick_s: float) -> None:
         assert delay_s >= 0 < tick_s, "delays are not negative"
@@ -65,7 +66,7 @@ class RedeliveryTracker:
             self.discard(covered)
 
     def take_due(self, now: float) -> list[Position]:
-        """Removes and returns the entries that are due."""
+        """Removes and returns the entries whose time-out has passed."""
         current = int(now / self.tick_s)
         due: list[Position] = []
         for tick in sorted(tick for tick in self._buckets if tick <= current):
@@ -92,8 +93,8 @@ def places_of(sets: EntrySets) -> Iterator[Position]:
 
 
 class NackTracker:
-    """Tracks negatively acknowledged entries until their redelivery. Times are whole milliseconds of any monotonic
-    clock."""
+    """Tracks negatively acknowledged entries until they are asked for again. Times are whole milliseconds of a
+    monotonic clock."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, EntrySets] = {}  # due time → entries
@@ -153,7 +154,7 @@ class NackTracker:
         return min(self._buckets, default=None)
 
     def take_due(self, now_ms: int) -> EntrySets:
-        """Removes and returns the entries that are due."""
+        """Removes and returns the entries whose delay is over."""
         due: EntrySets = {}
         for time_ms in sorted(each for each in self._buckets if each <= now_ms):
             for ledger_id, entries in self._buckets.pop(time_ms).items():
@@ -169,7 +170,8 @@ class NackTracker:
 
     @property
     def memory_bytes(self) -> int:
-        """Returns an estimate of its memory: the sets as CRoaring stores them, and their Python objects."""
+        """Returns an estimate of the memory of the tracker: the sets as CRoaring stores them, and their Python
+        objects."""
         sets = [each for bucket in (*self._buckets.values(), self.watched) for each in bucket.values()]
         figures = [each.get_statistics() for each in sets]
         held = sum(each["n_bytes_array_containers"] + each["n_bytes_bitset_containers"] for each in figures)
@@ -214,7 +216,7 @@ class AckGroup(NamedTuple):
 
 
 class AckTracker:
-    """Groups the acknowledgements of one consumer."""
+    """Collects the acknowledgements of one consumer until they are sent as a group."""
 
     def __init__(self) -> None:
         self.pending = 0
@@ -223,8 +225,8 @@ class AckTracker:
         self._cumulative: tuple[Position, int] | None = None
 
     def acknowledge(self, position: Position, index: int, size: int) -> None:
-        """Acknowledges a message. `index` -1: the whole entry. `size`: the number of messages in the entry, 0 if not
-        known."""
+        """Adds the acknowledgement of a message. `index`: its batch index; -1: the whole entry. `size`: the number of
+        messages in the entry; 0: not known."""
         self.pending += 1
         if index < 0 or size == 1:
             self._whole[position[0]].add(position[1])
@@ -236,8 +238,8 @@ class AckTracker:
             del self._parts[position]
 
     def acknowledge_bits(self, position: Position, bits: int, messages: int, size: int) -> None:
-        """Acknowledges several messages of one entry: bit i of `bits` is batch index i. `messages`: how many they are;
-        `size`: how many the entry has."""
+        """Adds the acknowledgement of several messages of one entry: bit i of `bits` is batch index i. `messages`: the
+        number of set bits; `size`: the number of messages in the entry."""
         self.pending += messages
         bits |= self._parts.get(position, 0)
         if bits == (1 << size) - 1:
@@ -304,7 +306,8 @@ def _order(position: Position, last: int) -> tuple[Position, float]:
 
 
 class Permits:
-    """The permits of one consumer. `count_used` may be called from any thread: `lock` guards the counts."""
+    """The permits of one consumer: how many messages the broker may still send. `count_used` may be called from any
+    thread: `lock` guards the counts."""
 
     def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
         self._size = max(1, queue_size)
@@ -317,7 +320,7 @@ class Permits:
         self.held = 0  # charged, and what they were charged for is not used yet
 
     def start_stream(self) -> int:
-        """Begins a new stream; returns the number of permits to grant it."""
+        """Begins the counts of a new connection's stream; returns the number of permits to grant there at first."""
         with self._lock:
             self.stream += 1
             self._used = self._granted = self.held = 0
@@ -325,7 +328,7 @@ class Permits:
             return self._size
 
     def resize(self, queue_size: int) -> None:
-        """Changes the size of the queue; the next grants make up for the difference."""
+        """Changes the size of the receiver queue; the next grants make up for the difference."""
         with self._lock:
             self._used += max(1, queue_size) - self._size
             self._size = max(1, queue_size)
@@ -338,8 +341,8 @@ class Permits:
             self.held += messages
 
     def count_used(self, messages: int, stream: int) -> bool:
-        """Counts permits of messages that left the queue; those of an earlier stream are ignored. Returns whether
-        `grant` must be called soon."""
+        """Counts the permits of messages that left the receiver queue; ignores those of an earlier stream. Returns
+        whether `grant` must be called soon."""
         with self._lock:
             if stream == self.stream:
                 self.held -= messages
@@ -351,12 +354,12 @@ class Permits:
             return self._granted > 0
 
     def grant(self) -> int:
-        """Returns the number of permits to grant the broker now; 0: none yet."""
+        """Returns the number of permits to grant the broker now, and counts them as granted; 0: none yet."""
         with self._lock:
             granted, self._granted = self._granted, 0
             return granted
 
     def check(self) -> None:
-        """Checks that no permit is lost or made. It holds only between two replies of the broker."""
+        """Checks that permits are neither lost nor made. Valid only between two replies of the broker."""
         assert self.held >= 0, "more was given back than was charged"
         assert self.at_broker + self.held + self._used in (self._size, 0), "permits were lost or made"

@@ -1,4 +1,4 @@
-"""A transaction, as the client sees it: what was sent and acknowledged in it, and how it ends.
+"""A transaction, as the client sees it: what was sent and acknowledged in it, and how it ends (core).
 
 Intents and facts in, effects out, in order; the driver (client/transactions/transaction.py) does each effect at once.
 
@@ -58,8 +58,8 @@ NOWHERE = Position(-1, -1)
 
 
 class TransactionState(Enum):
-    """The state of a transaction. PREPARED: it survives its client and its coordinator. ERROR: its commit or `prepare`
-    got no answer; `commit` asks again."""
+    """The state of a transaction. PREPARED: the transaction outlives its client and its coordinator. ERROR: `commit`
+    or `prepare` got no answer; a new `commit` asks again."""
 
     OPEN = "OPEN"
     PREPARING = "PREPARING"
@@ -76,7 +76,7 @@ WAITING = TransactionState.COMMITTING, TransactionState.PREPARING
 
 
 class EndKind(Enum):
-    """The way in which a transaction ends."""
+    """Which end is asked of the coordinator."""
 
     COMMIT = 0
     ABORT = 1
@@ -84,7 +84,8 @@ class EndKind(Enum):
 
 
 class Receipts(NamedTuple):
-    """The receipts of one topic; `entries` 0: it was only acknowledged there; -1: all of them count."""
+    """What a transaction has at one topic. `entries`: the number of entries with a receipt, of which `last` is the
+    last position; 0: it only acknowledged there; -1: every entry of the transaction counts."""
 
     topic: str
     entries: int
@@ -104,8 +105,8 @@ class Idle(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Effect: report the end of the transaction. `error`: raised in the caller that ended it; None: it ended as asked.
-    """
+    """Effect: report the end of the transaction. `error`: to be raised in the caller that ended it; None: it ended as
+    asked."""
 
     error: PulsarException | None
 
@@ -114,25 +115,25 @@ TransactionEffect = End | Idle | Ended
 
 
 class TransactionSite(Protocol):
-    """The producer or consumer of one partition, which has operations of a transaction in flight."""
+    """The producer or consumer of one partition at which a transaction has operations in flight."""
 
     sends: bool  # messages; else it acknowledges
 
     @property
     def topic(self) -> TopicName: ...
     def send_now(self) -> None:
-        """Sends its open batches."""
+        """Sends the open batches of the producer."""
         ...
 
 
 class Share:
-    """The allowance of one producer to send messages in a transaction with `add`. The producer counts the messages
-    under its own lock, which it holds anyway; TransactionCore takes the count over when the transaction ends."""
+    """Allows one producer to send a number of messages in a transaction with `add`. The producer counts them under its
+    own lock, which it holds anyway; TransactionCore adds this count to its own when the transaction ends."""
 
     __slots__ = ("allowed", "left", "lock", "txn")
 
     def __init__(self, txn: InTransaction, lock: AbstractContextManager[Any]) -> None:
-        """Makes a share. `lock`: the producer's."""
+        """Makes a share. `lock`: the lock of the producer."""
         self.txn = txn
         self.lock = lock
         self.allowed = 0  # messages
@@ -151,7 +152,8 @@ class Share:
 
 
 class InTransaction:
-    """A transaction, as seen by the producers and consumers that send and acknowledge in it."""
+    """A transaction, as seen by the producers and consumers that send and acknowledge in it. Base class of the
+    transactions of asyncio and of blocking programs."""
 
     deliveries: dict[str, dict[Position, dict[int, object]]]
     """Subscription → which delivery of a message it acknowledged (client/consume/transactional_acks.py)."""
@@ -162,35 +164,37 @@ class InTransaction:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether its operations still matter: it is open, or its commit waits for them."""
+        """Whether the outcomes of its operations still matter: the transaction is open, or its commit waits for them.
+        """
         raise NotImplementedError
 
     def enter(self, where: TransactionSite, connections: object) -> None:
-        """Begins an operation: a message, or an acknowledgement, will be sent at `where`. May be called from any
-        thread. Raises TransactionEnded, MessageTooBig, or InvalidConfiguration if `connections` are those of another
-        client."""
+        """Begins an operation: a message or an acknowledgement will be sent at `where`. May be called from any thread.
+        Raises TransactionEnded if the transaction is not open, MessageTooBig if it has too many messages,
+        InvalidConfiguration if `connections` are those of another client."""
         raise NotImplementedError
 
     def share(self, where: TransactionSite, connections: object, lock: AbstractContextManager[Any]) -> Share:
-        """Returns the share through which the producer at `where` may send at least one message. Raises as `enter`.
-        `lock`: the producer's; the caller must not hold it."""
+        """Returns the share through which the producer at `where` may send at least one message. Raises what `enter`
+        raises. `lock`: the lock of the producer, which the caller must not hold."""
         raise NotImplementedError
 
     def cancel_operation(self, *, message: bool) -> None:
-        """Reverts an `enter`: nothing was sent after all."""
+        """Reverts an `enter` after which nothing was sent."""
         raise NotImplementedError
 
     def on_abort_of_cumulative_ack(self, again: Callable[[], None]) -> None:
-        """Registers a cumulative acknowledgement: if the transaction aborts, `again` is called once its messages may be
-        delivered again, before the end is reported."""
+        """Registers a cumulative acknowledgement: if the transaction aborts, `again` is called when the acknowledged
+        messages may be delivered again, before the end is reported."""
         raise NotImplementedError
 
     def on_stored(self, where: TransactionSite, messages: int, position: Position) -> None:
-        """Fact: an entry has its receipt. `messages` 0: it is a chunk, but not the last of its message."""
+        """Fact: an entry of `messages` messages has its receipt. `messages` 0: the entry is a chunk, but not the last
+        of its message."""
         raise NotImplementedError
 
     def on_refused(self, messages: int, error: MagnetarError) -> None:
-        """Fact: an entry was not stored, or it is not known whether it was."""
+        """Fact: an entry was not stored, or whether it was stored is unknown."""
         raise NotImplementedError
 
     def on_acknowledged(self, error: MagnetarError | None) -> None:
@@ -202,8 +206,8 @@ class TransactionCore:
     """The core of one transaction."""
 
     def __init__(self, txn: TxnId, lock: AbstractContextManager[Any], *, named: bool = False) -> None:
-        """Makes the core. `named`: the coordinator is asked for the end even if there was no operation, because its
-        answer shows whether a later holder took over the name."""
+        """Makes the core. `named`: the coordinator is asked to end the transaction even if there was no operation,
+        because its answer tells whether a later holder took over the transaction's name."""
         self.txn = txn
         self.state = TransactionState.OPEN
         self.failure: PulsarException | None = None  # of the first operation that failed
@@ -221,8 +225,9 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ from any thread
     def enter(self, topic: str, *, message: bool) -> None:
-        """Begins an operation at `topic`: a message, or else an acknowledgement. Raises TransactionEnded or
-        MessageTooBig; then nothing may be sent."""
+        """Begins an operation at `topic`: sending a message if `message`, else an acknowledgement. Raises
+        TransactionEnded if the transaction is not open, MessageTooBig if it has too many messages; then nothing may be
+        sent."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -232,7 +237,8 @@ class TransactionCore:
             self._touch(topic)
 
     def share(self, topic: str, share: Share) -> None:
-        """Allows the producer of `topic` to send through `share`, which may be new. Raises as `enter`."""
+        """Allows the producer of `topic` to send more messages through `share`, which may be new. Raises what `enter`
+        raises."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -281,12 +287,12 @@ class TransactionCore:
 
     @property
     def messages(self) -> int:
-        """Returns the number of messages that were sent in it."""
+        """Returns the number of messages that were sent in the transaction."""
         return self._allowed - sum(each.left for each in self._shares)
 
     def enter_again(self, *, message: bool) -> bool:
-        """Begins an operation at a topic that already has one. Returns False if it must not; `enter` then raises the
-        reason."""
+        """Begins an operation at a topic that already has one. Returns False if no operation may begin; the caller
+        then calls `enter`, which raises the reason."""
         with self._lock:
             if self.state is not TransactionState.OPEN or (message and self._allowed >= MESSAGES_MAX):
                 return False
@@ -295,7 +301,7 @@ class TransactionCore:
             return True
 
     def cancel_operation(self, *, message: bool) -> list[TransactionEffect]:
-        """Reverts an `enter` whose operation was refused before anything was sent."""
+        """Reverts an `enter`: the operation was refused before anything was sent."""
         with self._lock:
             self._allowed -= message
             self._begun -= 1
@@ -303,7 +309,8 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def on_stored(self, topic: str, messages: int, position: Position) -> list[TransactionEffect]:
-        """Fact: an entry of `messages` messages has its receipt; 0: it is a chunk, but not the last of its message."""
+        """Fact: an entry of `messages` messages has its receipt. `messages` 0: the entry is a chunk, but not the last
+        of its message."""
         if self._entries[topic] >= 0:
             self._entries[topic] += 1
             if position[1] < 0:
@@ -315,7 +322,7 @@ class TransactionCore:
             return self._check_idle()
 
     def on_refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
-        """Fact: an entry of `messages` messages is not stored, or may not be."""
+        """Fact: an entry of `messages` messages was not stored, or whether it was stored is unknown."""
         self._set_failure(error)
         with self._lock:
             self._over += messages
@@ -340,13 +347,13 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> list[TransactionEffect]:
-        """Begins the commit. Idle follows when all operations have their outcomes; then the driver must call `decide`.
-        """
+        """Begins the commit. When all operations have outcomes, the effect Idle follows; the driver must then call
+        `decide`."""
         may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
         return self._wait(TransactionState.COMMITTING, may_be)
 
     def prepare(self) -> list[TransactionEffect]:
-        """Begins to prepare, after all operations have their outcomes as for `commit`."""
+        """Begins to prepare the transaction. As for `commit`, Idle follows when all operations have outcomes."""
         return self._wait(TransactionState.PREPARING, (TransactionState.OPEN,))
 
     def _wait(self, state: TransactionState, may_be: tuple[TransactionState, ...]) -> list[TransactionEffect]:
@@ -358,7 +365,8 @@ class TransactionCore:
             return self._check_idle()
 
     def decide(self) -> list[TransactionEffect]:
-        """Decides how the transaction ends. Called after Idle, or by `expire`."""
+        """Decides how the transaction ends: as asked, or by an abort if an operation failed. The driver must call it
+        after Idle."""
         assert self.state in WAITING, "an end waits for this"
         if self.failure is not None:
             return self._abort(self._reason())
@@ -369,7 +377,8 @@ class TransactionCore:
         return [End(EndKind.COMMIT, self._participants())]
 
     def expire(self, error: MagnetarError) -> list[TransactionEffect]:
-        """Aborts the transaction, because its operations had no outcome in time."""
+        """Ends the wait of `commit` or `prepare`: operations had no outcome in time, so the transaction is aborted
+        with `error`."""
         self._waiting = False
         self._set_failure(error)
         return self.decide()
@@ -388,7 +397,7 @@ class TransactionCore:
         return [End(EndKind.ABORT, ())]
 
     def on_answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
-        """Handles the coordinator's answer to End, or to a question for the status."""
+        """Fact: the coordinator answered the request to end the transaction, or the question for its status."""
         if error is not None:
             return self._on_refused(error)
         committing = self.state in WAITING
@@ -447,8 +456,8 @@ class TransactionCore:
 
     @property
     def was_lost(self) -> bool:
-        """Whether the coordinator aborted the transaction by itself, as an operation or its end showed; then it may
-        have lost others, too."""
+        """Whether an operation or the end showed that the coordinator aborted the transaction by itself. The
+        coordinator may then have aborted other transactions of this client, too."""
         causes = (self.error, self.failure)
         return self.state in (TransactionState.ABORTED, TransactionState.OPEN) and any(
             isinstance(each, TransactionAborted | TransactionEnded) and not isinstance(each.__cause__, PulsarException)
@@ -457,7 +466,7 @@ class TransactionCore:
 
     @property
     def has_operations(self) -> bool:
-        """Whether a topic may have something of the transaction."""
+        """Whether any topic may have messages or acknowledgements of the transaction."""
         return bool(self._entries)
 
     @property

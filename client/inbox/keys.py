@@ -1,4 +1,4 @@
-"""The keys by which an inbox recognises messages, and how long it keeps them."""
+"""The keys by which an inbox recognises messages, and how long an inbox retains them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ topic, and how long a subscription may be away)."""
 
 def message_key(message: Message) -> str:
     """Returns topic, producer name and sequence id as one text. A message that its producer sends again has the same
-    key; a new message has another. It is unique only if the producer has a fixed name, as relays of an outbox have;
-    otherwise use a key from the message itself, such as an order number or an id among its properties."""
+    key; a new message has another. The key is unique only if the producer has a fixed name, as relays of an outbox
+    have; otherwise use a key from the message itself, such as an order number or an id among its properties."""
     return f"{message.topic_name()}|{message.producer_name()}|{message.sequence_id()}"
 
 
 def checked_key(key: str) -> str:
-    """Returns the key as it is stored: a key longer than KEY_MAX by its hash."""
+    """Returns the key in the form that is stored: the hash in place of a key longer than KEY_MAX."""
     return key if len(key) <= KEY_MAX else f"sha256:{sha256(key.encode()).hexdigest()}"

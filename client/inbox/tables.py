@@ -59,8 +59,8 @@ class SQLAlchemyInbox:
         return bool(done.rowcount == 1)
 
     def _insert_if_missing(self, session: Session | Connection, row: dict[str, Any]) -> bool:
-        """Inserts the row unless it exists; returns whether it did. When two transactions conflict, one of them gets
-        IntegrityError: roll back and receive the message again."""
+        """Inserts the row unless it exists; returns whether it was inserted. If two transactions conflict, one of them
+        gets IntegrityError: roll back and receive the message again."""
         here = self.rows.c.subscription == row["subscription"], self.rows.c.key == row["key"]
         if session.execute(select(self.rows.c.done).where(*here)).first() is not None:
             return False

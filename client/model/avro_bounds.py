@@ -1,5 +1,5 @@
-"""The bounds of a payload of Avro: its depth and its number of items without bytes, beyond which decoding it ends or
-fills a process.
+"""The bounds of an Avro payload: its depth, and its number of items that take no bytes. Decoding a payload beyond them
+would crash a process or fill its memory. Also the aliases by which fastavro finds a writer's records (`reader_for`).
 
 fastavro descends without a bound, and a few thousand levels of a recursive record end the process; an array of nulls
 has any number of items in five bytes. `Parsed` finds once whether a payload of a schema can
@@ -44,8 +44,8 @@ def _inner(schema: Any) -> list[Any]:
 
 
 def needs_check(schema: Any, names: dict[str, Any], around: tuple[str, ...] = ()) -> bool:
-    """Whether payloads of this type must be checked: the type contains itself, or items of an array may have no bytes.
-    """
+    """Whether payloads of this type must be checked before fastavro decodes them: the type contains itself, or items
+    of an array may take no bytes."""
     if isinstance(schema, str):
         return schema in around
     if isinstance(schema, dict):
@@ -136,7 +136,7 @@ class _Walk:
 
 
 class Parsed:
-    """A schema that fastavro parsed, with what is needed to check its payloads before they are decoded."""
+    """A schema that fastavro parsed, and a check of its payloads before fastavro decodes them."""
 
     __slots__ = ("_names", "schema")
 
@@ -146,8 +146,8 @@ class Parsed:
         self._names = names if needs_check(schema, names) else None
 
     def check(self, payload: bytes) -> None:
-        """Raises InvalidMessage if the payload is nested too deeply, declares more items than it can have, or does not
-        fit the schema. Linear in its bytes."""
+        """Raises InvalidMessage if the payload is nested too deeply, declares more items than it can contain, or does
+        not fit the schema. Takes time linear in the size of the payload."""
         if self._names is not None:
             _Walk(payload, self._names).walk(self.schema, 0)
 

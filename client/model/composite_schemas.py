@@ -1,4 +1,6 @@
-"""Schemas of pairs, of Protobuf messages, and those that take what a topic has: as a consumer, and as a producer."""
+"""Schemas beyond those of client/model/schema.py: of single values, of pairs, and of Protobuf messages; and schemas
+that adopt those of a topic, for consumers and for producers.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ _DAY = timedelta(days=1)
 
 
 class PrimitiveSchema(Schema):
-    """The schema of one Python type: its `struct` format, and two functions that convert to and from that."""
+    """The schema of one Python type: its `struct` format, and two functions that convert a value to the fields of that
+    format and back."""
 
     def __init__(
         self, type_: SchemaType, of: type[Any], form: str, to: Callable[[Any], tuple[Any, ...]],
@@ -130,14 +133,14 @@ def TimeSchema() -> PrimitiveSchema:
 
 
 def TimestampSchema() -> PrimitiveSchema:
-    """Returns the schema of `datetime.datetime` with a time zone, as ms since the epoch; it comes back in UTC."""
+    """Returns the schema of `datetime.datetime` with a time zone, as ms since the epoch; consumers get it in UTC."""
     return PrimitiveSchema(
         SchemaType.TIMESTAMP, datetime, ">q", lambda value: ((value - _EPOCH) // _MS,), lambda ms: _EPOCH + ms * _MS
     )
 
 
 def InstantSchema() -> PrimitiveSchema:
-    """Returns the schema of `datetime.datetime` with a time zone, to the microsecond; it comes back in UTC."""
+    """Returns the schema of `datetime.datetime` with a time zone, to the microsecond; consumers get it in UTC."""
     return PrimitiveSchema(
         SchemaType.INSTANT, datetime, ">qi",
         lambda value: ((value - _EPOCH) // (1_000_000 * _US), (value - _EPOCH) // _US % 1_000_000 * 1000),
@@ -177,18 +180,19 @@ _U32 = struct.Struct(">I")
 
 
 class KeyValueEncodingType(Enum):
-    """The place of a pair's key: in the payload, or in the key of the message."""
+    """Where the key of a pair is stored: in the payload, or as the key of the message."""
 
     INLINE = "INLINE"
     SEPARATED = "SEPARATED"
 
 
 class KeyValueSchema(Schema):
-    """A pair `(key, value)`, each with its own schema; either may be None. The bytes are those of Pulsar's Java client.
+    """The schema of pairs `(key, value)`, each with its own schema; either may be None. The bytes are those of
+    Pulsar's Java client.
 
     SEPARATED: the key is the key of the message (`partition_key`, base64), and the payload is the value. A key that is
-    None becomes no key (`null_partition_key`) and a value that is None no value (`null_value`), which differs from an
-    empty one.
+    None becomes no key (`null_partition_key`), and a value that is None no value (`null_value`); both differ from
+    empty ones.
     """
 
     def __init__(
@@ -252,7 +256,7 @@ def _part(payload: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 class ProtobufNativeSchema(Schema):
-    """Messages of a Protobuf class; the topic gets its descriptor."""
+    """The schema of the messages of a Protobuf class, whose descriptor is registered with the topic."""
 
     def __init__(self, record_cls: type[Any]) -> None:
         from google.protobuf.message import Message
@@ -277,8 +281,8 @@ class ProtobufNativeSchema(Schema):
 
 
 def _descriptors(descriptor: Any) -> dict[str, str]:
-    """Returns the descriptor files of a message class, each after those that it imports, as Java's client expects them.
-    """
+    """Returns the descriptor files of a message class, each after the files that it imports, as Java's client expects
+    them."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
     files: dict[str, Any] = {}
@@ -310,8 +314,9 @@ SINGLE = {
 
 
 class AutoConsumeSchema(Schema):
-    """The schema for consumers that decodes each message by the schema that it names, to plain values: a record to a
-    `dict`, a pair to a tuple. A message without a schema, or with Protobuf, stays `bytes`."""
+    """The schema for consumers that decodes each message with the schema that the message names: a record to a `dict`,
+    a pair to a tuple, other values to plain ones. A message without a schema, or with a Protobuf schema, stays
+    `bytes`."""
 
     by_writer = needs_writer = True
 
@@ -356,7 +361,8 @@ class AutoConsumeSchema(Schema):
 
 
 class PreEncodedSchema(Schema):
-    """Bytes that are already encoded by a schema, which a producer registers."""
+    """The schema for producers whose program encodes the values itself: the content is the payload, and a given schema
+    is registered with the topic."""
 
     def __init__(self, info: SchemaInfo) -> None:
         super().__init__(bytes, schema_name=info.name)
@@ -371,10 +377,10 @@ class PreEncodedSchema(Schema):
 
 
 class AutoPublishSchema(Schema):
-    """The schema for producers that send payloads as bytes. They must fit the topic's newest schema at the time when
-    the producer is opened.
+    """The schema for producers that send payloads as bytes. Each must fit the schema that was the topic's newest when
+    the producer was opened.
 
-    Raises InvalidMessage if the bytes do not fit. A topic without a schema accepts any.
+    Raises InvalidMessage if the bytes do not fit. A topic without a schema accepts any bytes.
     """
 
     of_topic = True
@@ -387,7 +393,7 @@ class AutoPublishSchema(Schema):
 
 
 def _check_json(payload: bytes) -> None:
-    """Raises ValueError for NaN and infinities, which are not JSON although Python's parser accepts them."""
+    """Raises InvalidMessage if the payload is not JSON, also for NaN and infinities, which Python's parser accepts."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"it has {constant}")

@@ -1,4 +1,7 @@
-"""How a message was encrypted, as a program sees it: names and forms of Pulsar's Python client."""
+"""How messages are encrypted and decrypted (`Encryptor`, `Decryptor`), whose keys a program provides
+(`CryptoKeyReader`), and how a program sees it (`EncryptionContext`). Names and forms of the public classes are those
+of Pulsar's Python client.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 class EncryptionKey:
-    """The key of one reader for whom a message is encrypted."""
+    """A wrapped data key: the one for one of the readers for whom a message is encrypted."""
 
     def __init__(self, key: EncryptionKeys) -> None:
         self._key = key
@@ -30,24 +33,25 @@ class EncryptionKey:
 
     @property
     def value(self) -> bytes:
-        """Returns the data key, wrapped with the reader's public key."""
+        """Returns the data key, wrapped (encrypted) with the reader's public key."""
         return self._key.value
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Returns what the producer's key reader added to the key; it is in clear, and not authenticated."""
+        """Returns the metadata that the producer's key reader added to the key; it is in clear, and
+        not authenticated."""
         return {pair.key: pair.value for pair in self._key.metadata}
 
 
 class EncryptionContext:
-    """How an entry is encrypted; with `ConsumerCryptoFailureAction.CONSUME` a program can decrypt it with this."""
+    """How an entry is encrypted. With `ConsumerCryptoFailureAction.CONSUME` a program can decrypt the entry by this."""
 
     def __init__(self, metadata: MessageMetadata, *, failed: bool) -> None:
         self._metadata = metadata
         self._failed = failed
 
     def keys(self) -> list[EncryptionKey]:
-        """Returns the keys of the readers for whom it is encrypted."""
+        """Returns the wrapped data keys, one for each reader for whom the entry is encrypted."""
         return [EncryptionKey(each) for each in self._metadata.encryption_keys]
 
     def param(self) -> bytes:
@@ -67,12 +71,12 @@ class EncryptionContext:
         return self._metadata.uncompressed_size
 
     def batch_size(self) -> int:
-        """Returns the number of messages in the entry; -1: it is not a batch."""
+        """Returns the number of messages in the entry; -1: the entry is not a batch."""
         metadata = self._metadata
         return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else -1
 
     def is_decryption_failed(self) -> bool:
-        """Whether the message is ciphertext; False: it is decrypted."""
+        """Whether the message's data is ciphertext. False: the message is decrypted."""
         return self._failed
 
 
@@ -113,7 +117,7 @@ def data_key(key: bytes) -> AESGCM:
 
 
 def decrypted(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
-    """Decrypts. Raises CryptoError if the ciphertext does not belong to this key and IV, or was changed."""
+    """Decrypts a payload. Raises CryptoError if the ciphertext does not belong to this key and IV, or was changed."""
     try:
         return key.decrypt(iv, ciphertext, None)
     except _load("exceptions").InvalidTag as error:
@@ -125,8 +129,8 @@ def wrapped(key: bytes, reader: RSAPublicKey) -> bytes:
 
 
 def unwrapped(value: bytes, reader: RSAPrivateKey) -> bytes | None:
-    """Returns the data key; None if `value` was wrapped for another reader, or is not a wrapped key. A value of a wrong
-    length is refused without the cost of decrypting it."""
+    """Decrypts a wrapped data key. Returns None if `value` was wrapped for another reader, or is not a wrapped key. A
+    value of a wrong length is refused without the cost of decrypting it."""
     if len(value) != (reader.key_size + 7) // 8:
         return None
     try:
@@ -196,7 +200,7 @@ KEY_FILE_BYTES_MAX = 1 << 16
 
 
 class EncryptionKeyInfo(NamedTuple):
-    """A key, and metadata that is stored in clear beside each entry, such as the key's version."""
+    """A key as PEM, and metadata that is stored in clear with each entry, such as the key's version."""
 
     key: bytes  # PEM
     metadata: Mapping[str, str] = {}
@@ -206,8 +210,8 @@ class EncryptionKeyInfo(NamedTuple):
 
 
 class KeyReader(Protocol):
-    """The interface of `crypto_key_reader`. It raises any exception if there is no such key, or if it cannot be read
-    now."""
+    """The interface of `crypto_key_reader`. Its methods raise any exception if there is no such key, or if the key
+    cannot be read now."""
 
     def get_public_key(self, name: str) -> bytes | EncryptionKeyInfo:
         """Returns the public key of that name, for a producer."""
@@ -220,7 +224,7 @@ class KeyReader(Protocol):
 
 
 class CryptoKeyReader:
-    """Reads the same two files for every key name, as Pulsar's class of this name does."""
+    """Reads the same two files for every key name, as Pulsar's class with this name does."""
 
     def __init__(self, public_key_path: str, private_key_path: str) -> None:
         """Sets the paths of the PEM files. A producer needs only the first, a consumer only the second."""
@@ -232,11 +236,11 @@ class CryptoKeyReader:
         return f"CryptoKeyReader({self._public_key_path!r}, {self._private_key_path!r})"
 
     def get_public_key(self, name: str) -> bytes:
-        """Returns the content of the first file. Raises CryptoError if it cannot be read."""
+        """Returns the content of the file at `public_key_path`. Raises CryptoError if it cannot be read."""
         return _read(self._public_key_path)
 
     def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes:
-        """Returns the content of the second file. Raises CryptoError if it cannot be read."""
+        """Returns the content of the file at `private_key_path`. Raises CryptoError if it cannot be read."""
         return _read(self._private_key_path)
 
 
@@ -284,7 +288,7 @@ class Encryptor:
         self, reader: KeyReader, names: Sequence[str], now: Callable[[], float],
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:  # fmt: skip
-        """Makes an encryptor. `names` must name at least one key. Raises OperationNotSupported if `cryptography` is not
+        """Makes an encryptor for the keys `names`, at least one. Raises OperationNotSupported if `cryptography` is not
         installed."""
         assert names, "something is encrypted for a reader"
         require_package()
@@ -357,7 +361,7 @@ T = TypeVar("T")
 
 
 class _Kept(Generic[T]):
-    """Results kept for KEPT_S, and errors for FAILED_S; at most KNOWN_MAX of both."""
+    """A cache of results for KEPT_S, and of errors for FAILED_S; at most KNOWN_MAX of both together."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -394,7 +398,8 @@ class Decryptor:
         self._parsed: _Kept[RSAPrivateKey] = _Kept(now)  # by their PEM
 
     def __call__(self, metadata: MessageMetadata, ciphertext: bytes) -> bytes:
-        """Returns the payload as it was before encryption: compressed, if it was. Raises CryptoError."""
+        """Returns the decrypted payload, which is still compressed if it was compressed before encryption. Raises
+        CryptoError."""
         iv, keys = metadata.encryption_param, metadata.encryption_keys
         if self._reader is None:
             raise CryptoError("it is encrypted, and there is no crypto_key_reader")
@@ -405,7 +410,8 @@ class Decryptor:
         return decrypted(self._data_key(self._reader, list(keys)), iv, ciphertext)
 
     def decrypt_entry(self, entry: bytes) -> bytes:
-        """Returns a stored entry as if it had never been encrypted. Raises CorruptEntry, CryptoError."""
+        """Returns a stored entry decrypted, without the fields of encryption in its metadata. Raises CorruptEntry or
+        CryptoError."""
         header = parse_header(entry)
         metadata = header.metadata
         if not metadata.encryption_param:
@@ -418,8 +424,8 @@ class Decryptor:
         return entry[:start] + client_part(metadata, payload)
 
     def copy_encryptor(self, metadata: MessageMetadata) -> Encrypt:
-        """Returns the function that encrypts a copy of a message for the readers of the message: with its data key and
-        an IV of its own. Raises CryptoError if there is no key to read the message."""
+        """Returns a function that encrypts a copy of a message so that the readers of the message can read it: with
+        the data key of the message and an IV of its own. Raises CryptoError if no key decrypts the message."""
         if self._reader is None:
             raise CryptoError("it is encrypted, and there is no crypto_key_reader")
         keys = list(metadata.encryption_keys)

@@ -1,7 +1,8 @@
-"""Fields of a Record: what a value has to be, how it travels, what the Avro schema says of it, and its type.
+"""Fields of a Record: which values a field accepts, how they are encoded, their part of the Avro schema, and their
+type.
 
-Here is what all fields share, and those of single values; client/model/record.py has arrays, maps and records.
-Type checkers see a field as its value: `String(required=True)` and `String("a")` as str, `String()` as str or None.
+Here is what all fields share, and those of single values; client/model/record.py has arrays, maps and records. Type
+checkers see a field as its value: `String(required=True)` and `String("a")` as str, `String()` as str or None.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ M = TypeVar("M", bound=Enum)
 
 
 class Text(Enum):
-    """The text encoding of a schema, of JSON or of Avro, to which a field's value is converted."""
+    """The encoding of a schema, JSON or Avro, to which a field's value is converted."""
 
     JSON = "json"  # bytes as text, enums by value
     AVRO = "avro"  # bytes as they are, enums by name
@@ -42,9 +43,9 @@ class Names:
 
 
 class Field(Generic[V]):
-    """An attribute of a Record. `required`: it must not be None. `default`: its value when nothing or None is given;
-    `required_default`: the Avro schema contains the default. Raises InvalidMessage if the default does not fit the
-    field."""
+    """An attribute of a Record. `required`: its value must not be None. `default`: its value when nothing or None is
+    given; `required_default`: the Avro schema contains the default. Raises InvalidMessage if the default does not fit
+    the field."""
 
     avro: ClassVar[str] = "null"
     python: ClassVar[tuple[type, ...]] = (type(None),)
@@ -66,16 +67,16 @@ class Field(Generic[V]):
         def element_(self: Field[E | None]) -> E: ...
 
     def type(self) -> str:
-        """Returns the name of its type in Avro."""
+        """Returns the name of the field's type in Avro."""
         return self.avro
 
     def python_type(self) -> Any:
-        """Returns the type of its values, or a tuple of types."""
+        """Returns the Python type of the field's values, or a tuple of types."""
         return self.python if len(self.python) > 1 else self.python[0]
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """Returns the value that a record stores when the field called `name` is set to `val`. Raises InvalidMessage, a
-        TypeError, if `val` does not fit."""
+        """Returns the value that a record stores when the field called `name` is set to `val`. Raises InvalidMessage
+        (a TypeError) if `val` does not fit."""
         if val is None:
             return self.initial()
         val = self.made(val)
@@ -85,7 +86,7 @@ class Field(Generic[V]):
         return val
 
     def set_name(self, name: str) -> None:
-        """Sets the name, which error messages of the field and of its parts contain."""
+        """Sets the field's name, which error messages of the field and of its parts contain."""
         self.name = name
 
     def default(self) -> Any:
@@ -101,12 +102,12 @@ class Field(Generic[V]):
         return self.schema_info(None)
 
     def schema_info(self, defined_names: Any) -> Any:
-        """Returns the field's type as part of a schema. `defined_names`: a `Names` with what is already defined; None:
-        nothing is."""
+        """Returns the field's type as part of a schema. `defined_names`: a `Names` with the types that are already
+        defined; None: no type is."""
         return self.avro_type(defined_names if isinstance(defined_names, Names) else Names(), "")
 
     def check(self, value: Any) -> None:
-        """Raises InvalidMessage if the field cannot have `value`, which must not be None."""
+        """Raises InvalidMessage if the field cannot be set to `value`, which must not be None."""
         if not self.is_of_type(value):
             raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
 
@@ -116,8 +117,8 @@ class Field(Generic[V]):
         return isinstance(value, self.python) and not (isinstance(value, bool) and bool not in self.python)
 
     def made(self, value: Any) -> Any:
-        """Returns the value that a record stores for `value`: a dict becomes a record, the name of an enum's member
-        that member."""
+        """Returns the value that a record stores for `value`: a record for a dict, the member of an enum for
+        its name."""
         return value
 
     def absent(self) -> Any:
@@ -125,20 +126,21 @@ class Field(Generic[V]):
         return self.initial()
 
     def plain(self, value: Any, text: Text) -> Any:
-        """Returns the value as JSON or Avro encodes it."""
+        """Converts a value to what JSON or Avro, as `text` says, encodes."""
         return value
 
     def from_plain(self, value: Any, text: Text) -> Any:
-        """Returns the value from which `plain` was made. Raises InvalidMessage if there is none."""
+        """Converts a decoded JSON or Avro value back: the reverse of `plain`. Raises InvalidMessage if it is not
+        possible."""
         return value
 
     def avro_type(self, names: Names, namespace: str) -> Any:
-        """Returns its type in Avro. `names`: the types that are already defined; `namespace`: that of the enclosing
-        record."""
+        """Returns the field's type in Avro. `names`: the types that are already defined; `namespace`: that of the
+        enclosing record."""
         return self.avro
 
     def initial(self) -> Any:
-        """Returns the value of the field for None: a copy of its default."""
+        """Returns the value of the field when None is given: a copy of its default."""
         return copy.copy(self._default)
 
     def definition(self, names: Names, namespace: str) -> dict[str, Any]:
@@ -159,11 +161,11 @@ def _avro_default(field: Field[Any], default: Any) -> Any:
 
 
 class Null(Field[None]):
-    """None, and nothing else."""
+    """A field that is always None."""
 
 
 class Boolean(Field[bool]):
-    """A bool. Without a default of its own it is False, as Pulsar's."""
+    """A field of a bool. Without a default of its own it is False, as in Pulsar."""
 
     avro, python = "boolean", (bool,)
 
@@ -182,7 +184,7 @@ class _Whole(Field[V]):
 
 
 class Integer(_Whole[V]):
-    """An int of 32 bits, with its sign."""
+    """A field of a signed int of 32 bits."""
 
     avro, bits = "int", 32
 
@@ -204,7 +206,7 @@ class Integer(_Whole[V]):
 
 
 class Long(_Whole[V]):
-    """An int of 64 bits, with its sign."""
+    """A field of a signed int of 64 bits."""
 
     avro, bits = "long", 64
 
@@ -226,7 +228,7 @@ class Long(_Whole[V]):
 
 
 class Float(Field[V]):
-    """A float, of 32 bits in Avro."""
+    """A field of a float, which Avro encodes in 32 bits."""
 
     avro, python = "float", (float, int)
 
@@ -270,7 +272,7 @@ class Double(Field[V]):
 
 
 class Bytes(Field[V]):
-    """Bytes; in JSON text with a character for each byte."""
+    """A field of bytes. JSON encodes them as text with one character for each byte."""
 
     avro, python = "bytes", (bytes,)
 

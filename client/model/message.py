@@ -1,7 +1,8 @@
-"""Messages as consumers get them: views on an entry that was taken apart once.
+"""Messages as consumers get them: views on an entry that was parsed once.
 
-`ReceivedEntry` is what the messages of one entry share; a `Message` adds its place in it, its own metadata and payload.
-Everything else is looked up when asked for.
+`ReceivedEntry` is what the messages of one entry share; a `Message` adds its batch index, its own metadata and
+payload. All else is looked up when a program asks for it. Also the parser of a single batch (`MessageBatch`), and the
+events of Failover consumers (`ConsumerEventListener`, `ActiveEvents`).
 """
 
 from __future__ import annotations
@@ -45,29 +46,29 @@ class Origin(Protocol):
         ...
     @property
     def holds_order(self) -> bool:
-        """Whether a failed message blocks those after it; then the redelivery count of a batch counts only for its
+        """Whether a failed message blocks those after it. If so, the redelivery count of a batch applies only to its
         first message that is not acknowledged."""
         ...
 
     def on_taken(self, message: Message) -> None:
-        """Called when the application, or a filter, took the last message of an entry, so that its permits can be
+        """Fact: the application, or a filter, received the last message of an entry, so that its permits can be
         granted again."""
         ...
 
     def on_interrupted(self) -> None:
-        """Called when Ctrl-C interrupted `on_taken`."""
+        """Fact: Ctrl-C interrupted `on_taken`."""
         ...
 
     def acknowledge(self, which: Message) -> None: ...
     def copy_encryptor(self, message: Message) -> Encrypt | None:
-        """Returns the function that encrypts a copy of the message for its readers; None: it was not encrypted. Raises
-        CryptoError."""
+        """Returns a function that encrypts a copy of the message for the readers of the message; None if the message
+        was not encrypted. Raises CryptoError."""
         ...
 
 
 
 class ReceivedEntry:
-    """A received entry: what its messages share."""
+    """A received entry: the fields that its messages share."""
 
     __slots__ = (
         "charged",
@@ -111,7 +112,7 @@ class Message:
         print(message.data(), message.properties(), message.message_id())
 
     Times are ms since the epoch. `value` raises InvalidMessage if the payload does not fit the schema. A message may
-    keep the bytes of its whole batch in memory: to keep one for long, keep `data()`.
+    retain the bytes of its whole batch in memory: to store one for long, store `data()`.
     """
 
     __slots__ = ("_payload", "batch_index", "entry", "fields", "permits")
@@ -144,7 +145,7 @@ class Message:
 
     def value(self) -> Any:
         """Returns the payload, decoded by the consumer's schema; None for a message without a value. With a KeyValue
-        schema whose key is separate it returns the pair, unless the message was sent as None."""
+        schema of SEPARATED keys returns the pair, or None if the message was sent as None."""
         schema = self.entry.consumer.schema
         if self.fields.null_value and not (schema.separated and self._has_key):
             return None
@@ -152,12 +153,12 @@ class Message:
 
     @property
     def _has_key(self) -> bool:
-        """Whether the message says something about its key: what it is, or that there is none."""
+        """Whether the message says anything about its key: the key itself, or that its key is None."""
         return self.fields.HasField("partition_key") or self.fields.null_partition_key
 
     def key_bytes(self) -> bytes:
-        """Returns the key as bytes; a text key as UTF-8. A key that is marked as base64 and is not valid counts as
-        text."""
+        """Returns the key as bytes; a text key as UTF-8. A key that is marked as base64 but is no valid base64 counts
+        as text."""
         key = self.fields.partition_key
         if self.fields.partition_key_b64_encoded:
             with suppress(ValueError):
@@ -165,13 +166,13 @@ class Message:
         return key.encode()
 
     def writer(self) -> SchemaInfo | None:
-        """Returns the schema with which the message was written; None: it names none, and the consumer's own is used.
-        Raises InvalidMessage."""
+        """Returns the schema with which the message was written; None if the message names none: the consumer's own
+        schema is used then. Raises InvalidMessage."""
         writers = self._decoded_by()
         return None if writers is None else writers.schema_of(self.writer_version)
 
     async def know_writer(self) -> None:
-        """Fetches the schema with which the message was written, if it is needed and not known."""
+        """Fetches the schema with which the message was written, if decoding needs it and it is not known."""
         if (writers := self._decoded_by()) is not None:
             await writers.fetch(self.writer_version)
 
@@ -181,7 +182,8 @@ class Message:
 
     @property
     def writer_version(self) -> bytes:
-        """Returns the version of the schema with which the message was written, 8 bytes; empty: none."""
+        """Returns the version of the schema with which the message was written, 8 bytes; empty if the message names
+        none."""
         return self.entry.header.metadata.schema_version
 
     def properties(self) -> dict[str, str]:
@@ -193,11 +195,11 @@ class Message:
         return self.fields.partition_key
 
     def ordering_key(self) -> str:
-        """Returns its ordering key; empty: none."""
+        """Returns the ordering key; empty: none."""
         return self.fields.ordering_key.decode("utf-8", "replace")
 
     def has_null_value(self) -> bool:
-        """Whether it was sent without a value, which deletes its key in a compacted topic."""
+        """Whether the message was sent without a value, which deletes its key in a compacted topic."""
         return self.fields.null_value
 
     def has_null_key(self) -> bool:
@@ -205,24 +207,25 @@ class Message:
         return self.fields.null_partition_key or not self.fields.HasField("partition_key")
 
     def event_timestamp(self) -> int:
-        """Returns its event time in ms since the epoch; 0: none."""
+        """Returns the event time in ms since the epoch; 0: none."""
         return self.fields.event_time
 
     def publish_timestamp(self) -> int:
-        """Returns when its producer sent the message: ms since the epoch, by the producer's clock."""
+        """Returns the time at which the producer sent the message: ms since the epoch, by the producer's clock."""
         return self.entry.header.publish_time
 
     def producer_name(self) -> str:
-        """Returns the name of the producer that sent it."""
+        """Returns the name of the producer that sent the message."""
         return self.entry.header.producer_name
 
     def schema_version(self) -> str:
-        """Returns the version of the schema with which the message was written as Pulsar's client does: a character for
-        each of its eight bytes; empty: none."""
+        """Returns the version of the schema with which the message was written, as Pulsar's client does: one character
+        for each of its eight bytes; empty if the message names none."""
         return self.entry.header.metadata.schema_version.decode("latin-1")
 
     def int_schema_version(self) -> int:
-        """Returns the version of the schema with which the message was written; -1: it names none."""
+        """Returns the version of the schema with which the message was written as a number; -1 if the message names
+        none."""
         return int.from_bytes(self.writer_version) if self.writer_version else -1
 
     def redelivery_count(self) -> int:
@@ -237,7 +240,7 @@ class Message:
         return self.entry.consumer.topic.full
 
     def encryption_context(self) -> EncryptionContext | None:
-        """Returns how its entry was encrypted; None: it was not."""
+        """Returns how the message's entry was encrypted; None if it was not."""
         metadata = self.entry.header.metadata
         return EncryptionContext(metadata, failed=False) if metadata.encryption_param else None
 
@@ -247,12 +250,12 @@ class Message:
         return entry.index if entry.index < 0 else entry.index - entry.size + 1 + max(0, self.batch_index)
 
     def sequence_id(self) -> int:
-        """Returns the sequence id that its producer gave it."""
+        """Returns the sequence id that the producer gave the message."""
         own = getattr(self.fields, "sequence_id", 0)
         return own or self.entry.header.sequence_id + max(0, self.batch_index)
 
     def message_id(self) -> MessageId:
-        """Returns the message's id: for `acknowledge`, `seek`, and a reader's start."""
+        """Returns the id of the message, for `acknowledge`, `seek`, and the start of a reader."""
         entry = self.entry
         topic = entry.consumer.topic
         return KnownId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,
@@ -263,8 +266,8 @@ class Message:
 
 
 class CiphertextMessage(Message):
-    """An entry that could not be decrypted, as one message, even if it is a batch: `data` is its ciphertext. Properties
-    and key are those of the entry."""
+    """An entry that could not be decrypted, as one message, even if it is a batch: `data` is the ciphertext.
+    Properties and key are those of the entry."""
 
     __slots__ = ()
 
@@ -273,7 +276,7 @@ class CiphertextMessage(Message):
 
 
 class DamagedMessage(Message):
-    """An entry that cannot be read; taking it raises `error`."""
+    """An entry that cannot be read. Receiving it raises `error`."""
 
     __slots__ = ("_cause", "_id")
 
@@ -302,7 +305,7 @@ _NOWHERE = TopicName.parse("persistent://public/default/batch")
 class MessageBatch:
     """Parses the messages of a batch: `MessageBatch().with_message_id(id).parse_from(payload, count)`.
 
-    The payload must be neither compressed nor encrypted. Raises InvalidMessage if it is not a batch of so many
+    The payload must be neither compressed nor encrypted. Raises InvalidMessage if it is not a batch of `count`
     messages.
     """
 
@@ -374,7 +377,7 @@ class _Unconnected(Origin):
 class ConsumerEventListener(Protocol):
     """A listener that is notified, per partition, whether this consumer of a Failover subscription is the active one.
 
-    `partition_id` -1: the topic is not partitioned. Exceptions that it raises are logged.
+    `partition_id` -1: the topic is not partitioned. Exceptions that the listener raises are logged.
     """
 
     def became_active(self, consumer: Any, partition_id: int) -> object:
@@ -387,7 +390,7 @@ class ConsumerEventListener(Protocol):
 
 
 class ActiveEvents:
-    """Stores events that arrive before the consumer exists, and passes them on then."""
+    """Calls a ConsumerEventListener. Stores events that arrive before the consumer exists until `attach`."""
 
     def __init__(self, listener: ConsumerEventListener) -> None:
         self._listener = listener
@@ -400,7 +403,7 @@ class ActiveEvents:
             self._call()
 
     def attach(self, consumer: Any) -> None:
-        """Attaches the consumer, which exists from now on."""
+        """Sets the consumer, with which the listener is called from now on, also for the stored events."""
         self._consumer = consumer
         self._call()
 
@@ -410,7 +413,7 @@ class ActiveEvents:
 
 
 def call_listener(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
-    """Calls the listener. An exception that it raises is logged, and does not end the consumer."""
+    """Calls the listener with an event. Logs an exception that the listener raises; the consumer goes on."""
     try:
         if active:
             listener.became_active(consumer, partition)

@@ -1,4 +1,4 @@
-"""MessageId, as the SDK shows it: Pulsar's methods, bytes and order over `ledger:entry:partition:batch`."""
+"""MessageId of the SDK: Pulsar's methods, bytes and order over `ledger:entry:partition:batch`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Bytes = bytes | Any
 
 
 class MessageId:
-    """The position of a message; of a chunked message that of its last chunk, and the others are known to it. Hashable;
-    ordered by ledger, entry, batch index, and partition as a tie-break.
+    """The id of a message: where it is stored. For a chunked message the id is that of its last chunk, and `chunks`
+    returns the others. Hashable; ordered by ledger, entry, batch index, and at last by partition.
 
-    `serialize` returns the bytes of Pulsar's MessageIdData; `str()` is `ledger:entry:partition:batch` in brackets, as
-    Pulsar prints it. Ids of messages that were received also know their topic and the size of their batch.
+    `serialize` returns the bytes of Pulsar's MessageIdData; `str()` returns `ledger:entry:partition:batch` in
+    brackets, as Pulsar prints it. The id of a received message also contains its topic and the size of its batch.
     """
 
     __slots__ = ("_batch_index", "_chunks", "_entry_id", "_ledger_id", "_partition", "_size", "_topic")
@@ -66,19 +66,19 @@ class MessageId:
         return self._ledger_id
 
     def entry_id(self) -> int:
-        """Returns the number of its entry in the ledger, from 0."""
+        """Returns the number of the message's entry in the ledger, from 0."""
         return self._entry_id
 
     def batch_index(self) -> int:
-        """Returns its number in the entry, from 0; -1: the entry is one message."""
+        """Returns the number of the message in its entry, from 0; -1: the entry is one message."""
         return self._batch_index
 
     def partition(self) -> int:
-        """Returns its partition; -1: the topic is not partitioned."""
+        """Returns the partition of the message; -1: the topic is not partitioned."""
         return self._partition
 
     def position(self) -> Position:
-        """Returns its ledger and entry."""
+        """Returns the ledger and entry of the message."""
         return Position(self._ledger_id, self._entry_id)
 
     def chunks(self) -> tuple[Position, ...]:
@@ -95,7 +95,7 @@ class MessageId:
         return self._size
 
     def topic_name(self) -> str:
-        """Returns the full name of the topic (or partition) it was received from; empty: not known."""
+        """Returns the full name of the topic (or partition) from which the message was received; empty: not known."""
         return self._topic
 
     def serialize(self) -> bytes:
@@ -114,7 +114,7 @@ class MessageId:
 
     @classmethod
     def wrap(cls, msg_id: MessageId | Any) -> MessageId:
-        """Returns the id itself; Pulsar's client has two such classes."""
+        """Returns the id itself; exists because Pulsar's client has two such classes."""
         if not isinstance(msg_id, MessageId):
             raise WrongMessageType(f"wrap takes a MessageId, not {shown_value(msg_id)}")
         return msg_id
@@ -146,7 +146,8 @@ class MessageId:
 
     @staticmethod
     def parse(text: Text) -> MessageId:
-        """Parses `ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
+        """Parses `ledger:entry[:partition[:batch]]`, `earliest` or `latest`. Raises InvalidMessage if the text is none
+        of these."""
         check_one("text", TEXT, text)
         try:
             found = names.MessageId.parse(text.strip("()"))
@@ -199,8 +200,8 @@ class MessageId:
 
 
 class KnownId(MessageId):
-    """The id of a message that is stored: it is made for each message that is sent or received, so nothing is checked.
-    """
+    """The id of a stored message. Its arguments are not checked, because one is made for each message that is sent or
+    received."""
 
     __slots__ = ()
 

@@ -1,8 +1,9 @@
-"""Parameters as `pulsar-client` names them, made into our settings.
+"""Makes our settings of the parameters as `pulsar-client` names them. Also the position at which a reader starts
+(`Start`).
 
-What Magnetar does not have is refused where a program asks for it (OperationNotSupported: client/connect/), never
-silently left out. What only tunes something that does not exist here (`TUNING`: threads, look-ups, intervals of
-polling) is accepted, and a value other than the default is named in a warning of the log.
+A parameter for what Magnetar does not offer is refused when a program passes it (OperationNotSupported:
+client/connect/), never silently left out. A parameter that only tunes something that does not exist here (`TUNING`:
+threads, look-ups, intervals of polling) is accepted; a value other than the default is named in a warning of the log.
 Guard: tests/client/model/test_parameters.py.
 """
 
@@ -188,7 +189,7 @@ def consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
 
 
 def _without(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options without those that are handled elsewhere."""
+    """Returns the options without those that other functions handle."""
     found = {name: value for name, value in options.items() if name not in _DONE_ELSEWHERE and name not in TUNING}
     return {name: value for name, value in found.items() if value is not None or name not in ("schema", "properties")}
 
@@ -206,14 +207,14 @@ BATCH_INDEX_MAX = 2**31 - 1
 
 
 class Start:
-    """The place at which a reader starts; it survives reconnects."""
+    """The position at which a reader starts; it stays the same over reconnects."""
 
     __slots__ = ("begun", "id", "inclusive")
 
     def __init__(self, id: MessageId, inclusive: bool, begun: Position | None = None) -> None:
-        """Makes a start. `id` of a chunked message means its first chunk if `inclusive`, else its last. `begun`: the
-        first chunk of messages that the reader has not read completely, if that is before `id`: from there on chunks
-        are wanted."""
+        """Makes a start at the message `id`: for a chunked message at its first chunk if `inclusive`, else after its
+        last. `begun`: the first chunk of messages that the reader has read in part, if that is before `id`; chunks
+        from there on are accepted."""
         self.id = (id.first_chunk_message_id() or id) if inclusive else id
         self.inclusive = inclusive
         self.begun = begun if begun is not None and begun < id.position() else None
@@ -222,8 +223,8 @@ class Start:
         return not self.before(position, 0) or (self.begun is not None and position >= self.begun)
 
     def before(self, position: Position, index: int) -> bool:
-        """Whether the message at that position and batch index is before the start. A start without a batch index means
-        its whole entry."""
+        """Whether the message at that position and batch index is before the start. A start without a batch index
+        means the whole entry."""
         start = self.id
         here = (position.ledger_id, position.entry_id)
         there = (start.ledger_id(), start.entry_id())
@@ -235,8 +236,8 @@ class Start:
 
 
 def at_message(place: MessageId, *, inclusive: bool) -> MessageId:
-    """Returns the id of the first wanted message: `place` itself, or its first chunk; if not `inclusive`, the next
-    message. A place without a batch index means its whole entry."""
+    """Returns the id of the first wanted message: `place` itself, or its first chunk; if not `inclusive`, the message
+    after it. A `place` without a batch index means the whole entry."""
     if place in (MessageId.earliest, MessageId.latest):
         return place
     if inclusive:

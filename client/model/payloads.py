@@ -1,7 +1,7 @@
-"""Payloads by the schema of a topic, for programs that have no class of its records: plain values, and back.
+"""Encodes and decodes payloads by a topic's schema for programs that have no class of its records: to and from plain
+values.
 
-Used by the Spark connector. A value of Avro is what fastavro makes of it; those of single values are in
-composite_schemas.py.
+Used by the Spark connector. An Avro value is what fastavro makes of it; single values are in composite_schemas.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Encode = Callable[[Any], bytes]
 
 
 def avro_definition(info: SchemaInfo) -> Any:
-    """Returns the definition of an AVRO or JSON schema as fastavro parses it, with full names. Raises InvalidSchema."""
+    """Parses the definition of an AVRO or JSON schema. Returns what fastavro returns, with full names. Raises
+    InvalidSchema."""
     try:
         return fastavro().parse_schema(json.loads(info.data))
     except RecursionError:
@@ -35,16 +36,16 @@ def avro_definition(info: SchemaInfo) -> Any:
 
 
 def avro_reader(writer: Any, reader: Any = None) -> Decode:
-    """Returns a function that decodes payloads of the definition `writer` to values of the definition `reader` (None:
-    of the same). It raises InvalidMessage for a payload that does not fit `writer`."""
+    """Returns a function that decodes payloads written by the definition `writer` to values of the definition `reader`
+    (None: of `writer`). The function raises InvalidMessage for a payload that does not fit `writer`."""
     parsed = Parsed(fastavro().parse_schema(writer))
     own = None if reader is None else fastavro().parse_schema(reader)
     return lambda payload: read_avro(payload, parsed, own)
 
 
 def avro_writer(definition: Any) -> Encode:
-    """Returns a function that encodes values by a definition. It raises InvalidMessage for a value that does not fit.
-    """
+    """Returns a function that encodes values by a definition. The function raises InvalidMessage for a value that does
+    not fit."""
     write, schema = fastavro().schemaless_writer, fastavro().parse_schema(definition)
 
     def encode(value: Any) -> bytes:

@@ -63,7 +63,7 @@ def _field(kind: Any) -> Field[Any]:
 
 
 class Array(Field[V]):
-    """A list of elements of one type: a field, a class of fields, an enum, or a record."""
+    """A field of a list whose elements have one type: a field, a class of fields, an enum, or a record."""
 
     avro, python = "array", (list,)
 
@@ -122,7 +122,7 @@ class Array(Field[V]):
 
 
 class Map(Field[V]):
-    """A dict of text to values of one type: a field, a class of fields, an enum, or a record."""
+    """A field of a dict of text to values of one type: a field, a class of fields, an enum, or a record."""
 
     avro, python = "map", (dict,)
 
@@ -186,8 +186,8 @@ class Map(Field[V]):
 
 
 class _Nested(Field["Record"]):
-    """A record, or its class, as a field of another record; `declared` is that record, with the options of the field.
-    """
+    """A field that contains a record, or its class, of another Record. `declared`: that record, with the options of
+    the field."""
 
     def __init__(self, record_class: Any, declared: Record | None = None) -> None:
         self.record_class, self.declared = record_class, declared
@@ -251,7 +251,7 @@ class _RecordType(type):
 
 
 class Record(metaclass=_RecordType):
-    """Base of the values of JsonSchema and AvroSchema: a class whose attributes are fields.
+    """Base class of the values of JsonSchema and AvroSchema: a class whose attributes are fields.
 
         class Flight(Record):
             number = String(required=True)
@@ -260,7 +260,8 @@ class Record(metaclass=_RecordType):
         producer = client.create_producer("flights", schema=JsonSchema(Flight))
         producer.send(Flight(number="UA 1545"))
 
-    A field without a value is None. Raises InvalidMessage if a value does not fit, or no field has that name.
+    A field without a value is None. Raises InvalidMessage if a value does not fit its field, or no field has that
+    name.
     """
     _fields: ClassVar[dict[str, Field[Any]]]
     _avro_namespace: ClassVar[str | None] = None
@@ -302,17 +303,17 @@ class Record(metaclass=_RecordType):
         super().__setattr__(name, value)
 
     def is_whole(self) -> bool:
-        """Whether no required field is missing."""
+        """Whether every required field has a value."""
         return not any(field._required and getattr(self, name) is None for name, field in self._fields.items())
 
     def check_fields(self) -> None:
-        """Raises InvalidMessage when a required field is missing."""
+        """Raises InvalidMessage if a required field has no value."""
         for name, field in self._fields.items():
             if field._required and getattr(self, name) is None:
                 raise InvalidMessage(f"{type(self).__name__} lacks its field {name!r}")
 
     def plain(self, text: Text) -> dict[str, Any]:
-        """Returns the fields by name, as JSON or Avro encodes them."""
+        """Returns the fields by name, converted to what JSON or Avro encodes."""
         return {
             name: None if (value := getattr(self, name)) is None else field.plain(value, text)
             for name, field in self._fields.items()
@@ -330,7 +331,7 @@ class Record(metaclass=_RecordType):
         )
 
     def type(self) -> str:
-        """Returns the name of its class."""
+        """Returns the name of the record's class."""
         return type(self).__name__
 
     def python_type(self) -> Any:
@@ -343,22 +344,23 @@ class Record(metaclass=_RecordType):
         return _Nested(type(self), self).validate_type(name, val)
 
     def default(self) -> Any:
-        """Returns the value of another record's field of this type for None."""
+        """For a record that is a field of another record: returns the value of that field for None."""
         return self.declared_.get("default")
 
     def required_default(self) -> bool:
-        """Whether the Avro schema of another record contains the default of its field of this type."""
+        """For a record that is a field of another record: whether the Avro schema contains the default of
+        that field."""
         return bool(self.declared_.get("required_default"))
 
     @classmethod
     def schema_info(cls, defined_names: Any) -> Any:
-        """Returns the record's type as part of a schema. `defined_names`: a `Names` with what is already defined; None:
-        nothing is."""
+        """Returns the record's type as part of a schema. `defined_names`: a `Names` with the types that are already
+        defined; None: no type is."""
         return cls.definition(defined_names if isinstance(defined_names, Names) else Names(), "")
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
-        """Returns the Avro schema. Raises InvalidMessage if it contains two types of one name."""
+        """Returns the Avro schema of the record. Raises InvalidMessage if two of its types have the same name."""
         found: dict[str, Any] = cls.definition(Names(), "")
         return found
 

@@ -1,4 +1,4 @@
-"""Schemas: how a value becomes a payload and back. Names of `pulsar.schema`.
+"""Schemas: how a value is encoded to a payload and decoded again. Names of `pulsar.schema`.
 
 `encode` raises InvalidMessage when the value does not fit, before anything is sent. Others: composite_schemas.py.
 """
@@ -23,10 +23,10 @@ __all__ = ["AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema"]
 
 
 class SchemaTypeOfClient(ClientEnum):
-    """The types of schemas under the names and numbers of Pulsar's client. Those below 0 are not registered with a
+    """The types of schemas with the names and numbers of Pulsar's client. Types below 0 are not registered with a
     topic.
 
-    The numbers above 0 are those of `magnetar.proto.schema.SchemaType`, except for AUTO_CONSUME.
+    The numbers above 0 are those of `magnetar.proto.schema.SchemaType`.
     """
 
     AUTO_PUBLISH = -4
@@ -71,31 +71,32 @@ class SchemaDescription:
 
     @classmethod
     def of(cls, info: SchemaInfo | None) -> SchemaDescription:
-        """Returns the description of a schema; None: of bytes."""
+        """Returns the description of a schema. `info` None: the description of plain bytes."""
         if info is None:
             return cls(SchemaTypeOfClient.BYTES, "BYTES", "null")
         kind = SchemaTypeOfClient.__members__.get(info.type.name, SchemaTypeOfClient.NONE)
         return cls(kind, info.name, info.data.decode() or "null")
 
     def schema_type(self) -> SchemaTypeOfClient:
-        """Returns the type of the schema. BYTES: none is registered with the topic."""
+        """Returns the type of the schema. BYTES: no schema is registered with the topic."""
         return self._type
 
     def name(self) -> str:
-        """Returns the name of its type."""
+        """Returns the name of the schema."""
         return self._name
 
     def schema(self) -> str:
-        """Returns the text of its definition; `null`: there is none."""
+        """Returns the text of the schema's definition; `null`: there is none."""
         return self._schema
 
 
 class Schema:
-    """Encodes values to payloads, and decodes them. `encode` and `decode` raise InvalidMessage for what does not fit.
+    """Encodes values to payloads, and decodes them. `encode` and `decode` raise InvalidMessage for a value or payload
+    that does not fit.
 
-    Producers and consumers register what `info` returns with the topic: brokers compare it with the topic's other
-    schemas (docs/schemas.md) and give it a version, which messages name. None: bytes. A program's own class overrides
-    `encode` and `decode`.
+    Producers and consumers register the schema that `info` returns with the topic (None: bytes, nothing is
+    registered). Brokers compare it with the topic's other schemas (docs/schemas.md) and give it a version, which
+    messages name. A program's own class overrides `encode` and `decode`.
     """
 
     by_writer: ClassVar[bool] = False  # it decodes with the schema with which a message was written
@@ -134,7 +135,7 @@ class Schema:
         raise NotImplementedError
 
     def decode_message(self, msg: Message) -> Any:
-        """Returns the value of a message; `Message.value` calls it."""
+        """Returns the decoded value of a message. `Message.value` calls this."""
         if self.separated:
             key = None if msg.has_null_key() else msg.key_bytes()
             return self.decode_pair(key, None if msg.has_null_value() else msg.data())
@@ -145,7 +146,7 @@ class Schema:
         return SchemaDescription.of(self.info())
 
     def attach_client(self, client: Any) -> None:
-        """Does nothing but store the client: Pulsar's client calls it, and here nothing depends on it."""
+        """Stores the client. Exists because programs for Pulsar's client call it; nothing here uses the client."""
         self._client = client
 
     def info(self) -> SchemaInfo | None:
@@ -153,25 +154,25 @@ class Schema:
         return self._told
 
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
-        """Decodes a payload. `writer`: the schema that the message names; None: it names none."""
+        """Decodes a payload that was written with the schema `writer`; None: the message names no schema."""
         return self.decode(payload)
 
     def known(self, info: SchemaInfo | None) -> Schema:
-        """Returns the schema to use instead, given the topic's schema (None: it has none); for schemas with `of_topic`.
-        """
+        """For schemas with `of_topic`: returns the schema to use in place of this one. `info`: the schema of the
+        topic; None: the topic has none."""
         return self
 
     def encode_apart(self, value: Any) -> tuple[bytes | None, bytes | None]:
-        """Encodes a pair whose key is separate. Returns the key, which becomes the key of the message, and the payload;
-        None: there is none."""
+        """Encodes a pair whose key is SEPARATED. Returns the key, which becomes the key of the message, and the
+        payload; either may be None."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def encode_key(self, value: Any) -> bytes | None:
-        """Encodes a pair whose key is separate; returns only the key, or None."""
+        """Encodes the key of a pair whose key is SEPARATED; None if the key is None."""
         return self.encode_apart(value)[0]
 
     def decode_pair(self, key: bytes | None, payload: bytes | None) -> Any:
-        """Decodes a pair whose key is separate. `key`: the key of the message."""
+        """Decodes a pair whose key is SEPARATED. `key`: the key of the message."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def _check(self, value: object) -> None:
@@ -186,7 +187,7 @@ class Schema:
 
 
 class BytesSchema(Schema):
-    """The payload itself: `bytes` or a similar type. The default."""
+    """The schema of plain payloads: `bytes` or a similar type. This is the default."""
     def __init__(self) -> None:
         super().__init__(bytes, schema_name="BYTES")
 
@@ -218,8 +219,8 @@ class StringSchema(Schema):
 
 
 class JsonSchema(Schema):
-    """A Record as compact JSON. NaN and infinities are refused, because they are not JSON; they are read if another
-    client sent them."""
+    """The schema of a Record as compact JSON. NaN and infinities are refused, because they are not JSON; they are
+    decoded if another client sent them."""
 
     def __init__(self, record_cls: type[Record]) -> None:
         super().__init__(_class_of_records(record_cls), SchemaType.JSON, record_cls.schema(), "JSON")
@@ -245,10 +246,11 @@ class JsonSchema(Schema):
 
 
 class AvroSchema(Schema):
-    """A Record, or a dict if only `schema_definition` is given, as Avro. Needs the extra `avro` (fastavro).
+    """The schema of a Record, or of a dict if only `schema_definition` is given, as Avro. Needs the extra `avro`
+    (fastavro).
 
-    A message is decoded with the schema with which it was written, and converted to this one: fields that it lacks get
-    their defaults, and fields that this one lacks are left out.
+    A message is decoded with the schema with which it was written, and converted to this one: fields that the message
+    lacks get their defaults, and fields that this schema lacks are left out.
     """
 
     by_writer = True
@@ -303,7 +305,7 @@ def _class_of_records(given: Any) -> type[Record]:
 
 
 def fastavro() -> Any:
-    """Returns the library. Raises InvalidMessage if it is not installed."""
+    """Returns the module `fastavro`. Raises InvalidMessage if it is not installed."""
     try:
         import fastavro
     except ImportError as error:
@@ -312,7 +314,7 @@ def fastavro() -> Any:
 
 
 def parsed_avro(writer: SchemaInfo) -> Any:
-    """Parses an Avro schema. Raises InvalidMessage if it is not valid."""
+    """Parses an Avro schema, with fastavro. Raises InvalidMessage if it is not valid."""
     if writer.type is not SchemaType.AVRO:
         raise InvalidMessage(f"the message was written with a schema of type {writer.type.name}, not AVRO")
     try:
@@ -323,7 +325,7 @@ def parsed_avro(writer: SchemaInfo) -> Any:
 
 def read_avro(payload: bytes, writer: Parsed, reader: Any = None) -> Any:
     """Decodes a payload. Raises InvalidMessage if it does not fit the writer's schema, has additional bytes, or
-    declares more than it can contain."""
+    declares more items than it can contain."""
     writer.check(payload)
     source = io.BytesIO(payload)
     try:

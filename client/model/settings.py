@@ -1,4 +1,4 @@
-"""Settings of the SDK: one frozen dataclass each for client, producer and consumer, and the enums they speak.
+"""Settings of the SDK: one frozen dataclass each for client, producer and consumer, and the enums of their values.
 
 Names and defaults are those of `pulsar-client`; where ours differ the comment says why. Types and ranges are checked
 at the border (client/model/options.py); here each checks what its settings ask of each other: InvalidConfiguration.
@@ -31,7 +31,7 @@ from .schema import BytesSchema, Schema
 
 
 class RedeliveryBackoff(Protocol):
-    """The delay of a redelivery, by how often the entry was delivered before."""
+    """Chooses the delay of a redelivery by how often the entry was delivered before."""
 
     def next(self, redelivery_count: int) -> int:
         """Returns the delay in ms before an entry with this redelivery count is delivered again."""
@@ -40,7 +40,8 @@ class RedeliveryBackoff(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MultiplierRedeliveryBackoff:
-    """Exponential, as Pulsar's: min, min × multiplier, … up to max. With its defaults 1, 2, 4, … 60 s (A7)."""
+    """An exponential delay, as in Pulsar: min, min × multiplier, … up to max. With its defaults 1, 2, 4, … 60
+    s (A7)."""
 
     min_delay_ms: int = 1000
     max_delay_ms: int = 60_000
@@ -123,7 +124,7 @@ class ProducerAccessMode(ClientEnum):
 
 
 class RegexSubscriptionMode(ClientEnum):
-    """The topics that a pattern finds. Non-persistent ones are found while brokers have them in memory."""
+    """Which topics a pattern matches. Non-persistent topics are found only while a broker has them open."""
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2
@@ -132,8 +133,9 @@ class RegexSubscriptionMode(ClientEnum):
 class ConsumerCryptoFailureAction(ClientEnum):
     """What happens to a message that a consumer cannot decrypt.
 
-    FAIL: it is not received and not acknowledged, and is redelivered after the ack time-out. DISCARD: it is
-    acknowledged. CONSUME: its ciphertext is received, a batch as one message, with `Message.encryption_context`.
+    FAIL: the application does not receive it, it is not acknowledged, and it is redelivered after the ack time-out.
+    DISCARD: it is acknowledged. CONSUME: the application receives its ciphertext, a batch as one message, with
+    `Message.encryption_context`.
     """
     FAIL = 0
     DISCARD = 1
@@ -141,7 +143,8 @@ class ConsumerCryptoFailureAction(ClientEnum):
 
 
 class KeySharedMode(ClientEnum):
-    """How the keys of a KeyShared subscription are divided: by the broker, or by `sticky_ranges` of each consumer."""
+    """How the keys of a KeyShared subscription are divided among its consumers: by the broker, or by `sticky_ranges`
+    of each."""
     AutoSplit = model.KeySharedMode.AUTO_SPLIT
     Sticky = model.KeySharedMode.STICKY
 
@@ -214,11 +217,11 @@ class ProducerSettings:
 
 
 class ConsumerKeySharedPolicy:
-    """The policy by which the consumers of a KeyShared subscription divide the keys. All of them give the same, but for
-    the ranges.
+    """The policy by which the consumers of a KeyShared subscription divide the keys. All consumers must set the same
+    policy, except for the ranges.
 
-    `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, which this consumer takes; with Sticky,
-    and only then. The consumers have to cover them all: a message whose hash no consumer takes waits.
+    `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, for this consumer; with Sticky, and
+    only then. The ranges of all consumers must cover all hashes: a message whose hash is in no range waits.
     """
 
     def __init__(
@@ -248,11 +251,11 @@ class ConsumerKeySharedPolicy:
 
     @property
     def allow_out_of_order_delivery(self) -> bool:
-        """Whether a key may move to another consumer before the first one has acknowledged what it has."""
+        """Whether a key may move to another consumer before the first one has acknowledged its messages."""
         return self._out_of_order
 
     def policy(self) -> ConsumerKeySharedPolicy:
-        """Returns the policy itself: a method of Pulsar's client, which has two kinds."""
+        """Returns the policy itself; exists because Pulsar's client has two such classes."""
         return self
 
     @property
@@ -275,10 +278,11 @@ class ConsumerKeySharedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerDeadLetterPolicy:
-    """The policy for messages that are given back too often (client/consume/dead_letters.py).
+    """The policy for messages that are redelivered too often (client/consume/dead_letters.py).
 
-    Topics: None and "" are `<topic>-<subscription>-DLQ` and `-RETRY`. `initial_subscription_name` is made with the
-    dead-letter topic, so that nothing in it is lost. What is not given reads as "", as in Pulsar's client.
+    The topics are `<topic>-<subscription>-DLQ` and `-RETRY` where None or "" is given. `initial_subscription_name` is
+    created with the dead-letter topic, so that the topic retains its messages. A parameter that is not given reads as
+    "", as in Pulsar's client.
     """
 
     max_redeliver_count: int
@@ -293,7 +297,7 @@ class ConsumerDeadLetterPolicy:
                 object.__setattr__(self, name, "")
 
     def policy(self) -> ConsumerDeadLetterPolicy:
-        """Returns the policy itself: a method of Pulsar's client, which has two kinds."""
+        """Returns the policy itself; exists because Pulsar's client has two such classes."""
         return self
 
     def getMaxRedeliverCount(self) -> int:

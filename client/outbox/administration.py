@@ -1,6 +1,6 @@
-"""The work of an operator with an outbox: shows rows, parks, revives and drops them; for `magnetar outbox`.
+"""The work of an operator with an outbox, for `magnetar outbox`: lists rows, parks, revives and deletes them.
 
-All of it may be done while relays run: rows that are claimed are left to their relay.
+All operations may run while relays run: claimed rows are left to their relay.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ALIVE_MS = 10_000
 
 
 class OutboxRow(NamedTuple):
-    """A row as the command line shows it, without its value. `created_ms`: ms since the epoch. `unit`: equal for all
-    rows of one transaction of the application."""
+    """A row without its value, for the CLI. `created_ms`: ms since the epoch. `unit`: equal for all rows of one
+    transaction of the application."""
 
     id: int
     state: str
@@ -42,7 +42,8 @@ class OutboxRow(NamedTuple):
 
 
 class ShardRecord(NamedTuple):
-    """The holder of a shard. `seen_s`: seconds since its relay was last active."""
+    """The record of a shard. `holder`: the relay that holds the shard; `seen_s`: seconds since that relay was last
+    active."""
 
     shard: int
     shards: int
@@ -53,7 +54,7 @@ class ShardRecord(NamedTuple):
 
 
 class OutboxAdmin:
-    """The operations on an outbox."""
+    """The operations of an operator on an outbox."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox) -> None:
         self._engine, self._outbox = engine, outbox
@@ -68,7 +69,7 @@ class OutboxAdmin:
         self._store.check()
 
     def check(self) -> None:
-        """Checks the tables. Raises OutboxTableMissing, OutboxColumnsMissing."""
+        """Checks the tables. Raises OutboxTableMissing if one is missing, OutboxColumnsMissing if one lacks columns."""
         self._store.check()
 
     def rows(self, *, state: RowState | None = None, topic: str | None = None, limit: int = 100) -> list[OutboxRow]:
@@ -100,8 +101,8 @@ class OutboxAdmin:
         return self._change(ids, (RowState.WAITING, RowState.HELD), state=int(RowState.PARKED), error="parked by hand")
 
     def revive(self, ids: Sequence[int] | None = None) -> int:
-        """Makes parked and refused rows wait again, with no attempts counted. `ids` None: all of them. Returns their
-        number."""
+        """Makes parked and refused rows wait again, and resets their number of attempts. `ids` None: all such rows.
+        Returns the number of revived rows."""
         return self._change(
             ids, (RowState.PARKED, RowState.HELD), state=int(RowState.WAITING), attempts=0, error=None, retry_at=None
         )
@@ -120,7 +121,7 @@ class OutboxAdmin:
             return connection.execute(delete(self._rows).where(*here)).rowcount
 
     def divide(self, shards: int) -> None:
-        """Changes the number of shards. Raises ShardsDiffer if a relay runs or rows are claimed."""
+        """Changes the number of shards of the outbox. Raises ShardsDiffer if a relay runs or rows are claimed."""
         running = [each for each in self.shards() if each.seen_s * 1000 < ALIVE_MS]
         if running:
             names = ", ".join(f"{each.shard} ({each.holder})" for each in running)
@@ -133,7 +134,7 @@ class OutboxAdmin:
 
     def renumber(self, client: Client, name: str, shard: int) -> dict[str, int]:
         """Renumbers a shard after OutboxBehind or SequencesForgotten: sequence ids continue after the highest that its
-        topics have, and claimed rows wait again, so that those that were stored already are stored twice. Fences a
+        topics know, and claimed rows wait again, so that those that were stored already are stored twice. Fences a
         running relay. Returns the highest id of each destination."""
         known = [each for each in self.shards() if each.shard == shard]
         if not known:

@@ -42,7 +42,7 @@ class State(Enum):
 
 
 class Destination:
-    """A destination of a relay: one topic without partitions, or one partition."""
+    """The core of one destination of a relay: a topic without partitions, or one partition."""
 
     def __init__(self, name: str, settings: RelaySettings, stored: int = NONE) -> None:
         self.name = name
@@ -63,14 +63,14 @@ class Destination:
 
     @property
     def last_claimed_id(self) -> int:
-        """Returns the highest sequence id that may be stored: of the waiting rows, the rows in flight, and what is
-        known to be stored."""
+        """Returns the highest sequence id that the topic may have stored: of the waiting rows, the rows in flight, and
+        the rows known to be stored."""
         last = self.queue[-1] if self.queue else self.in_flight[-1] if self.in_flight else None
         return self.stored if last is None else max(self.stored, last.seq)
 
     @property
     def may_claim(self) -> bool:
-        """Whether more rows may be claimed for it: its producer is open, and its queue has room."""
+        """Whether more rows may be claimed for the destination: its producer is open, and its queue has room."""
         open_ = self.state in (State.READY, State.SENDING)
         return open_ and len(self.queue) < self._settings.rows_per_claim
 
@@ -106,9 +106,9 @@ class Destination:
 
     # ------------------------------------------------------------------------------ outcomes
     def on_opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
-        """Fact: the producer is open. `last`: the highest sequence id that the topic has. Returns the rows that are
-        stored according to it. If not `sure`, an open transaction may contain them: nothing is returned, the rows up to
-        `last` are sent again one by one, and the topic drops those that it has."""
+        """Fact: the producer is open. `last`: the highest sequence id that the topic knows. Returns the rows that are
+        stored according to it. If not `sure`, an open transaction may contain them: nothing is returned, the rows up
+        to `last` are sent again one by one, and the topic drops those that it has stored."""
         assert self.state is State.OPENING, "it was being opened"
         assert not self.in_flight, "nothing is in flight without a producer"
         self.last_open = last
@@ -131,9 +131,9 @@ class Destination:
         return done
 
     def on_group_refused(self) -> tuple[ClaimedRow | None, list[ClaimedRow]]:
-        """Ends the group in flight, which was refused. Returns the refused row, and the waiting rows of its key, which
-        give their ids back. Returns None as the row if the group had several: all of them are sent again, one by one,
-        under the same ids."""
+        """Fact: the group in flight was refused. Returns the refused row, and the waiting rows of its key, which give
+        their ids back. If the group had several rows, returns no row: all of them are sent again, one by one, under
+        the same ids."""
         group, self.in_flight = self.in_flight, ()
         if len(group) > 1:
             self.queue.extendleft(reversed(group))

@@ -7,8 +7,8 @@
 
 It owns a core (client/outbox/relay_core.py), which decides, and runs its effects: transactions in this thread, all else
 in the client's loop. What fails for a while is tried again: a database or a broker that is away, for as long as it
-takes. An error that a person has to look at ends it, and is in `error`. An unforeseen one is logged, and the relay
-starts anew, as after a crash.
+takes. An error that an operator must resolve ends the relay, and is in `error`. An unforeseen error is logged, and the
+relay starts anew, as after a crash.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class HasTables(Protocol):
 
 
 class Relay:
-    """Sends the rows of one shard. A shard has one relay at a time: a newer one fences the older, which ends with
-    RelayFenced. With `standby` it waits until no other relay has the shard, so every worker of an application can run
-    one.
+    """Sends the rows of one shard of an outbox. A shard has one relay at a time: a newer one fences the older, which
+    ends with RelayFenced. With `standby` the relay waits until no other relay has the shard, so every worker of an
+    application can run one.
 
     `engine`: a SQLAlchemy engine for the application's database. `name`: the part NAME of the producers' name
     `outbox-NAME-SHARD`; by default that of the database. It must stay the same, and must differ between databases that
@@ -103,7 +103,7 @@ class Relay:
     # ------------------------------------------------------------------------------ start and stop
     def start(self) -> Self:
         """Starts the relay's thread. Raises OutboxTableMissing or OutboxColumnsMissing if the tables are not as they
-        must be; what fails later is in `error`."""
+        must be; a later error is in `error`."""
         assert self._thread is None, "a relay is started once"
         try:
             self._store.check()
@@ -123,7 +123,7 @@ class Relay:
             _LOG.exception("%s: the relay ended", self.name)
 
     def run(self) -> None:
-        """Relays in this thread until `stop` is called. Raises the error that ended the relay."""
+        """Runs the relay in the calling thread until `stop` is called. Raises the error that ended the relay."""
         self._outbox.relays.add(self)
         failed = 0
         try:
@@ -159,8 +159,8 @@ class Relay:
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
-        """Stops the relay: it claims nothing more, waits up to `stop_s` for what is in flight, and ends. Rows that were
-        claimed and not sent are sent by the next relay of the shard. Idempotent; raises nothing: see `error`."""
+        """Stops the relay: it claims nothing more, waits up to `stop_s` for rows in flight, and ends. Claimed rows
+        that were not sent are sent by the next relay of the shard. Idempotent; raises nothing: see `error`."""
         self._stop.set()
         self._facts.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -262,8 +262,8 @@ class Relay:
         self._trouble = error.message
 
     def _wait_turn(self) -> bool:
-        """Waits, in standby, until the shard's holder has not renewed its record for STANDBY_S. Returns False if the
-        relay was stopped before."""
+        """With `standby`, waits until the shard's holder has not renewed its record for STANDBY_S. Returns False if
+        the relay was stopped before."""
         if not self._standby:
             return True
         self._phase = "standby"
@@ -285,8 +285,8 @@ class Relay:
 
     def statistics(self) -> dict[str, Any]:
         """Returns counters since the start, without a query to the database: rows sent, stored, refused and parked;
-        claimed rows in memory; destinations and topics that wait, with the reason; `trouble`: what the relay waits for.
-        """
+        claimed rows in memory; destinations and topics that wait, with the reason; `trouble`: what the relay itself
+        waits for."""
         core = self._core
         found: dict[str, Any] = {
             "name": self.name, "shard": self._shard, "shards": self._shards, "phase": self._phase, **self._counters(),
@@ -305,8 +305,7 @@ class Relay:
         return found
 
     def lag(self) -> Lag:
-        """Returns the number of rows of the whole outbox by state, and the age of the oldest. It queries the database.
-        """
+        """Queries the database for the number of rows of the whole outbox by state, and the age of the oldest."""
         return self._store.lag()
 
 

@@ -17,7 +17,7 @@ have in flight: destination_core.py.
 together_core.py. A relay of a shard that ever was atomic takes no id in a topic for stored, because an open transaction
 may have it, until the topic has dropped the row as a duplicate.
 
-**It stops**, and says why, when it cannot know what is stored: `OutboxBehind`, `SequencesForgotten`; and when another
+**It stops**, with an error, when it cannot know what is stored: `OutboxBehind`, `SequencesForgotten`; and when another
 relay has the shard: `RelayFenced`.
 
 **Order.** Rows of a destination leave in the order of their claims. A refused row gives its id back together with the
@@ -60,7 +60,8 @@ from .values_core import (
 
 
 def shard_of(destination: str, shards: int) -> int:
-    """Returns the number of the shard that a destination belongs to. It depends on the destination's name alone."""
+    """Returns the number of the shard that sends to `destination`. It depends only on the destination's name and
+    `shards`."""
     topic, found, digits = destination.rpartition("-partition-")
     number = whole(digits) if found else None
     if number is None:
@@ -69,7 +70,7 @@ def shard_of(destination: str, shards: int) -> int:
 
 
 def partition_name(topic: str, partition: int, partitions: int) -> str:
-    """Returns the name of the destination that is `partition` of `topic`: the topic itself if `partitions` is 0."""
+    """Returns the name of the destination for `partition` of `topic`: the topic's own name if `partitions` is 0."""
     return f"{topic}-partition-{partition}" if partitions else topic
 
 
@@ -157,7 +158,7 @@ class RelayCore:
         return []
 
     def on_resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
-        """Fact: `topic` has so many partitions (0: it is not partitioned) and deduplicates."""
+        """Fact: `topic` has `partitions` partitions (0: it is not partitioned), and its deduplication is on."""
         known = self.topics[topic]
         known.asked, known.failed, known.error, known.deduplicates = False, 0, "", True
         known.partitions = max(known.partitions, partitions)
@@ -168,9 +169,9 @@ class RelayCore:
         return self.time_passed(now)
 
     def resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
-        """Fact: `topic` could not be resolved. It is asked again later; meanwhile the relay uses what it knows of the
-        topic. DeduplicationOff for a topic of the first search stops the relay; at any other time no row of that topic
-        is claimed until the policy is on again."""
+        """Fact: `topic` could not be resolved. The cluster is asked again later; until then the relay uses what it
+        knows of the topic. DeduplicationOff for a topic of the first search stops the relay; at any other time no row
+        of that topic is claimed until the policy is on again."""
         known = self.topics[topic]
         known.asked, known.error = False, error.message
         if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
@@ -181,7 +182,7 @@ class RelayCore:
         return []
 
     def on_opened(self, destination: str, last: int, now: float) -> list[Effect]:
-        """Fact: the producer of `destination` is open. `last` is the highest sequence id that the topic has of this
+        """Fact: the producer of `destination` is open. `last`: the highest sequence id that the topic knows of this
         producer name. Stops the relay if `last` shows that the database or the topic has lost sequence ids."""
         at = self.destinations[destination]
         given = at.last_claimed_id if self._sure else self._next_seq - 1  # ids of what was aborted were given back
@@ -267,7 +268,7 @@ class RelayCore:
 
     def _put_off(self, at: Destination, error: str, now: float) -> None:
         """Closes a destination for a pause. It is opened again only after a later turn has confirmed that this relay
-        still has the shard: a producer that an older relay opened would fence the newer relay's."""
+        still has the shard, because opening a producer would fence that of a newer relay."""
         at.back_off(error, now)
         self._ours_wanted[at.name] = self._begun
 

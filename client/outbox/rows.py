@@ -1,5 +1,5 @@
-"""A message as a row of an outbox: checked when the application writes it, so that a wrong value fails in its own
-transaction and not later in the relay."""
+"""A message as a row of an outbox: checked when the application writes it, so that a wrong value fails in the
+application's transaction and not later in the relay. Also the errors of an outbox."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BYTES = BytesSchema()
 
 
 class RowState(IntEnum):
-    """What a row waits for."""
+    """The state of a row: what it waits for."""
 
     WAITING = 0  # to be claimed
     CLAIMED = 1  # for its outcome
@@ -40,8 +40,7 @@ class RowState(IntEnum):
 
 
 class KeyForm(IntEnum):
-    """How the column `key` encodes the key, where it is not plain text. A row without a form has a text key, or none.
-    """
+    """How the column `key` encodes a key that is not text. A row without a form has a text key, or none."""
 
     BYTES = 1  # base64 of a key of bytes
     NULL = 2  # nothing: the key of its pair is None
@@ -69,8 +68,8 @@ class NewRow(TypedDict):
 
 
 def new_unit() -> int:
-    """Returns a random id for one transaction of the application. It has 62 bits, so that two waiting units do not
-    collide."""
+    """Returns a random id for the unit of one transaction of the application. It has 62 bits, so that two waiting
+    units do not collide."""
     return getrandbits(62)
 
 
@@ -82,8 +81,8 @@ def new_row(
     topic: str, value: object, key: str | None, properties: Mapping[str, str] | None, event_time: int | None,
     deliver_at: int | None, schema: Schema | None, unit: int,
 ) -> NewRow:  # fmt: skip
-    """Makes a row. `value` is bytes, or a value that `schema` encodes; None: a message without a value. Raises
-    InvalidTopicName; InvalidMessage if the value is wrong; MessageTooBig."""
+    """Makes a row. `value`: bytes, or a value that `schema` encodes; None: a message without a value. Raises
+    InvalidTopicName, InvalidMessage if the value is wrong, or MessageTooBig."""
     try:
         name = TopicName.parse(topic)
     except Exception as error:
@@ -149,8 +148,8 @@ class OutboxReadOnly(OutboxError):
 
 
 class OutboxUnreachable(OutboxError):
-    """The database does not answer, or a connection broke. The relay tries again, and its next transaction finds out
-    whether this one committed."""
+    """The database does not answer, or a connection to it broke. The relay retries; its next transaction shows whether
+    the failed one committed."""
 
     definite = False
     retryable = True
@@ -170,8 +169,8 @@ class ShardsDiffer(OutboxError):
 
 
 class OutboxBehind(OutboxError):
-    """A topic has sequence ids of this outbox that the database does not know: it was restored from a backup, or made
-    anew, or another database uses the same name."""
+    """A topic knows sequence ids of this outbox that the database does not: the database was restored from a backup or
+    created again, or another database uses the same name."""
 
 
 class SequencesForgotten(OutboxError):

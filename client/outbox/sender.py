@@ -1,4 +1,5 @@
-"""What a relay asks of the cluster: the partitions of topics, one producer per destination, and to publish rows.
+"""What a relay does in the cluster: asks for the partitions of topics, opens a producer per destination, and publishes
+rows.
 
 Each call returns at once; its result is a fact that the loop thread of the client puts into the relay's queue. A group
 is one entry: its messages are added one after the other, nothing closes their batch before the last one, and nothing
@@ -62,8 +63,8 @@ class Sender:
     """Opens the producers of one relay and publishes its rows."""
 
     def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[Fact], None]) -> None:
-        """Makes a sender. `name`: the name of all its producers. `tell`: called with each result, from the client's
-        loop thread."""
+        """Makes a sender. `name`: the name of all its producers. `tell(fact)` is called with each result as a fact, in
+        the client's loop thread."""
         self._client = client
         self._name = name
         self._settings = settings
@@ -134,8 +135,8 @@ class Sender:
         self._tell(lambda core, now: core.on_opened(destination, last, now))
 
     async def open_producer(self, destination: str, schema: Schema | None = None) -> Producer:
-        """Opens a producer and fences the one before: when this returns, nothing of the earlier producer is in flight.
-        """
+        """Opens a producer and fences the one before: when this returns, nothing of the earlier producer is in flight
+        any more."""
         return await self._client.inner().create_producer(
             destination, schema=schema or BytesSchema(), **self._options()
         )
@@ -166,7 +167,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------ rows
     def send(self, destination: str, rows: Sequence[ClaimedRow]) -> None:
-        """Sends `rows` as one entry. Reports the outcome of the group when all its rows have theirs."""
+        """Sends `rows` as one entry. Reports the outcome of the group when all its rows have outcomes."""
         self._send(destination, rows, lambda outcome, text: self._settled(destination, outcome, text))
 
     def _send(
@@ -280,7 +281,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------ the end
     def close(self) -> None:
-        """Closes the producers at once; the outcome of what is in flight stays unknown."""
+        """Closes the producers at once; the outcome of rows in flight stays unknown."""
         self._closed = True
         loop_thread().run(self._close())
 
@@ -320,7 +321,7 @@ def _answer(to: asyncio.Future[tuple[Outcome, str]], outcome: Outcome, text: str
 
 
 class _Group:
-    """Gathers the outcomes of the rows of one group; `report` passes on only the first outcome of the group."""
+    """Collects the outcomes of the rows of one group; `report` passes on only the first outcome of the group."""
 
     __slots__ = ("_left", "_producer", "_refusal", "_results", "_rows", "_tell", "_told")
 

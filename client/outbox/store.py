@@ -58,8 +58,8 @@ Where = Sequence[ColumnElement[bool]]
 
 
 class UnitClaim:
-    """The claim of whole units. `phases`: the conditions of rows that may be claimed, in the order in which they are
-    tried."""
+    """Claims whole units in one database transaction. `phases`: the conditions of rows that may be claimed, in the
+    order in which they are tried."""
 
     def __init__(self, connection: Connection, rows: Table, claim: Claim, phases: Sequence[Where]) -> None:
         self._connection, self._rows, self._claim, self._phases = connection, rows, claim, phases
@@ -86,7 +86,7 @@ class UnitClaim:
         return self._connection.execute(query.limit(self._claim.rows_max)).all()
 
     def _claim_heads(self, heads: Sequence[Any]) -> bool:
-        """Claims the units of `heads` that can be claimed. Returns False when there is no room for more."""
+        """Claims those units of the rows `heads` that can be claimed. Returns False if there is no room for more."""
         whole = self._whole(heads)
         free = self._free([row.id for rows in whole.values() for row in rows])
         for head in heads:
@@ -110,7 +110,8 @@ class UnitClaim:
         return True
 
     def _whole(self, heads: Sequence[Any]) -> dict[tuple[int | None, int | None], list[Any]]:
-        """Returns all rows of the units that `heads` begin, grouped by unit; a row without a unit by its own id."""
+        """Returns all rows of the units to which `heads` belong, grouped by unit; a row without a unit by its
+        own id."""
         columns = self._rows.c
         units = list(dict.fromkeys(each.unit for each in heads if each.unit not in {None, *self._seen}))
         self._seen.update(units)
@@ -126,7 +127,7 @@ class UnitClaim:
         return found
 
     def _free(self, ids: Sequence[int]) -> set[int]:
-        """Locks and returns the ids of the rows that may be claimed."""
+        """Locks those of the rows `ids` that may be claimed, and returns their ids."""
         rows = self._rows
         may_be = or_(*(and_(*phase) for phase in self._phases))
         free: set[int] = set()
@@ -154,7 +155,7 @@ class Lag(NamedTuple):
 
 
 class Store:
-    """The database transactions of one relay."""
+    """Runs the database transactions of one relay."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox, shard: int = 0, shards: int = 1) -> None:
         self._engine = engine
@@ -173,7 +174,7 @@ class Store:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Checks the tables. Raises OutboxTableMissing, OutboxColumnsMissing."""
+        """Checks the tables. Raises OutboxTableMissing if one is missing, OutboxColumnsMissing if one lacks columns."""
         check_tables(self._engine, self._outbox)
 
     # ------------------------------------------------------------------------------ the shard
@@ -188,8 +189,8 @@ class Store:
         return (0, 0) if found is None else (found.epoch, found.seen)
 
     def claim_shard(self, holder: str, *, atomic: bool = False) -> ClaimedShard:
-        """Claims the shard and fences its earlier holder. `atomic` is recorded for good before anything is sent. Raises
-        ShardsDiffer if the outbox has another number of shards."""
+        """Claims the shard and fences its earlier holder. `atomic` is recorded permanently, before anything is sent.
+        Raises ShardsDiffer if the outbox has another number of shards."""
         shards, now = self._shards, now_ms()
         noted = {"atomic": 1} if atomic else {}
         with translate_errors(), self._engine.begin() as connection:
@@ -250,7 +251,7 @@ class Store:
 
     # ------------------------------------------------------------------------------ a turn
     def run_turn(self, turn: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
-        """Runs `run_turn` in one database transaction. Returns the claimed rows and the next sequence id. Raises
+        """Runs `turn` in one database transaction. Returns the claimed rows and the next sequence id. Raises
         RelayFenced if the shard has a newer holder; then nothing was changed."""
         shards = self._shards
         with translate_errors(), self._engine.begin() as connection:
@@ -363,7 +364,7 @@ class Store:
         return wanted
 
     def _places(self, claim: Claim) -> ColumnElement[bool]:
-        """Returns the condition of rows whose destinations have room."""
+        """Returns the condition of rows whose destinations have room for more claimed rows."""
         rows = self._rows
         whole = [topic for topic, (partitions, free) in claim.topics.items() if len(free) >= max(1, partitions)]
         terms: list[Any] = [rows.c.topic.in_(whole)] if whole else []

@@ -54,8 +54,8 @@ _VALUE = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
 class SQLAlchemyOutbox:
-    """The outbox of an application that uses SQLAlchemy. `metadata`: the application's, so that its migrations make the
-    tables; `table`: the name of the first."""
+    """The outbox of an application that uses SQLAlchemy. `metadata`: the application's, so that its migrations make
+    the tables; `table`: the name of the table of rows, from which the others are derived."""
 
     def __init__(self, metadata: MetaData, table: str = TABLE, *, schema: str | None = None) -> None:
         self.rows = Table(

@@ -3,10 +3,10 @@
 A *unit* is the rows that one transaction of the application wrote, to any destinations. A *flight* is one transaction
 of the cluster that publishes whole units, as many as one claim may have. So readers see all of a unit or nothing.
 
-    together.add(rows)                 what was claimed; a unit is never claimed in part
-    parts = together.take_off(…)       the next flight: of each destination its entries, in order
-    together.stored() | back() | refused()     how it ended
-    together.release()                 units that are certainly not stored give their ids back
+    units.add(rows)                    claimed rows; a unit is never claimed in part
+    parts = units.start_transaction()  the next flight: the entries of each destination, in order
+    units.take_stored() | put_back() | take_refused()     how it ended
+    units.take_unstored()              units that are certainly not stored give their ids back
 
 **One flight at a time**, in the order of the claims: a topic takes the sequence ids of a producer in their order, and
 judges those of a flight only when the one before has ended there.
@@ -140,8 +140,8 @@ class AtomicUnits:
         return self.queue.popleft()
 
     def take_unstored(self) -> list[ClaimedRow]:
-        """Removes and returns all waiting rows, if none of them may be stored already; else returns an empty list and
-        removes nothing, because a row that follows one with a kept id must keep its id, too."""
+        """Removes and returns all waiting rows, if none of them may be stored already. Else removes nothing and
+        returns an empty list: one unit retains its ids, so the rows after it must retain theirs, too."""
         if any(map(self.may_be_stored, self.queue)):
             return []
         found = [row for unit in self.queue for row in unit]

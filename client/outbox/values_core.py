@@ -1,4 +1,4 @@
-"""The facts and effects of the relay's core: plain values.
+"""The values, effects and settings of the relay's core.
 
 A *destination* is what one broker producer publishes to: a topic without partitions, or one partition, by its full
 name. Positions are sequence ids; -1: none.
@@ -35,9 +35,10 @@ class ClaimedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimedShard:
-    """The state of a shard as the relay that claims it finds it. `stored`: of each destination the highest sequence id
-    that is known to be stored. `claimed`: rows without a known outcome, in the order of their sequence ids. `absent_s`:
-    seconds since a relay last had the shard; None: none ever had it. `was_atomic`: an atomic relay ever had it."""
+    """The state of a shard that a relay has just claimed. `stored`: by destination, the highest sequence id that is
+    known to be stored. `claimed`: rows without a known outcome, in the order of their sequence ids. `absent_s`:
+    seconds since a relay last had the shard; None: none ever had it. `was_atomic`: whether an atomic relay ever had
+    it."""
 
     epoch: int
     next_seq: int
@@ -48,7 +49,7 @@ class ClaimedShard:
 
 
 class Outcome(Enum):
-    """The outcome of a group of rows, or of the units of a cluster transaction, that was sent."""
+    """The outcome of sending a group of rows, or the units of a cluster transaction."""
 
     STORED = "all of it is in the topic"
     ROW_REFUSED = "nothing of it is stored, because of what a row holds"
@@ -57,7 +58,7 @@ class Outcome(Enum):
 
 
 class Failure(NamedTuple):
-    """A row that was refused: it gives its sequence id back, and is retried after `retry_after_s`, or is parked."""
+    """A refused row: it gives its sequence id back, and is retried after `retry_after_s`, or is parked."""
 
     row: ClaimedRow
     error: str
@@ -67,9 +68,9 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A request for rows, at most so many rows and bytes. `topics`: of each topic its number of partitions (0: not
-    partitioned), and the partitions that have room. `units`: only whole units are claimed; the first may exceed the
-    bounds."""
+    """A request to claim rows, at most `rows_max` rows and `bytes_max` bytes. `topics`: of each topic the number of
+    partitions (0: not partitioned), and the partitions that have room. `units`: only whole units are claimed; the
+    first may exceed the bounds."""
 
     rows_max: int
     bytes_max: int
@@ -79,8 +80,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseTurn:
-    """One transaction in the database, in this order: check that the shard is still ours; record outcomes; claim rows.
-    It can be repeated when it is not known whether it committed: `next_seq` shows whether its claim did."""
+    """The content of one transaction in the database, in this order: check that this relay still has the shard; record
+    outcomes; claim rows. It can be repeated if it is unknown whether it committed: `next_seq` shows whether its claim
+    did."""
 
     epoch: int
     next_seq: int
@@ -93,14 +95,14 @@ class DatabaseTurn:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Effect: ask how many partitions the topic has, and whether it deduplicates."""
+    """Effect: ask the cluster for the topic's number of partitions, and whether its deduplication is on."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Effect: open the producer of a destination, after closing the one before."""
+    """Effect: open the producer of a destination, after closing the previous one."""
 
     destination: str
 

@@ -1,8 +1,9 @@
-"""Publishes entries that are encoded already, such as copies from another cluster, to one partition that it has alone.
+"""Publishes entries that are encoded already, such as copies from another cluster, to one partition that has no other
+producer (`EntryWriter`). Also the making of a producer's message from what a program passes to `send` (`outgoing`).
 
     writer = EntryWriter(connections, topic, name, done)
     await writer.open()                  exclusive: a second writer, or a program, is refused (Busy)
-    await writer.send(entry, stored)     waits for credit; `done` is told when it is durable
+    await writer.send(entry, stored)     waits for credit; `done` is called when the entry is durable
     await writer.drain()
 
 The bytes are stored as they are. A connection that is lost ends the writer: what had no answer may be stored or not,
@@ -40,7 +41,7 @@ from ..model.schema import Schema
 
 
 class Stored(NamedTuple):
-    """An entry as its writer describes it to `done`."""
+    """The description of a sent entry, which `done` gets when the entry is stored."""
 
     sequence_id: int
     position: Position  # where it comes from
@@ -52,8 +53,8 @@ Done = Callable[[Stored], None]
 
 
 class EntryWriter:
-    """Publishes encoded entries; it is the owner of its attachment (client/connect/attachment.py). `done` is called for
-    each entry that is stored."""
+    """Publishes encoded entries to one partition; is the owner of its attachment (client/connect/attachment.py).
+    `done` is called with the description of each entry that is stored."""
 
     def __init__(self, connections: Connections, topic: TopicName, name: str, done: Done) -> None:
         self.topic = topic
@@ -78,7 +79,8 @@ class EntryWriter:
             raise Busy(f"{text} ({error.message})", topic=self.topic.full) from None
 
     async def send(self, entry: bytes, stored: Stored) -> None:
-        """Sends an entry as soon as there is credit. Raises the error with which the writer ended."""
+        """Sends an entry as soon as there is credit. `stored`: its description for `done`. Raises the error with which
+        the writer ended."""
         while self._credit <= 0 and self._error is None:
             await self._wait()
         if self._error is not None:
@@ -170,15 +172,15 @@ class EntryWriter:
 
 
 class MessageDraft:
-    """The message, before it is sent, as a `message_router` gets it."""
+    """A message before it is sent, as a `message_router` gets it."""
 
     def __init__(self, message: OutgoingMessage, schema: Schema) -> None:
         self._message = message
         self._schema = schema
 
     def value(self) -> Any:
-        """Returns the value as a consumer with the producer's schema would get it; None for a message without a value.
-        """
+        """Returns the value that a consumer with the producer's schema would get; None for a message without
+        a value."""
         message = self._message
         if self._schema.separated and (message.null_key or message.key_is_base64):
             key = None if message.null_key else b64decode(message.partition_key or "")
@@ -207,7 +209,7 @@ class MessageDraft:
 
 
 class Extras(NamedTuple):
-    """The fields that `send` takes for a message beyond its content, in the order of its parameters."""
+    """The parameters of `send` beyond the content, in their order."""
 
     properties: dict[str, str] | None = None
     partition_key: str | None = None
@@ -229,12 +231,13 @@ LOCAL = "__local__"
 
 
 def is_only_in(extras: Extras) -> bool:
-    """Whether the transaction is the only extra that is set."""
+    """Whether the transaction is the only one of the extras that is set."""
     return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, InTransaction)
 
 
 def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
-    """Makes an OutgoingMessage. `wall_ms`: returns ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
+    """Makes an OutgoingMessage of what a program passes to `send`. `wall_ms()`: ms since the epoch, for
+    `deliver_after`. Raises InvalidMessage."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
     payload: bytes | None = None

@@ -2,7 +2,7 @@
 
 `add`, `add_message` and `flush_soon` may be called from any thread; all else belongs to the event loop. Each fact is
 given to the core, and each of its effects is done at once, in order. Callbacks run in the event loop, all of one entry
-in a loop; `exception` has the reason why a message failed. What fails here unforeseen finishes the producer, and every
+in a loop; `exception` returns the reason why a message failed. An unforeseen exception finishes the producer, and every
 message gets that outcome (client/common/loggers.py). Guards: tests/client/produce/test_partition_producer.py.
 """
 
@@ -77,7 +77,7 @@ def complete(outcome: Settle, topic: TopicName) -> None:
 
 
 def notify_transaction(txn: InTransaction, where: TransactionSite, outcome: Settle) -> None:
-    """Reports the outcome of an entry to its transaction, after the callbacks of its messages."""
+    """Reports the outcome of an entry to its transaction. Must be called after the callbacks of its messages."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
         txn.on_stored(where, batch.count, Position(ledger_id, entry_id))
@@ -90,7 +90,7 @@ def result_of(error: MagnetarError) -> Result:
 
 
 def confirm(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None:
-    """Calls the callbacks of a batch with the position at which it is stored."""
+    """Calls the callbacks of a batch that is stored with Result.Ok and the ids of its messages."""
     ok, size = Result.Ok, len(batch.callbacks)
     indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
     chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
@@ -111,7 +111,7 @@ def _call(callback: Callback, *outcome: Any) -> None:
 
 
 def wake(waiters: Sequence[asyncio.Future[None]]) -> None:
-    """Wakes flushes whose last message has its outcome."""
+    """Ends the waits of these `flush` calls: their last messages have outcomes."""
     for each in waiters:
         if not each.done():
             each.set_result(None)
@@ -121,7 +121,7 @@ def wake(waiters: Sequence[asyncio.Future[None]]) -> None:
 
 
 class PartitionProducer:
-    """The producer of one partition."""
+    """The producer of one partition: the driver of a ProducerCore."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, settings: ProducerSettings, max_pending: int,
@@ -153,7 +153,7 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> None:
-        """Adds a message with a payload and nothing else."""
+        """Adds a message with a payload and no other field. Raises the reason if it is refused."""
         added = self.core.add(payload, callback)
         if added is Added.WAKE:
             self._wake()
@@ -161,7 +161,8 @@ class PartitionProducer:
             raise self._refusal(added, len(payload))
 
     def add_in_transaction(self, txn: InTransaction, payload: bytes, callback: Callback) -> None:
-        """Adds a message like `add`, in a transaction."""
+        """Adds a message with a payload and no other field, in the transaction `txn`. Raises the reason if it is
+        refused."""
         share = self._share
         if share is None or share.txn is not txn:
             share = self._share_of(txn)
@@ -201,7 +202,8 @@ class PartitionProducer:
             raise self._refusal(added, len(message.payload))
 
     def encode_message(self, message: OutgoingMessage, schema_version: bytes) -> bytes:
-        """Returns the entry of a message that a broker publishes later. Raises InvalidMessage, AlreadyClosed."""
+        """Returns the encoded entry of a message that a broker will publish later. Raises InvalidMessage, or
+        AlreadyClosed."""
         if (ended := self.core.error or self.core.closing) is not None:
             raise AlreadyClosed("the producer is closed") from ended
         try:
@@ -234,11 +236,12 @@ class PartitionProducer:
         )
 
     def send_now(self) -> None:
-        """Closes the open batches and sends them, in the event loop, even while others are in flight."""
+        """Closes the open batches and sends them, also while others are in flight. Must be called in the event loop."""
         self._do(self.core.send_now(self._now(), self._wall_ms()))
 
     def flush_soon(self) -> None:
-        """Sends open batches without waiting for their delay: at once if nothing is in flight, else after that."""
+        """Sends open batches without waiting for their delay: at once if nothing is in flight, else when all entries
+        in flight have outcomes. May be called from any thread."""
         self.core.urgent = True
         if not self.core.turn_wanted:
             self._wake()
@@ -248,7 +251,7 @@ class PartitionProducer:
         self._wakes.call(self._turn, self.on_failure)
 
     def exception(self, result: Result) -> PulsarException:
-        """Returns the exception for a message that just failed with `result`."""
+        """Returns the exception for a message whose outcome was just `result`."""
         if self._failure is not None and (known := translate(self._failure)).result is result:
             told = type(known)(f"a message to {self.topic}: {known.message}", **known.fields)
             told.__cause__, told.definite, told.retryable = known, known.definite, known.retryable  # type: ignore[misc]
@@ -268,7 +271,8 @@ class PartitionProducer:
             self._do(self._rare(rare.WhichOneof("kind"), rare, now))
 
     def _take_outcomes(self, left: Iterator[wire.ServerFrame], now: float) -> wire.ServerFrame | None:
-        """Processes receipts and credit, up to the first other frame, which it returns."""
+        """Processes receipts and credit up to the first frame of another kind, which is returned; None if there is
+        none."""
         effects: list[ProducerEffect] = []
         core, partition = self.core, self.topic.partition
         try:
@@ -391,8 +395,8 @@ class PartitionProducer:
         return {"open_producer": request}
 
     async def open(self) -> None:
-        """Opens the producer. Raises if it cannot: at once for an error that will stay, else at the operation's
-        deadline."""
+        """Opens the producer at its broker. Raises a permanent error at once, another error when the operation's
+        deadline passes."""
         self._opened = self._loop.create_future()
         self._attachment.open()
         try:
@@ -408,7 +412,7 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
-        """Returns when every message added before has its outcome; later messages do not matter."""
+        """Returns when all messages added before have outcomes; does not wait for messages added later."""
         if self.core.error is not None:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
@@ -421,7 +425,7 @@ class PartitionProducer:
         await reached
 
     def abort(self) -> None:
-        """Ends at once: messages in flight get AlreadyClosed, and their outcome is unknown."""
+        """Ends the producer at once: messages in flight get AlreadyClosed, and their outcome is unknown."""
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def on_failure(self, error: Exception) -> None:

@@ -45,29 +45,32 @@ from .partition_producer import PartitionProducer
 
 
 class EndsHalves(Protocol):
-    """The half messages of a client. A caller that is cancelled is cancelled when the outcome is there."""
+    """Commits and rolls back half messages. If the caller is cancelled, the cancellation takes effect when the outcome
+    is known."""
 
     async def commit(self, id_: TxnId) -> TransactionState: ...
     async def rollback(self, id_: TxnId) -> TransactionState: ...
 
 
 class PreparesHalves(Protocol):
-    """Prepares halves, for producers."""
+    """Prepares half messages for producers."""
 
     async def prepare(
         self, messages: Sequence[tuple[TopicName, bytes]], group: str, check_key: str, check_after: float
     ) -> Half:
-        """Prepares a half. `messages`: each with its topic, or partition, and encoded."""
+        """Prepares a half message. `messages`: the topic or partition of each, and its encoded entry."""
         ...
 
 
 class Half:
-    """A message, or some, stored and not published. `Producer.prepare` and `Client.half` make it.
+    """A half message, of one message or several: stored and not published. `Producer.prepare` and `Client.half` make
+    it.
 
         half = await producer.prepare(b"…", group="orders", check_key="17")
         await half.commit()
 
-    `commit` publishes it, once; `rollback` drops it. Without either its group is asked (`Client.on_check`).
+    `commit` publishes it, once; `rollback` drops it. Without either the programs of its group are asked
+    (`Client.on_check`).
     """
 
     def __init__(self, halves: EndsHalves, id_: TxnId, group: str, check_key: str) -> None:
@@ -78,17 +81,18 @@ class Half:
         self._halves = halves
 
     async def commit(self) -> None:
-        """Returns when it is published for good. Once more is no harm.
+        """Publishes the half message; returns when this is final. May be called again.
 
-        TransactionAborted: it is rolled back. HalfParked: an operator decides. What keeps it from being published
-        (TopicTerminated, …): nothing of it counts, and it is parked. OutcomeUnknown: call it again; else the group is
-        asked.
+        Raises TransactionAborted if it was rolled back, and HalfParked if an operator must decide. If a topic refuses
+        it (TopicTerminated, …), raises that error: none of it is published, and it is parked. After OutcomeUnknown
+        call it again; otherwise the group is asked.
         """
         self.state = await self._halves.commit(self.id)
 
     async def rollback(self) -> None:
-        """Returns when it is dropped for good. Once more is no harm. TransactionEnded: it is committed. HalfParked.
-        OutcomeUnknown: call it again; else the group is asked."""
+        """Drops the half message; returns when this is final. May be called again. Raises TransactionEnded if it was
+        committed, HalfParked if an operator must decide. After OutcomeUnknown call it again; otherwise the group is
+        asked."""
         self.state = await self._halves.rollback(self.id)
 
     def __repr__(self) -> str:
@@ -111,11 +115,11 @@ UNBOUNDED = 1 << 40
 
 
 class PartitionProducers:
-    """The partitions of one producer."""
+    """The PartitionProducers of one producer."""
 
     def __init__(self, connections: Connections, topic: TopicName, settings: ProducerSettings, count: int) -> None:
-        """Makes the producers. `count` 0: the topic is not partitioned. CryptoError: the messages cannot be encrypted.
-        """
+        """Makes the object without producers. `count`: the number of partitions; 0: the topic is not partitioned.
+        Raises CryptoError if messages cannot be encrypted."""
         self.all: list[PartitionProducer] = []
         self.connections = connections
         self._settings = settings
@@ -153,7 +157,7 @@ class PartitionProducers:
         self._router.grow(len(self.all))  # last: other threads ask it
 
     async def _add(self, names: list[TopicName], epoch: int = 0) -> None:
-        """Adds partitions. The broker names the first one; all carry that name. None is added when one cannot be
+        """Adds partitions. The broker gives the first one a name, which all of them use. Adds none if one cannot be
         opened."""
         new = [
             PartitionProducer(self.connections, name, self._settings, self._pending_max, self._encrypt)
@@ -180,8 +184,8 @@ class PartitionProducers:
 
     @property
     def _opens_late(self) -> bool:
-        """Whether each is opened with its first message: lazy, unless its opening has an effect that must come now:
-        exclusive access, or an initial subscription."""
+        """Whether each partition is opened with its first message: with lazy_start_partitioned_producers, unless
+        opening has an effect that must not be delayed (exclusive access, or an initial subscription)."""
         settings = self._settings
         shared = settings.access_mode == ProducerAccessMode.Shared
         return settings.lazy_start_partitioned_producers and shared and not settings.initial_subscription_name
@@ -189,11 +193,12 @@ class PartitionProducers:
     # ------------------------------------------------------------------------------ which one
     @property
     def only(self) -> PartitionProducer | None:
-        """Returns the only producer; None: messages are routed."""
+        """Returns the only PartitionProducer of a topic that is not partitioned; None: messages are routed."""
         return self.all[0] if self._router is None else None
 
     def route(self, message: OutgoingMessage) -> PartitionProducer:
-        """Raises WrongValue, and what the program's `message_router` raises."""
+        """Returns the PartitionProducer for the message. Raises WrongValue if `message_router` returns no valid
+        partition, and what it raises itself."""
         if self._router is None:
             return self.all[0]
         choose = self._settings.message_router
@@ -213,7 +218,7 @@ class PartitionProducers:
             each.abort()
 
     async def close(self) -> None:
-        """Flushes and closes all; raises the first error of them."""
+        """Flushes and closes all partitions; raises their first error."""
         try:
             if self._watcher is not None:
                 await self._watcher.close()
@@ -265,8 +270,8 @@ class Producer(ClosedAfterAsyncWith):
     async def open(
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> Producer:
-        """Opens all partitions; none stays open when one cannot be. `epoch`: of the topic, as an exclusive producer had
-        it in whose place this one comes; ProducerFenced: another one had it since."""
+        """Opens all partitions; if one cannot be opened, none stays open. `epoch`: of the topic, from the exclusive
+        producer that this one replaces. Raises ProducerFenced if another exclusive producer came between."""
         if settings.schema.of_topic:
             schemas = WriterSchemas(connections, topic)
             await schemas.fetch(NEWEST)
@@ -285,37 +290,38 @@ class Producer(ClosedAfterAsyncWith):
         return self._topic.full
 
     def producer_name(self) -> str:
-        """The name, given by the program or by the broker."""
+        """Returns the name of the producer, given by the program or by the broker."""
         return self.partitions[0].core.name
 
     def last_sequence_id(self) -> int:
-        """The highest acknowledged sequence id; -1: none."""
+        """Returns the highest acknowledged sequence id; -1: none."""
         return max(each.core.last_sequence_id for each in self.partitions)
 
     def is_connected(self) -> bool:
-        """Whether every partition that was opened is connected."""
+        """Whether all partitions that have been opened are connected to their brokers."""
         return all(each.core.state is State.CONNECTED for each in self.partitions if not each.core.waits_for_messages)
 
     @property
     def is_over(self) -> bool:
-        """Whether all its partitions are closed."""
+        """Whether the producer is closed or has failed: all its partitions are closed."""
         return all(each.core.state is State.CLOSED for each in self.partitions)
 
     def title(self) -> str:
-        """Returns its name and topic, for logs."""
+        """Returns a text for logs: the names of the producer and the topic."""
         return f"producer {self.producer_name()} of {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters since it was opened; `pending_messages` have no outcome yet."""
+        """Returns counters since the producer was opened. `pending_messages`: the number of messages without an
+        outcome now."""
         stored = sum(each.core.stored for each in self.partitions)
         pending = sum(each.core.pending for each in self.partitions)
         return {"stored_messages": stored, "pending_messages": pending, "partitions": len(self.partitions)}
 
     # ------------------------------------------------------------------------------ sending
     def enqueue(self, content: Any, callback: Callback, extras: Extras = NO_EXTRAS) -> PartitionProducer:
-        """Adds a message, as `send_nowait`, with all options in one value. Safe from any thread.
+        """Adds a message as `send_nowait` does, with all options in `extras`. May be called from any thread.
 
-        `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull, MessageTooBig,
+        `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull, MessageTooBig or
         AlreadyClosed.
         """
         only = self.only_plain
@@ -348,10 +354,10 @@ class Producer(ClosedAfterAsyncWith):
         key_bytes: bytes | None = None,
         txn: InTransaction | None = None,
     ) -> None:
-        """Sends without a wait; `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull
-        at the limit.
+        """Sends a message without waiting for its outcome; `callback(Result, MessageId)` is called in the event loop.
+        Raises ProducerQueueIsFull at `max_pending_messages`.
 
-        `key_bytes` replaces `partition_key` for a key that is not text; it is stored as base64 and marked so.
+        `key_bytes` replaces `partition_key` for a key that is not text; the key is stored as base64 and marked so.
         """
         if callback is not None and not callable(callback):
             check_message({"callback": callback})
@@ -376,10 +382,10 @@ class Producer(ClosedAfterAsyncWith):
         *,
         txn: InTransaction | None = None,
     ) -> MessageId:
-        """Waits until the message is durable and returns its id; raises the exception of its Result.
+        """Sends a message, waits until it is durable and returns its id. Raises the exception of its Result.
 
-        It is sent at once. With a longer batching_max_publish_delay_ms than the default it waits for a full batch, or
-        for that delay. `txn`: it counts when that transaction commits (docs/transactions.md).
+        The message is sent at once. If batching_max_publish_delay_ms is longer than its default, it waits for a full
+        batch, or for that delay. `txn`: the message counts when that transaction commits (docs/transactions.md).
         """
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
 
@@ -400,7 +406,8 @@ class Producer(ClosedAfterAsyncWith):
         return message_id
 
     def encoded(self, content: Any, extras: Extras = NO_EXTRAS) -> tuple[TopicName, bytes]:
-        """The topic, or partition, of a message, and its entry, which a broker publishes later (`prepare`)."""
+        """Returns the topic or partition of a message, and its encoded entry, which a broker will publish later
+        (`prepare`)."""
         message = outgoing(content, extras, self.settings.schema, self._wall_ms)
         partition = self._partitions.route(message)
         return partition.topic, partition.encode_message(message, self.partitions[0].core.schema_version)
@@ -419,12 +426,12 @@ class Producer(ClosedAfterAsyncWith):
         check_key: str = "",
         check_after: float = 0,
     ) -> Half:
-        """Stores a message durably without publishing it: a half message, which its `commit` publishes, once, and its
-        `rollback` drops. When neither comes for `check_after` seconds (0: the cluster's default), a program that
-        answers for the `group` (`Client.on_check`) is asked, by the `check_key`. docs/transactions.md has the rules.
+        """Stores a half message: durably, without publishing it. `Half.commit` publishes it, once; `Half.rollback`
+        drops it. After `check_after` seconds without either (0: the cluster's default), a program that answers for
+        `group` (`Client.on_check`) is asked about `check_key`. docs/transactions.md has the rules.
 
-        ServiceUnitNotReady: the group has as many that are not decided as it may; MessageTooBig; Timeout: it may be
-        stored, and is rolled back.
+        Raises ServiceUnitNotReady if the group has too many undecided half messages, MessageTooBig, or Timeout: it may
+        be stored, and is then rolled back.
         """
         extras = Extras(
             properties, partition_key, ordering_key, event_timestamp=event_timestamp, deliver_at=deliver_at,
@@ -436,7 +443,8 @@ class Producer(ClosedAfterAsyncWith):
         return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
 
     async def send_copy(self, message: OutgoingMessage) -> MessageId:
-        """Sends, like `send`, a copy of a message, as it was received: nothing of it is checked. Waits for room."""
+        """Sends a copy of a received message and returns its id; nothing of the message is checked. Waits for room in
+        the queue."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
         while True:
             try:
@@ -463,9 +471,9 @@ class Producer(ClosedAfterAsyncWith):
         deliver_after: timedelta | None = None,
         txn: InTransaction | None = None,
     ) -> list[MessageId]:
-        """Sends all and returns their ids in the order of `contents`.
+        """Sends all messages and returns their ids in the order of `contents`.
 
-        When every message has an outcome and one failed, raises the exception of the first failure.
+        If any failed, raises the exception of the first failure, when all messages have outcomes.
         """
         extras = Extras(
             properties, partition_key, ordering_key,
@@ -518,7 +526,7 @@ class Producer(ClosedAfterAsyncWith):
             await self.wait_for_room()
 
     async def wait_for_room(self) -> None:
-        """Returns when a message may be taken again after ProducerQueueIsFull or MemoryBufferIsFull."""
+        """Returns when a message may be added again after ProducerQueueIsFull or MemoryBufferIsFull."""
         memory = self.connections.send_memory
         if memory is not None and not memory.has_room:
             free = asyncio.Event()
@@ -536,19 +544,19 @@ class Producer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
-        """Returns when every message sent before has its outcome and its callback was called. AlreadyClosed."""
+        """Returns when all messages sent before have outcomes and their callbacks were called. Raises AlreadyClosed."""
         if self._closed:
             raise AlreadyClosed("the producer is closed")
         await asyncio.gather(*(each.flush() for each in self.partitions))
 
     def abort(self) -> None:
-        """Ends at once; messages that are not acknowledged yet have an unknown outcome."""
+        """Ends the producer at once; messages that are not acknowledged have an unknown outcome."""
         self._closed = True
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Flushes, then closes. Raises Timeout when messages have no outcome after the operation timeout, and
-        AlreadyClosed when the producer is closed."""
+        """Flushes, then closes the producer. Raises Timeout if messages have no outcome after the operation timeout,
+        AlreadyClosed if the producer is closed."""
         if self._closed:
             raise AlreadyClosed("the producer is closed")
         self._closed = True

@@ -1,4 +1,5 @@
-"""The coordinators of transactions, as a client asks them: where they are, ids of new transactions, ends, statuses.
+"""The coordinators of transactions, as a client asks them: where they are, ids of new transactions, ends, statuses
+(`Coordinators`). Also the batches of a sink (`Batch` and the functions that begin and commit its transactions).
 
     await coordinators.begin(timeout_ms)                an id; mostly from a block that was leased ahead
     await coordinators.begin_named(name, timeout_ms)
@@ -56,7 +57,7 @@ FIRST, MOST = 8, 1024
 
 
 class LeasedIds:
-    """The ids that coordinators leased to one client."""
+    """The transaction ids that coordinators leased to one client for one time-out."""
 
     def __init__(self) -> None:
         self.wanted = FIRST
@@ -76,7 +77,8 @@ class LeasedIds:
             return None
 
     def add_lease(self, first: TxnId, count: int, lease_s: float, asked_at: float) -> None:
-        """Adds leased ids; the lease counts from `asked_at`, when they were requested."""
+        """Adds `count` leased ids from `first` on. `asked_at`: when they were requested, from which
+        `lease_s` counts."""
         assert count > 0, "a lease has ids"
         with self._lock:
             self._blocks.append((first, count, asked_at + lease_s / 2))
@@ -84,7 +86,8 @@ class LeasedIds:
                 self.wanted = min(MOST, 2 * self.wanted)
 
     def discard(self, coordinator: int) -> None:
-        """Drops the ids of a coordinator that aborted one of them or moved: if it lost its state, they are void."""
+        """Drops the ids of a coordinator that aborted one of them or moved: if it lost its state, these ids
+        are void."""
         with self._lock:
             kept = deque(block for block in self._blocks if block[0].most != coordinator)
             if len(kept) < len(self._blocks):
@@ -112,14 +115,14 @@ LANES_MAX = 64
 
 
 class Answer(NamedTuple):
-    """The answer to the end of a transaction."""
+    """The coordinator's answer to the request to end a transaction, or for its status."""
 
     state: TxnState
     error: MagnetarError | None
 
 
 class Coordinators:
-    """The coordinators, as one client calls them."""
+    """Asks the coordinators of transactions, for one client. See the head of the module."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -150,8 +153,8 @@ class Coordinators:
         return found
 
     def begin_now(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
-        """Returns an id that was leased ahead, or None if there is none; from any thread. `soon` runs work in the event
-        loop."""
+        """Begins a transaction with an id that was leased in advance and returns this id; None if there is none. May
+        be called from any thread. `soon(work)` runs `work` in the event loop."""
         ids = self._leases.get(timeout_ms)
         found = ids.take_id(self._now()) if ids is not None else None
         if ids is not None and found is not None and ids.is_running_out:
@@ -169,8 +172,8 @@ class Coordinators:
         return running
 
     async def _lease(self, timeout_ms: int, ids: LeasedIds) -> MagnetarError | None:
-        """Leases ids; returns an error instead of raising it, for the callers that wait. A lease ahead ignores it: the
-        next one tries again."""
+        """Leases ids. Returns an error instead of raising it, for the callers that wait. A lease in advance ignores
+        the error: the next one tries again."""
         asked_at = self._now()
         try:
             first, reply = await self._begin(wire.BeginRequest(count=ids.wanted, timeout_ms=timeout_ms))
@@ -180,7 +183,8 @@ class Coordinators:
         return None
 
     async def _begin(self, request: wire.BeginRequest) -> tuple[TxnId, wire.BeginReply]:
-        """Begins transactions at the next coordinator, or at the one after it if that is away or has no room."""
+        """Begins transactions at the next coordinator, or at the one after it if that one does not answer or has no
+        room."""
         count = await self.count()
         longest = self._connections.settings.connection_timeout_s
 
@@ -204,12 +208,13 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least)
 
     def take_anew(self, name: str) -> None:
-        """Makes the next begin under that name take it from its holder, even if that is this client."""
+        """Drops the number under which this client holds the transaction name: its next transaction of that name
+        fences the present holder, even if that is this client."""
         self._holders.pop(name, None)
 
     # ------------------------------------------------------------------------------ ends
     async def end(self, item: wire.EndItem) -> Answer:
-        """Ends a transaction; returns the coordinator's answer. Raises TimedOut, or the last error, when the
+        """Asks the coordinator to end a transaction; returns the answer. Raises TimedOut, or the last error, when the
         operation's deadline has passed."""
         lane = item.txn.most, item.visible
         queue = self._queues.get(lane)
@@ -233,7 +238,7 @@ class Coordinators:
             await asyncio.sleep(pause)
 
     async def send_ends(self, coordinator: int, request: wire.EndRequest) -> wire.EndReply:
-        """Sends several ends to their coordinator, once; returns its reply."""
+        """Sends one request with several ends to their coordinator, once; returns its reply."""
         longest = self._connections.settings.connection_timeout_s
         if request.items[0].visible:
             longest = self._connections.settings.operation_timeout_s
@@ -283,11 +288,12 @@ class Coordinators:
         return found
 
     async def channel(self, coordinator: int) -> Channel:
-        """Returns a channel to the broker that has the coordinator, as far as is known."""
+        """Returns a channel to the broker that runs the coordinator, as far as is known."""
         return self._owners.get(coordinator) or await self._find(coordinator)
 
     async def ask(self, coordinator: int, method: str, request: Message) -> Any:
-        """Asks a coordinator, again where it may have moved to, until the operation's deadline."""
+        """Sends a request to a coordinator, wherever it moves, until it answers or the operation's deadline has
+        passed; returns the reply."""
         longest = self._connections.settings.connection_timeout_s
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
 
@@ -312,7 +318,7 @@ class Coordinators:
 
 
 class EndQueue:
-    """The ends that wait for one coordinator, and its requests in flight."""
+    """The ends that wait for one coordinator, and the requests in flight to it."""
 
     def __init__(self, coordinators: Coordinators, coordinator: int, tasks: Tasks) -> None:
         self._coordinators = coordinators
@@ -399,9 +405,10 @@ NUMBER_MAX = (1 << 63) - 1
 
 
 class Batch(NamedTuple):
-    """One attempt at one batch of one query.
+    """One attempt to write one numbered batch of a query to a sink.
 
-    `adopt`: allows another query to take the sink over, and restarts its numbers; without it that raises SinkFenced.
+    `adopt`: lets this query take the sink over from another query, and its numbers start anew; without `adopt` that
+    raises SinkFenced.
     """
 
     sink_id: str
@@ -424,7 +431,8 @@ BATCH = instance(Batch, optional=False)
 
 
 class BatchOutcome(Enum):
-    """The outcome of `commit_batch`: the rows count now, or those of an earlier attempt count already."""
+    """The outcome of `commit_batch`. COMMITTED: the rows count now; ALREADY: those of an earlier attempt count
+    already."""
 
     COMMITTED = "COMMITTED"
     ALREADY = "ALREADY"
@@ -438,7 +446,8 @@ class SinkStatus(NamedTuple):
 
 
 async def begin(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> TxnId | None:
-    """Begins a transaction of the batch. Returns None if the sink has the batch already. Raises SinkFenced."""
+    """Begins a transaction of the batch and returns its id; None if the sink has committed the batch already. Raises
+    SinkFenced."""
     request = wire.BeginRequest(coordinator=await _home(coordinators, batch), count=1, timeout_ms=timeout_ms)
     if batch.sink_id:
         request.sink.CopyFrom(_tag(batch))
@@ -447,8 +456,8 @@ async def begin(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> Tx
 
 
 async def commit(coordinators: Coordinators, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
-    """Commits the transactions of a batch together. Raises TransactionAborted if one of them is aborted, and then
-    commits none; SinkFenced; OutcomeUnknown if no coordinator answered."""
+    """Commits the transactions of a batch together. Raises TransactionAborted if one of them is aborted: then none is
+    committed. Raises SinkFenced, or OutcomeUnknown if no coordinator answered."""
     number = await _home(coordinators, batch)
     if not txns and not batch.sink_id:
         return BatchOutcome.COMMITTED

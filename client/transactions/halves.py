@@ -8,7 +8,7 @@ late, is the same half.
 **Cancelled, or unanswered.** A program that waited for `prepare` was told nothing, so nothing of its own can depend on
 the half: it is rolled back in the background. A `commit` or `rollback` goes on when its caller is cancelled, and the
 caller is cancelled when the outcome is there.
-The coordinator of a group is always the same; what answers for the group is client/transactions/halves.py.
+The coordinator of a group is always the same; `CheckWatch` answers for the group.
 Guards: tests/client/transactions/test_halves.py.
 """
 
@@ -57,14 +57,14 @@ TABLE = {
 
 
 class Watch(Protocol):
-    """The watch that answers checks of half messages with a program's function (client/transactions/halves.py)."""
+    """The view that `Halves` has of a CheckWatch."""
 
     def stop(self) -> None: ...
     async def close(self) -> None: ...
 
 
 class Halves:
-    """The half messages of one client."""
+    """Prepares and ends the half messages of one client, and has the watches of its groups."""
 
     def __init__(self, home: Transactions) -> None:
         self._home = home
@@ -73,7 +73,7 @@ class Halves:
 
     @classmethod
     def of_client(cls, connections: Connections) -> Halves:
-        """Returns the half messages of a client; makes the object at first use."""
+        """Returns the Halves of a client; makes it at first use."""
         from .transaction import Transactions
 
         found = connections.halves
@@ -187,7 +187,8 @@ class Halves:
     async def end(
         self, id_: TxnId, verb: wire.EndHalfRequest.Verb, number: int = 0, why: str = ""
     ) -> TransactionState:
-        """Ends a half message. `number`: that of the check which is answered."""
+        """Commits or rolls back a half message; returns its state. `number`: that of the check which this answers; 0:
+        none. `why`: the reason, for the coordinator."""
         request = wire.EndHalfRequest(verb=verb, check=number, why=why)
         request.half.most, request.half.least = id_
         try:
@@ -202,7 +203,7 @@ class Halves:
 
     async def _outlived(self, work: Coroutine[Any, Any, TransactionState]) -> TransactionState:
         """Returns the result of `work`, which goes on even if the caller is cancelled. Raises OutcomeUnknown if the
-        client is closed meanwhile."""
+        client is closed in the meantime."""
         task = self._spawn(work, "end of a half")
         try:
             return _result(await run_to_end(task))
@@ -254,7 +255,8 @@ CONNECTED_S = 5.0
 
 
 class Decision(Enum):
-    """The answer to a check of a half message. UNKNOWN: not decided yet; too many of these park the half message."""
+    """The answer of a program to a check of a half message. UNKNOWN: not decided yet; too many of these answers park
+    the half message."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -268,7 +270,8 @@ VERBS = {
 
 
 class HalfContent(NamedTuple):
-    """A message of a half. `data`: as its producer's schema encoded it; None: it is encrypted, or has no value."""
+    """One message of a half message. `data`: as the producer's schema encoded it; None: it is encrypted, or has no
+    value."""
 
     topic: str
     data: bytes | None
@@ -278,7 +281,7 @@ class HalfContent(NamedTuple):
 
 
 class HalfCheck(NamedTuple):
-    """A question about a half message to its group."""
+    """The question to a group whether to commit or roll back a half message."""
 
     id: TxnId
     group: str
@@ -289,7 +292,7 @@ class HalfCheck(NamedTuple):
 
 
 class CheckWatch:
-    """The watch of one group with one function, in the event loop of the client."""
+    """Receives the checks of one group and answers them with one function, in the event loop of the client."""
 
     def __init__(self, halves: Halves, group: str, function: Callable[[HalfCheck], Any]) -> None:
         self.group = group

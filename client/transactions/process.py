@@ -70,8 +70,8 @@ from .transaction import Transaction, Transactions
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A message to send, with more than its value. `producer`: of a half message; or another one than that of
-    `process`, of its client."""
+    """A message to send, with more fields than its value. `producer`: through which it is sent; in `process`, None
+    means the producer of `process`, and another one must be of the same client."""
 
     value: Any
     partition_key: str | None = None
@@ -94,8 +94,8 @@ SLICE = 64
 
 @dataclass(slots=True)
 class ProcessStatistics:
-    """The statistics of `process`; it counts on while that runs. Messages of aborted transactions are received again.
-    """
+    """The statistics of `process`, updated while it runs. Messages of aborted transactions are counted as received
+    again."""
 
     received: int = 0
     sent: int = 0  # of committed transactions
@@ -106,7 +106,7 @@ class ProcessStatistics:
 
 
 class Applied(NamedTuple):
-    """The result of the function for one message."""
+    """The result of the program's function for one message."""
 
     message: Message
     outputs: Sequence[Any]  # values, and `Output`s
@@ -114,7 +114,7 @@ class Applied(NamedTuple):
 
 
 class FunctionFailed(Exception):
-    """The function failed. `__cause__` is what is to be raised."""
+    """The program's function raised an error, which is `__cause__`, and `process` must raise it."""
 
 
 Apply = Callable[[list[Message]], Awaitable[list[Applied]]]
@@ -159,14 +159,16 @@ async def process(
         await process(consumer, producer, lambda message: message.data().upper())
 
     The function may be a coroutine function. It returns a value for the producer's schema, an `Output` (with a key,
-    properties, or another producer), a list, tuple or generator of either, or None. `messages_max` messages, or what
-    came within `linger_ms`, are one transaction of `timeout` seconds; `transactions_max` are under way.
-    `idle_timeout_ms`: it returns when no message came for so long; else it runs until it is cancelled, and then ends
-    what it has begun. Messages of a transaction whose abort no broker answered come again when its `timeout` passed: a
-    shorter `idle_timeout_ms` may return before them, and they are the next consumer's.
+    properties, or another producer), a list, tuple or generator of either, or None. Up to `messages_max` messages, or
+    those that arrive within `linger_ms`, are processed in one transaction of `timeout` seconds; `transactions_max`
+    transactions are in flight at once. `process` returns when no message arrives for `idle_timeout_ms`; without it, it
+    runs until it is cancelled, and then ends the transactions that it has begun. Messages of a transaction whose abort
+    no broker answered are delivered again when its `timeout` has passed: with a shorter `idle_timeout_ms`, `process`
+    may return before that, and the next consumer gets them.
 
-    `on_error`: "raise" what the function raises, or "nack" the message: it comes again, and becomes a dead letter by
-    the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced, and what ends the consumer.
+    `on_error`: "raise" raises what the function raises; "nack" negatively acknowledges the message, which is delivered
+    again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
+    and the error that ends the consumer.
     """
     check_one("consumer", instance(Consumer, optional=False), consumer)
     check_one("producer", instance(Producer, optional=False), producer)
@@ -181,7 +183,7 @@ PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
 
 
 def in_loop(function: Callable[[Message], Any]) -> Apply:
-    """Returns a function that calls it in the event loop, message by message."""
+    """Returns a function that applies the program's `function` to a batch in the event loop, message by message."""
 
     async def apply(messages: list[Message]) -> list[Applied]:
         results = []
@@ -204,7 +206,7 @@ def in_loop(function: Callable[[Message], Any]) -> Apply:
 
 
 def outputs_of(found: Any) -> Sequence[Any]:
-    """Returns the outputs that a function returned, as a sequence."""
+    """Returns what the program's function returned as a sequence of outputs."""
     if found is None:
         return ()
     if isinstance(found, list):
@@ -215,7 +217,7 @@ def outputs_of(found: Any) -> Sequence[Any]:
 
 
 class Batch:
-    """Messages of one transaction."""
+    """The received messages that are processed and acknowledged in one transaction."""
 
     __slots__ = ("ending", "messages", "sent", "txn")
 
@@ -231,7 +233,7 @@ class Batch:
 
 
 class Loop:
-    """A call of `process`."""
+    """One call of `process`."""
 
     def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: Options) -> None:
         options.check()
@@ -249,7 +251,7 @@ class Loop:
         self._tasks = Tasks()
 
     async def run(self) -> ProcessStatistics:
-        """Runs until it was idle for long enough; returns the statistics."""
+        """Processes messages until none arrives for `idle_timeout_ms`; returns the statistics."""
         try:
             while True:
                 messages = await self._next_batch()
@@ -265,7 +267,8 @@ class Loop:
 
     # ------------------------------------------------------------------------------ what comes
     async def _next_batch(self) -> list[Message] | None:
-        """The next batch; None: nothing came for so long. Empty: an abort gave back what was delivered."""
+        """Returns the messages of the next batch; None if none arrived for `idle_timeout_ms`; an empty list after an
+        abort, whose messages will be delivered again."""
         if len(self._consumer.inbox) >= self._options.messages_max:
             return self._gathered() if await self._reap() else []
         filled = self._tasks.spawn(self._filled(), "wait for messages")
@@ -296,8 +299,8 @@ class Loop:
         return True
 
     def _gathered(self) -> list[Message]:
-        """Returns each message once: what came again while its former copy still waited would count twice in one
-        transaction."""
+        """Returns waiting messages, each once: a message that was delivered again while its former copy still waited
+        would count twice in one transaction."""
         taken: list[Message] = []
         places: set[tuple[object, Position, int]] = set()
         take = self._consumer.inbox.take_nowait
@@ -313,7 +316,7 @@ class Loop:
 
     # ------------------------------------------------------------------------------ one batch
     async def _do(self, messages: list[Message]) -> None:
-        """Runs the function, sends, acknowledges, and begins the commit."""
+        """Applies the function to the messages, sends its outputs, acknowledges the messages, and begins the commit."""
         self._statistics.received += len(messages)
         results = await self._apply(messages)
         batch = Batch(await Transaction(self._home, self._options.timeout, None), [])
@@ -379,7 +382,8 @@ class Loop:
                 return
 
     async def _commit(self, batch: Batch, before: Batch | None) -> bool | PulsarException:
-        """Whether it counts; an error ends all of it."""
+        """Commits a batch after the batch `before`. Returns whether it is committed; an error if it must end
+        `process`."""
         try:
             if before is not None and await before.wait_ended() is not True:
                 await batch.txn.abort()
@@ -396,7 +400,7 @@ class Loop:
         return False
 
     def _loses(self, error: PulsarException) -> bool:
-        """Whether it is no use to do the batch again."""
+        """Whether doing the batch again is of no use after `error`."""
         if isinstance(error, OutcomeUnknown | TransactionFenced | AlreadyClosed | ValueError | TypeError):
             return True
         return isinstance(error.__cause__, AlreadyClosed)
@@ -408,7 +412,8 @@ class Loop:
         self._statistics.acknowledged += len(batch.messages)
 
     async def _reap(self) -> bool:
-        """Counts what has ended. False: a transaction aborted, and what was delivered comes again."""
+        """Counts the batches that have ended. Returns False if a transaction aborted, and delivered messages come
+        again."""
         while self._under_way and (ending := self._under_way[0].ending) is not None and ending.done():
             outcome = ending.result()
             if isinstance(outcome, PulsarException):
@@ -421,8 +426,8 @@ class Loop:
         return True
 
     async def _again(self) -> None:
-        """Starts again after an abort: what is under way is ended, and everything without an outcome is delivered
-        again."""
+        """Starts again after an abort: ends the transactions in flight, and has all messages without an outcome
+        delivered again."""
         failed: PulsarException | None = None
         while self._under_way:
             batch = self._under_way[0]
@@ -447,7 +452,8 @@ class Loop:
         return True
 
     async def _stop(self) -> None:
-        """Stops a call that was cancelled, or failed: what is being committed is committed, the rest is given back."""
+        """Stops a call that was cancelled or failed: transactions whose commit has begun are committed, the messages
+        of the others are delivered again."""
         try:
             while self._under_way:
                 if await self._under_way[0].wait_ended() is True:

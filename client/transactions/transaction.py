@@ -74,12 +74,13 @@ class Transaction(InTransaction):
             await producer.send(b"…", txn=txn)
             await consumer.acknowledge(message, txn=txn)
 
-    It is begun by `async with`, or by `await`; `commit` and `abort` end it. It belongs to its client. Errors:
-    TransactionAborted (nothing of it counts: run it again), TransactionEnded, TransactionFenced, OutcomeUnknown.
+    `async with`, or `await`, begins the transaction; `commit` and `abort` end it. It can be used only with producers
+    and consumers of its client. Errors: TransactionAborted (nothing of it counts: run it again), TransactionEnded,
+    TransactionFenced, OutcomeUnknown.
     """
 
     def __init__(self, home: Transactions, timeout_s: float, name: str | None, begun: TxnId | None = None) -> None:
-        """Makes a transaction. `begun`: it has its id."""
+        """Makes a transaction. `begun`: its id, if it has begun already."""
         self.timeout_s = timeout_s
         self.name = name
         self._home = home
@@ -114,7 +115,8 @@ class Transaction(InTransaction):
         return self
 
     def begin_now(self) -> bool:
-        """Begins, from any thread, by an id that was leased ahead. False: there is none, and `await` it."""
+        """Begins the transaction with an id that was leased in advance. Returns False if there is none: the caller
+        must `await` the transaction. May be called from any thread."""
         found = self._home.begin_now(self)
         if found is not None:
             self._start(found)
@@ -160,13 +162,13 @@ class Transaction(InTransaction):
 
     @property
     def id(self) -> TxnId:
-        """Returns the transaction's id; its text is `(most,least)`, as Pulsar prints it."""
+        """Returns the id of the transaction; its text is `(most,least)`, as Pulsar prints it."""
         return self._known.txn
 
     @property
     def state(self) -> TransactionState:
-        """Returns OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer,
-        and `commit` asks again."""
+        """Returns the state: OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; or ERROR: the end
+        got no answer, and `commit` asks again."""
         return self._known.state
 
     def __repr__(self) -> str:
@@ -220,7 +222,8 @@ class Transaction(InTransaction):
             self._forget_lost()
 
     def _forget_lost(self) -> None:
-        """Forgets the coordinator that lost the transaction, also where the program drops it now, and never ends it."""
+        """Drops what is known of the coordinator if it lost the transaction, also if the program never ends the
+        transaction."""
         if self._known.was_lost:
             self._home.coordinators.discard(self.id.most)
 
@@ -237,10 +240,11 @@ class Transaction(InTransaction):
 
     # ------------------------------------------------------------------------------ the end
     async def commit(self, wait: Wait = "durable") -> None:
-        """Returns when its outcome is durable, or (`visible`) when every consumer may see it. Once more is no harm.
+        """Commits the transaction. Returns when this is durable, or with `wait` "visible" when all consumers may see
+        it. May be called again.
 
-        TransactionAborted: nothing of it counts, also when an operation in it failed. TransactionFenced.
-        OutcomeUnknown: it is not told; call it again, or ask `transaction_status`.
+        Raises TransactionAborted if nothing of it counts, also because an operation in it failed; TransactionFenced.
+        After OutcomeUnknown call it again, or ask `transaction_status`.
         """
         check_one("wait", WAIT, wait)
         core = self._known
@@ -255,10 +259,10 @@ class Transaction(InTransaction):
         self._raise_error()
 
     async def prepare(self, until: float = 0) -> None:
-        """Returns when all of it is durable and waits for its end for `until` seconds (0: as long as the cluster
-        allows), whatever becomes of this client and of the coordinator. Nothing can be added any more. It is ended by
-        `commit` or `abort` here, or by its id from any program: `Client.commit_transaction`, `abort_transaction`,
-        or asyncio's `commit_batch`. Readers wait for it until then. Errors as of `commit`.
+        """Prepares the transaction. Returns when all of it is durable; it then waits for its end for `until` seconds
+        (0: as long as the cluster allows), even if this client or the coordinator crashes. Nothing can be added any
+        more. `commit` or `abort` end it here, or any program by its id: `Client.commit_transaction`,
+        `abort_transaction`, or asyncio's `commit_batch`. Readers wait for it until then. Raises what `commit` raises.
         """
         check_one("until", UNTIL, until)
         core = self._known
@@ -272,9 +276,9 @@ class Transaction(InTransaction):
         self._raise_error()
 
     async def abort(self, wait: Wait = "durable") -> None:
-        """Aborts the transaction: nothing of it counts; what it acknowledged is delivered again. A second call does no
-        harm. TransactionEnded: it is committed, or may be. OutcomeUnknown: it was prepared, and its coordinator does
-        not answer."""
+        """Aborts the transaction: nothing of it counts; messages that it acknowledged are delivered again. May be
+        called again. Raises TransactionEnded if it is committed, or may be; OutcomeUnknown if it was prepared, and its
+        coordinator does not answer."""
         check_one("wait", WAIT, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
@@ -289,7 +293,8 @@ class Transaction(InTransaction):
             self._raise_error()
 
     async def given_back(self) -> None:
-        """Returns when what an aborted one acknowledged may be delivered again; or when no broker says so."""
+        """Returns when the messages that this aborted transaction acknowledged may be delivered again, or when no
+        broker answers."""
         core = self._known
         assert core.state is TransactionState.ABORTED, "it is aborted"
         if core.pending or core.has_operations:
@@ -303,7 +308,8 @@ class Transaction(InTransaction):
         return self._ending
 
     async def _outlive(self, ending: asyncio.Task[None]) -> None:
-        """Waits for the outcome; a caller that is cancelled meanwhile is cancelled after it."""
+        """Waits until the task `ending` has ended; if the caller is cancelled in the meantime, the cancellation takes
+        effect after that."""
         interrupted: asyncio.CancelledError | None = None
         while not ending.done():
             try:
@@ -333,7 +339,8 @@ class Transaction(InTransaction):
         await self._ask(await self._settled(self._known.prepare), visible=False, prepared_ms=round(until_s * 1000))
 
     async def _settled(self, ending: Callable[[], list[TransactionEffect]]) -> list[TransactionEffect]:
-        """Waits until every operation has its outcome; returns what is to be done then."""
+        """Begins the end with `ending()` and waits until all operations have outcomes. Returns the effects to
+        do then."""
         core = self._known
         self._idle = asyncio.get_running_loop().create_future()
         self._do(ending())
@@ -358,7 +365,7 @@ class Transaction(InTransaction):
                 each()
 
     async def _ask_coordinator(self, effects: list[TransactionEffect], *, visible: bool, prepared_ms: int) -> None:
-        """Asks the coordinator for the end, until it is known or not told in time."""
+        """Asks the coordinator to end the transaction, until the outcome is known or the time is over."""
         self._do(effects)
         core = self._known
         end = next((each for each in effects if isinstance(each, End)), None)
@@ -382,8 +389,8 @@ class Transaction(InTransaction):
         self._do(core.on_answered(state, error))
 
     async def _resolve_outcome(self, item: wire.EndItem) -> tuple[TxnState, MagnetarError | None]:
-        """Returns what the coordinator knows of a commit that got no answer in time. One that still is open is
-        committed."""
+        """Asks the coordinator for the outcome of an end that got no answer in time. If the transaction is still open
+        there, asks for the end again."""
         deadline = self._home.now() + self._home.connections.settings.operation_timeout_s
         while True:
             try:
@@ -418,7 +425,7 @@ T = TypeVar("T")
 
 
 class Transactions:
-    """The transactions of one client, in its event loop."""
+    """The transactions of one client, in its event loop. `len()`: the number of open ones."""
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
@@ -432,7 +439,7 @@ class Transactions:
 
     @classmethod
     def of_client(cls, connections: Connections) -> Transactions:
-        """Returns the transactions of a client, made when first used."""
+        """Returns the Transactions of a client; makes it at first use."""
         found = connections.transactions
         if found is None:
             found = connections.transactions = cls(connections)
@@ -440,11 +447,12 @@ class Transactions:
         return found
 
     def __len__(self) -> int:
-        """Returns the number of open ones."""
+        """Returns the number of open transactions."""
         return len(self._open)
 
     def begin_now(self, transaction: Transaction) -> TxnId | None:
-        """Begins a transaction, from any thread, by an id that was leased ahead. None: there is none."""
+        """Begins a transaction with an id that was leased in advance and returns this id; None if there is none. May
+        be called from any thread."""
         if transaction.name is not None:
             return None
         found = self.coordinators.begin_now(_timeout_ms(transaction), self.soon)
@@ -465,7 +473,7 @@ class Transactions:
         return found
 
     def begun(self, found: TxnId, timeout_s: float) -> Transaction:
-        """Returns an open transaction with this id."""
+        """Returns an open transaction with the id `found`."""
         transaction = Transaction(self, timeout_s, None, found)
         self._open[transaction] = None
         return transaction
@@ -477,7 +485,7 @@ class Transactions:
         return self._tasks.spawn(work, name)
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Runs `work` now, in the event loop; else there, soon."""
+        """Runs `work` now if called in the event loop; else has the loop run it soon."""
         if threading.get_ident() == self._thread:
             work()
         else:
@@ -498,7 +506,7 @@ class Transactions:
 
     # ------------------------------------------------------------------------------ the end
     async def close(self) -> None:
-        """Aborts what is open; returns when nothing is under way."""
+        """Aborts open transactions; returns when no task is running any more."""
 
         async def abort(transaction: Transaction) -> None:
             if transaction.state is TransactionState.OPEN:
@@ -515,7 +523,7 @@ class Transactions:
             await self.coordinators.close()
 
     def shutdown(self) -> None:
-        """Stops at once: time-outs abort what is open."""
+        """Stops all tasks at once. The coordinators abort open transactions when their time-outs have passed."""
         self._open.clear()
         self._tasks.cancel()
         self.coordinators.deadlines.stop()

@@ -6,7 +6,7 @@ from django.db import models
 
 
 class InboxRow(models.Model):  # type: ignore[misc]  # Django has no types
-    """A message that a subscription has done."""
+    """A message that a subscription has processed."""
 
     subscription = models.CharField(max_length=255)
     key = models.CharField(max_length=255)

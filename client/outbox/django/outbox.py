@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Written:
-    """The callback on commit of a transaction that wrote rows; it has the unit of these rows."""
+    """The callback on the commit of a transaction that wrote rows: wakes the relays. It has the unit of these rows."""
 
     def __init__(self, outbox: DjangoOutbox) -> None:
         self.outbox = outbox
@@ -45,7 +45,7 @@ class DjangoOutbox:
         self._tables: SQLAlchemyOutbox | None = None
 
     def tables(self) -> SQLAlchemyOutbox:
-        """Returns the tables as SQLAlchemy's, which the relay needs."""
+        """Returns the tables as a SQLAlchemyOutbox, which the relay needs."""
         from sqlalchemy import MetaData
 
         from ..tables import SQLAlchemyOutbox
