@@ -6,7 +6,7 @@ compares its checksum, ledger and entry, and the checksum that the client gave t
     damaged, and another copy here is good    nothing: readers find the good one
     damaged, and it was the only copy here    the entry is quarantined: a miss is UNKNOWN, never "no such entry"; it is
                                               reported (`QuarantineReports`), and asked for from the peers
-                                              (bookie/maintenance/scrub.py)
+                                              (`EntryRepairer` below)
     quarantined, and it is whole after all    the quarantine ends
     a damaged table of the index              written again from the records, if those are whole: the table's own
                                               checksum says that the bytes are the ones that were there

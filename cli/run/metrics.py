@@ -218,7 +218,7 @@ BOOKIE_GAUGES = frozenset({
 })  # fmt: skip
 BOOKIE_HISTOGRAMS = {
     "journal_queue_seconds": "from the journal records of a turn to the hand-over of their block to the disk",
-    "journal_sync_seconds": "write and sync of a journal block",
+    "journal_sync_seconds": "write and sync of a journal block (one system call where the file is direct)",
     "journal_block_bytes": "size of a journal block, as written",
     "journal_block_records": "records of a journal block",
     "checkpoint_seconds": "a checkpoint: flush of the memtable, index, ledger index and mark",

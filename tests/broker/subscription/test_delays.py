@@ -99,6 +99,36 @@ async def test_a12_shared_types_get_it_when_it_is_due_and_others_at_once(tmp_pat
         assert await at.backlog("s") == 0
 
 
+@pytest.mark.parametrize("when", ["waiting", "delivered", "restarted"])
+async def test_a_time_of_day_that_runs_back_delivers_later_and_once(
+    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By as much as it ran back. What is delivered already is not delivered again, unless its broker forgets that."""
+    async with deployment(tmp_path) as at:
+        shared, back_ms = await at.consumer("s", type=SHARED), 0
+        honest = at.clock.wall_ms
+        monkeypatch.setattr(at.clock, "wall_ms", lambda: honest() - back_ms)
+        payloads = await delayed(at, 3, MINUTE)
+        await moved_on(at, 30 if when == "waiting" else 61)
+        found = [] if when == "waiting" else [await shared.receive() for _ in payloads]
+        back_ms = MINUTE
+        await moved_on(at, 0)
+        if when == "restarted":
+            await restarted(at)
+            found, shared = [], await at.consumer("s", type=SHARED)
+        assert await shared.quiet()
+        if not found:
+            await moved_on(at, 31 if when == "waiting" else 0)
+            assert await shared.quiet(), "it would be due, had the clock not run back"
+            await moved_on(at, 60)
+            found = [await shared.receive() for _ in payloads]
+        assert [each.payload for each in found] == payloads
+        await shared.ack(*found)
+        assert await shared.quiet()
+        await until(lambda: not subscription(at).dispatcher.unacked)
+        assert await at.backlog("s") == 0
+
+
 @pytest.mark.parametrize("comes_first", [True, False])
 async def test_it_comes_by_itself_when_nothing_else_happens(tmp_path: Path, comes_first: bool) -> None:
     """Whether it was noted when it was stored, or read and held."""
