@@ -155,10 +155,10 @@ class PartitionProducer:
     def add(self, payload: bytes, callback: Callback) -> None:
         """Adds a message with a payload and no other field. Raises the reason if it is refused."""
         added = self.core.add(payload, callback)
-        if added is Added.WAKE:
+        if added is not None:
+            if added is not Added.WAKE:
+                raise self._refusal(added, len(payload))
             self._wake()
-        elif added is not None:
-            raise self._refusal(added, len(payload))
 
     def add_in_transaction(self, txn: InTransaction, payload: bytes, callback: Callback) -> None:
         """Adds a message with a payload and no other field, in the transaction `txn`. Raises the reason if it is
@@ -168,10 +168,10 @@ class PartitionProducer:
             share = self._share_of(txn)
         while (added := self.core.add(payload, callback, share)) is Added.NOT_IN:
             share = self._share_of(txn)
-        if added is Added.WAKE:
+        if added is not None:
+            if added is not Added.WAKE:
+                raise self._refusal(added, len(payload))
             self._wake()
-        elif added is not None:
-            raise self._refusal(added, len(payload))
 
     def _share_of(self, txn: InTransaction) -> Share:
         self._share = None  # of an earlier one, which is kept no longer
@@ -196,10 +196,10 @@ class PartitionProducer:
             raise translate(error) from error
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidMessage(f"the message cannot be encoded: {error}") from error
-        if added is Added.WAKE:
+        if added is not None:
+            if added is not Added.WAKE:
+                raise self._refusal(added, len(message.payload))
             self._wake()
-        elif added is not None:
-            raise self._refusal(added, len(message.payload))
 
     def encode_message(self, message: OutgoingMessage, schema_version: bytes) -> bytes:
         """Returns the encoded entry of a message that a broker will publish later. Raises InvalidMessage, or
