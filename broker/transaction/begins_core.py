@@ -96,7 +96,8 @@ class EndDecisions(OutcomeDecisions):
 
     def join_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
         """Makes the topic a participant without waiting, if the transaction is neither in doubt nor ended. Returns
-        whether it is one now; after False the caller must send a Join, which waits or answers why not."""
+        whether the topic is a participant now; after False the caller must send a Join, which waits or is refused with
+        the reason."""
         if self.has_ended:
             return False
         try:
@@ -436,7 +437,7 @@ class BeginDecisions(BatchDecisions):
 
     def _idle_notes(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
         """Yields new records of names and sinks whose recorded idle time differs from the actual one by at least the
-        limit divided by NOTES. Those in `changing` are left out."""
+        limit divided by NOTES, except those in `changing`."""
         limits = self.limits
         for (owner, name), each in self.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)

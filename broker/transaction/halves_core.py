@@ -1,8 +1,8 @@
 """Half messages of one coordinator: stored, not published, until their group says commit. A part of Coordinator.
 
     halves.receive(PrepareHalf | EndHalf | ChangeHalf | WatchHalves, now)       intents
-    halves.remove_member(member) | published(…) | not_published(…) | tick(now)  facts
-    halves.durable(record) | remove_half(half)                                  facts, of the coordinator
+    halves.remove_member(member) | on_published(…) | on_not_published(…) | tick(now)    facts
+    halves.on_durable(record) | remove_half(half, how, now)                     facts, of the coordinator
 
     STORING ─stored→ WAITING ⇄ ASKED ─commit→ PUBLISHING ─published→ COMMITTING ─durable→ committed
                       │   ↑      └─rollback→ ROLLING_BACK ─durable→ rolled back
@@ -120,7 +120,7 @@ _SHOWN = {
 
 
 class MustWait(Exception):
-    """Raised when an intent was queued until a record that is in flight is durable."""
+    """Raised when an intent cannot be answered before a record in flight is durable: it was queued until then."""
 
 
 class Half(msgspec.Struct):
@@ -182,7 +182,7 @@ class Halves:
         self._noted = now
 
     def start(self, now: float) -> None:
-        """Takes up the half messages of earlier epochs; their checks begin anew."""
+        """Starts with the half messages that earlier epochs stored; the pauses before their checks begin anew."""
         for record in self._state.open.values():
             half = Half(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
             self._add(half)
@@ -239,9 +239,7 @@ class Halves:
             text = self._coordinator.describe_half(intent.half)
             raise TransactionAborted(f"the id {text} is void: prepare the half under another one", reason="void")
         after_s = min(intent.check_after_s or self._limits.check_after_s, self._limits.open_s)
-        record = HalfStored(
-            intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages)
-        )
+        record = HalfStored(intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages))
         self._add(Half(record, now, Phase.STORING, [intent]))
         self._storing_bytes += half_bytes(record)
         self._coordinator.add_decision(record)
@@ -624,7 +622,7 @@ class Halves:
             self._coordinator.add_decision(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
 
     def age_records(self, now: float) -> list[HalfNoted]:
-        """Returns records with the present ages of the open halves that are not parked."""
+        """Returns records that store the current age of each half message that waits for a check, or is being checked."""
         return [
             HalfNoted(number, half.record.unknown, now - half.age_start, "")
             for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)
@@ -632,7 +630,7 @@ class Halves:
 
     # ------------------------------------------------------------------ the end of the epoch
     def take_intents(self) -> list[Intent]:
-        """Removes all waiting intents and returns them."""
+        """Removes all waiting intents from their half messages and returns them."""
         waiting = [intent for half in self._halves.values() for intent in half.waiting_intents]
         for half in self._halves.values():
             half.waiting_intents = []

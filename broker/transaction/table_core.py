@@ -50,7 +50,7 @@ IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
 
 
 class IdLease(msgspec.Struct):
-    """A block of ids that were given together: those that are not used by `until` become void."""
+    """A block of ids that were given together. Those that are not used by the time `until` become void."""
 
     owned: TransactionOwner
     until: float
@@ -233,12 +233,12 @@ class TransactionTable:
         return now - min(began, default=now)
 
     def find_sink_batch(self, sink_id: str, owner: str = "") -> SinkBatch | None:
-        """Returns the last committed batch of a sink of that role, or None."""
+        """Returns the last committed batch of the sink of the role `owner`, or None."""
         return self.state.sinks.find(owner, sink_id)
 
     def transaction_rows(self, now: float, txn: int | None, limit: int) -> list[TransactionRow]:
-        """Returns up to `limit` transactions that are not settled, the oldest first; if `txn` is given, only that
-        one."""
+        """Returns rows of up to `limit` transactions that are not settled, the oldest first; only of `txn` if it is
+        given."""
         found = sorted({*self._live, *self._ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self._row(each, now)) is not None]
 
