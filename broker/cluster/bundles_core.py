@@ -22,7 +22,7 @@ BUNDLES_MAX = 1 << 12
 
 
 def bundle_of(topic: TopicName, bundles: int) -> str:
-    """Returns the name of the bundle that has the topic, if its namespace has `bundles` of them."""
+    """Returns the name of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
     return bundle_name(bundle_number(topic, bundles), bundles)
 
 
