@@ -95,7 +95,8 @@ async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> Or
 
 
 async def _is_replaced(metadata: MetadataStore, orphan: Orphan) -> bool:
-    """Whether the record of the ledger's owner exists and is older than the ledger: that proves the ledger is unused."""
+    """Whether the record of the ledger's owner exists and is older than the ledger: that proves the ledger is
+    unused."""
     name = TopicName.parse(orphan.topic)
     place = name.tenant, name.namespace, name.stored_local
     topic = await get_record(metadata, paths.topic(*place), TopicRecord)

@@ -1,10 +1,10 @@
 """Ownership of bundles of topics: an ephemeral record, created by the first broker that is asked for one of its topics.
 
 Brokers of one group (`share_group`) share the bundles: the one that is asked for a bundle without an owner answers with
-the broker of its group that takes it (bundles_core.py `choose_broker`), and that one takes it when it is asked. They compute it
-from the registry of brokers, so they agree once they see the same registry; until then a client is redirected once
-more. A broker that dies belongs to the group until its session ends: by then it is started again, or the others take
-its share. Bundles that are owned stay where they are. Guard: tests/broker/cluster/test_share_group.py.
+the broker of its group that takes it (bundles_core.py `choose_broker`), and that one takes it when it is asked. They
+compute it from the registry of brokers, so they agree once they see the same registry; until then a client is
+redirected once more. A broker that dies belongs to the group until its session ends: by then it is started again, or
+the others take its share. Bundles that are owned stay where they are. Guard: tests/broker/cluster/test_share_group.py.
 
 Transaction coordinators have owners in the same way (`find_owner_at`); the rules for bundles hold for them too.
 

@@ -150,7 +150,8 @@ class PolicyCache:
     async def change_properties(
         self, name: NamespaceName, topic: TopicName | None, change: Callable[[dict[str, str]], Mapping[str, str]]
     ) -> None:  # fmt: skip
-        """Replaces the properties by what `change` returns for the current ones. `change` may be called several times."""
+        """Replaces the properties by what `change` returns for the current ones. `change` may be called several times
+        over."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()

@@ -115,7 +115,8 @@ class SchemaRegistry:
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
     async def why_refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
-        """Returns why the schema could not be registered, or None if it could. Raises InvalidSchema if it is no schema."""
+        """Returns why the schema could not be registered for the topic, or None if it could. Raises InvalidSchema if
+        `info` is no schema."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)

@@ -149,7 +149,7 @@ def count_allowed(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -
 # --------------------------------------------------------------------------------------------------------- turns
 # Shares the event loop: long work for one request runs in slices, and other tasks have their turn in between.
 #
-#     turns = Turns(clock)
+#     turns = TimeSlices(clock)
 #     for each in many:
 #         do(each)
 #         if turns.is_over:

@@ -622,7 +622,8 @@ class Halves:
             self._coordinator.add_decision(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
 
     def age_records(self, now: float) -> list[HalfNoted]:
-        """Returns records that store the current age of each half message that waits for a check, or is being checked."""
+        """Returns records that store the current age of each half message that waits for a check, or is being
+        checked."""
         return [
             HalfNoted(number, half.record.unknown, now - half.age_start, "")
             for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)

@@ -29,7 +29,8 @@ class EndVerb(enum.IntEnum):
 
 
 class AbortReason(enum.Enum):
-    """The reason why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the metric."""
+    """The reason why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the
+    metric."""
 
     CLIENT = "client"
     TIMEOUT = "timeout"
