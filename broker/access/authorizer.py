@@ -1,7 +1,7 @@
 """Decides whether a caller may: before a request is handled, and again for what is open when grants change.
 
     await authorizer.require(principal, Permission.CONSUME, topic=…, subscription=…)     or Unauthorized
-    authorizer.on_grants_changed(tenant, namespace)    what is open there is decided again, within a turn of the loop or some
+    authorizer.on_grants_changed(tenant, namespace)                 decides again, soon, about what is open there
 
 Nothing is asked for a publish, a delivery or an acknowledgement: who opened a producer or a consumer may use it until
 it is closed. A LOCAL caller (a listener without security), a super user and a member of the cluster may do everything.
@@ -285,7 +285,8 @@ Changed = Callable[[str, str], None]
 
 
 class Grants:
-    """The grants of namespaces and the administrators of tenants, read from the metadata and kept current by watches."""
+    """The grants of namespaces and the administrators of tenants, read from the metadata and kept current by
+    watches."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, changed: Changed) -> None:
         self._metadata = metadata
