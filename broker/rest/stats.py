@@ -35,8 +35,8 @@ _MODES = {
 
 
 class RateMeters:
-    """Measures the rates of producers and consumers: stores their last counters, by id, for at most METERS_MAX of them. A
-    new id beyond that replaces the one that was measured longest ago."""
+    """Measures the rates of producers and consumers: stores their last counters, by id, for at most METERS_MAX of them.
+    A new id beyond that replaces the one that was measured longest ago."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
