@@ -177,7 +177,7 @@ class Catalog:
         await self._create(paths.namespace(name.tenant, name.namespace), record, f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        """Replaces the record of a namespace; its number of bundles stays as it is."""
+        """Replaces the record of a namespace, except its number of bundles, which never changes."""
         _check(record)
         found = await self.get_namespace(name)
         record = msgspec.structs.replace(record, bundles=found.bundles)
@@ -247,7 +247,7 @@ class Catalog:
         return await self._store.get(_topic_path(topic.base)) is not None
 
     async def existing_partitions(self, topic: TopicName) -> int:
-        """Returns the number of partitions like `partitions`. Raises TopicNotFound if there is no such topic."""
+        """Returns the number of partitions like `partitions`. Raises TopicNotFound if the topic does not exist."""
         found = await self.partitions(topic)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
@@ -304,7 +304,7 @@ class Catalog:
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
         """Creates a topic; with 0 partitions, an unpartitioned one. Raises AlreadyExists, NotAllowed if the namespace
-        has too many topics, InvalidRequest if `partitions` are too many or the name is that of a partition."""
+        has too many topics, InvalidRequest if `partitions` is too large or `topic` is the name of a partition."""
         await self.get_namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
@@ -423,10 +423,9 @@ class Catalog:
     async def delete_topic_record(
         self, topic: TopicName, ledgers: Sequence[int], still: Check, also: Sequence[Operation] = ()
     ) -> None:
-        """Deletes the record of a topic if `check_unchanged` holds, so that a late delete does not hit a topic that was
-        taken over or created again meanwhile (BadVersion). The same commit records that its `ledgers` are deleted, so
-        that they can be deleted after a crash, and does the operations `also`.
-        """
+        """Deletes the record of a topic if the check `still` (`check_unchanged`) holds; else raises BadVersion, so that
+        a topic that was taken over or created again meanwhile is not deleted. The same commit records that its
+        `ledgers` are deleted, so that they can be deleted after a crash, and does the operations `also`."""
         self._last_partitions.discard(topic.base)
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
         if not topic.is_partition:

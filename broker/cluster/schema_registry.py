@@ -376,8 +376,8 @@ def _live(record: SchemaListRecord) -> list[SchemaEntry]:
 
 
 def _path(topic: TopicName, version: int | None = None) -> str:
-    """Returns the path of the topic's schemas. A non-persistent topic has its own, because a permission on a persistent
-    topic of the same name is none on it."""
+    """Returns the path of the topic's schemas. A non-persistent topic has another path than a persistent topic of the
+    same name, because a permission on one of them is none on the other."""
     local = topic.base.local
     where = (topic.tenant, topic.namespace, local if topic.persistent else f"non-persistent/{local}")
     return paths.schemas(*where) if version is None else paths.schema(*where, version)

@@ -149,7 +149,7 @@ class LastKnown(Generic[K, V]):
         return answer
 
     def set(self, key: K, answer: V) -> None:
-        """Stores an answer that holds from now on, because this process changed the metadata."""
+        """Stores an answer that is valid from now on, because this process changed the metadata."""
         self._answers.pop(key, None)
         self._answers[key] = answer
         if len(self._answers) > ANSWERS_MAX:

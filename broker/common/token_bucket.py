@@ -45,7 +45,7 @@ class TokenBucket:
         self._tokens = min(self._tokens, rate)
 
     def spend(self, count: float, now: float) -> None:
-        """Takes `count` tokens; the bucket may go below zero."""
+        """Spends `count` tokens. The number of tokens may become negative: a debt."""
         self._fill(now)
         self._tokens -= count
 
@@ -84,7 +84,7 @@ class Rate:
         self._buckets, self.limited = buckets, True
 
     def spend(self, messages: int, size: int, now: float) -> None:
-        """Takes tokens for `messages` messages of `size` bytes together."""
+        """Spends tokens for `messages` messages of `size` bytes together."""
         for bucket, count in zip(self._buckets, (messages, size), strict=True):
             if bucket is not None:
                 bucket.spend(count, now)
@@ -110,7 +110,7 @@ def _changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket
 
 
 class Sized(Protocol):
-    """An item that takes tokens: a number of messages, and bytes."""
+    """An item that spends tokens: `count` messages of `size` bytes together."""
 
     @property
     def count(self) -> int: ...

@@ -47,7 +47,7 @@ def is_supported() -> bool:
 
 
 class TopicWatchers:
-    """The topic watchers of one connection, by the ids that the client gives them."""
+    """The topic watchers of one connection, by the ids that the client assigns."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection

@@ -252,8 +252,8 @@ async def _entry(call: Call, found: Any) -> Response:
 
 
 def _encoded(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
-    """Encodes the headers that have a value, up to HEADERS_BYTES_MAX in all. X-Magnetar-Left-Out lists the names of
-    those that do not fit or are None."""
+    """Encodes the headers that have a value, up to HEADERS_BYTES_MAX bytes together. The header X-Magnetar-Left-Out
+    lists the names of those that are None or do not fit."""
     found, left_out, room = [], [], HEADERS_BYTES_MAX
     for name, value in headers.items():
         encoded = quote(value, safe=_SAFE).encode() if value and len(value) <= room else b""

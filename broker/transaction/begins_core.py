@@ -120,8 +120,9 @@ class EndDecisions(OutcomeDecisions):
             self._answer(intent, self._answer_ended(intent, txn_state_of(found)))
 
     def _answer_ended(self, intent: End, state: TxnState) -> TxnState:
-        """Returns the state as the answer to an End of a transaction that has ended already. Raises why it was aborted
-        if `intent` is no abort, TransactionForgotten if its outcome is not kept any more."""
+        """Returns the state as the answer to an End of a transaction that has ended already. If the transaction was
+        aborted and `intent` is no abort, raises the reason; raises TransactionForgotten if the outcome was
+        discarded."""
         if state is TxnState.COMMITTED or (intent.verb is EndVerb.ABORT and intent.txn >= self.state.forgotten_below):
             return state
         raise self._why_aborted(intent.txn)
@@ -388,8 +389,8 @@ class BeginDecisions(BatchDecisions):
         self._answer(intent, BeginAnswer(first, count, self.limits.lease_s, holder))
 
     def _reserve_ids(self, count: int) -> int:
-        """Reserves `count` consecutive ids and returns the first. Raises NotOwner if this epoch has not enough left: it
-        ends, and the next one has new ids. Raises Unavailable if there is no next epoch either."""
+        """Reserves `count` consecutive ids and returns the first. If this epoch has not enough ids left, ends the epoch
+        and raises NotOwner: the next epoch has new ids. Raises Unavailable if no further epoch is possible."""
         first = self._next + self._gap()
         if first + count - 1 > (self.epoch << COUNTER_BITS) + COUNTER_MAX:
             if self.epoch == EPOCH_MAX:

@@ -112,8 +112,8 @@ class RunningCoordinator:
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
-        """Takes the coordinator of `log` over and starts it. Raises CoordinatorFenced if another broker was faster,
-        DataLost if its ledger is lost or damaged, and the errors of the metadata and the bookies."""
+        """Takes over the coordinator of `log` and starts it. Raises CoordinatorFenced if another broker took it over
+        first, DataLost if its ledger is lost or damaged, and the errors of the metadata and the bookies."""
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         rng = world.rng

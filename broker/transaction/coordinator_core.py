@@ -107,7 +107,8 @@ class Coordinator(BeginDecisions):
 
     # ------------------------------------------------------------------ intents
     def start(self, now: float) -> list[Effect]:
-        """Takes up the transactions of earlier epochs; returns the first effects, which settle what these decided."""
+        """Resumes the transactions of earlier epochs; returns the first effects, which send the outcomes that those
+        epochs decided."""
         for handed in self.state.handed:
             if handed.epoch == self.epoch - 1:
                 self._take_handed(handed, now)

@@ -110,7 +110,8 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ finding
     async def ensure_count(self) -> int:
-        """Returns how many coordinators there are. The first call in the cluster stores the number, for good."""
+        """Returns the number of coordinators of the cluster. The first call in the cluster stores the number, which
+        never changes after that."""
         if not self._count:
             wanted = self._config.transaction_coordinators
             found = await update_record(
@@ -163,7 +164,7 @@ class TransactionCoordinators:
 
     async def load_here(self, number: int) -> RunningCoordinator:
         """Returns a coordinator that this broker owns, after loading it if necessary. Raises NotOwner if another broker
-        owns it; the field `owner` names that one."""
+        owns the coordinator; its field `owner` is that broker's endpoint."""
         found = self._loaded.get(number)
         if found is not None:
             return found

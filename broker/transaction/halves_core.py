@@ -146,13 +146,13 @@ class Half(msgspec.Struct):
 
 
 class MemberChecks(msgspec.Struct):
-    """The half messages that one member of a group is being asked about."""
+    """The checks that one member of a group must answer now, one for each half message."""
 
     asked: set[int] = msgspec.field(default_factory=set)
 
 
 class Group(msgspec.Struct):
-    """A group of half messages, by role and name; it exists while it has halves or members."""
+    """A group of half messages, by role and name. A group exists while it has half messages or members."""
 
     halves: int = 0
     # the next one to ask comes first
@@ -289,8 +289,9 @@ class Halves:
         self._decided(half, intent, is_commit=intent.verb is HalfVerb.COMMIT, now=now)
 
     def _ended_as(self, intent: EndHalf, now: float) -> TxnState:
-        """Returns the answer to an EndHalf of a half that is not open. A rollback before the half arrived makes its id
-        void. Raises TransactionAborted, TransactionEnded if it has the other outcome, TransactionForgotten."""
+        """Returns the answer to an EndHalf of a half message that is not open. A rollback of an id that was not used
+        yet makes the id void. Raises TransactionAborted for a commit after a rollback, TransactionEnded for a rollback
+        after a commit, TransactionForgotten if the outcome is not known any more."""
         self._coordinator.check_id(intent.half)
         outcome = self._state.find_outcome(intent.half)
         if outcome is None:
@@ -402,7 +403,7 @@ class Halves:
             self._resolved(half, now)
 
     def _refuse(self, half: Half, error: MagnetarError) -> None:
-        """Answers the intents that wait for the commit with `error`; the other ones go on waiting."""
+        """Answers the intents that wait for the commit with `error`; the other waiting intents are not answered."""
         later, half.waiting_intents = half.waiting_intents, []
         for intent in later:
             if isinstance(intent, EndHalf | ChangeHalf) and intent.verb == HalfVerb.COMMIT:
@@ -486,7 +487,8 @@ class Halves:
         self._ask(half.group_key, now)
 
     def _leave(self, half: Half) -> None:
-        """Ends the check of the half: it is neither being asked about nor waiting for a member any more."""
+        """Ends the check of the half message: it is removed from the member that was asked, or from those that wait for
+        a member."""
         group = self._groups[half.group_key]
         group.ready.pop(half.record.half, None)
         if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
@@ -501,8 +503,8 @@ class Halves:
         return min(self._limits.pause_s_max, doubled)
 
     def _make_ready(self, half: Half, now: float, *, ask: bool = True) -> None:
-        """Makes the half ready to be asked about by the next member with room. Until there is one, only its age
-        counts."""
+        """Makes the half message ready for a check by the next member with room. Until there is one, only its age is
+        counted."""
         self._groups[half.group_key].ready[half.record.half] = None
         self._arm(half, half.age_start + self._limits.open_s)
         if ask:
@@ -616,7 +618,7 @@ class Halves:
                     self._publish(half, now)
 
     def _expire_outcomes(self, now: float) -> None:
-        """Discards outcomes that were kept for `retention_s`, or up to an eighth longer."""
+        """Discards outcomes that are older than `retention_s`, or up to an eighth more."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
             self._coordinator.add_decision(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)

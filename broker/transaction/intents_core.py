@@ -59,8 +59,8 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Makes `topic` a participant; if it is empty, only the timeout of the transaction begins. `owner`: the role that
-    writes there; None: the topic itself asks."""
+    """Makes `topic` a participant; with an empty `topic`, only begins the timeout of the transaction. `owner`: the role
+    that writes in the transaction at the topic; None: the topic itself asks."""
 
     request: object
     txn: int
@@ -173,7 +173,7 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 
 class WatchHalves(msgspec.Struct, frozen=True):
-    """Makes a process a member of the group: it is asked about half messages until `Halves.remove_member`."""
+    """Makes a process a member of the group, to which checks of half messages are sent until `Halves.remove_member`."""
 
     request: object
     member: object
@@ -198,8 +198,8 @@ class BeginAnswer(NamedTuple):
 
 
 class TransactionRow(NamedTuple):
-    """A transaction as an administrator sees it. `waiting`: its participants; after its end only those that have not
-    stored the outcome."""
+    """A transaction, as administrators see it. `waiting`: its participants; after the end of the transaction only those
+    that have not stored the outcome."""
 
     txn: int
     state: TxnState

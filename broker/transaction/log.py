@@ -95,8 +95,9 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ take-over
     async def take_over(self) -> tuple[CoordinatorState, int]:
-        """Takes the coordinator over; returns its state and the epoch of this owner. Raises CoordinatorFenced if
-        another broker was faster, DataLost if the record or the ledger is lost or damaged: then nothing is claimed."""
+        """Takes over the coordinator; returns its state and the epoch of this owner. Raises CoordinatorFenced if
+        another broker took it over first, DataLost if the record or the ledger is lost or damaged; after DataLost
+        nothing was claimed."""
         for step in TAKE_OVER:
             await step(self)
         return self._state, self.epoch

@@ -156,8 +156,8 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
 
     # ------------------------------------------------------------------ outcomes
     def _commit_nothing(self, live: LiveTransaction, now: float) -> None:
-        """Commits a transaction without participants. Its record joins the next append; it does no harm if it is lost
-        with the coordinator."""
+        """Commits a transaction without participants. Its record is added to the next append; it does no harm if the
+        record is lost."""
         self._remove(live)
         record = commit_record({live.txn: []}, owner=live.owned.owner)
         self.state.apply(record)

@@ -94,7 +94,7 @@ class Committed(Record, frozen=True, array_like=True, tag=1):
 
 
 class Prepared(Record, frozen=True, array_like=True, tag=2):
-    """Prepares a transaction: it survives its coordinator, until its deadline."""
+    """Prepares a transaction: after a change of the coordinator's owner it stays open, until its deadline."""
 
     txn: int
     owned: TransactionOwner

@@ -103,7 +103,8 @@ class AbortedTransaction(NamedTuple):
 
 
 class TransactionTable:
-    """The table of ids. `state` is that of the ledger; from now on only the coordinator applies records to it."""
+    """The table of ids. `state` is what was read from the ledger; from now on only the coordinator applies records to
+    it."""
 
     def __init__(self, number: int, epoch: int, state: CoordinatorState, limits: Limits) -> None:
         assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
@@ -172,7 +173,7 @@ class TransactionTable:
         return self.state.kept.has_other_owner(txn, owner)
 
     def _owner_of(self, txn: int) -> str | None:
-        """Returns the role that began the transaction; None: it is not known, as the id is in no table."""
+        """Returns the role that began the transaction; None if the id is in no table, so that the role is not known."""
         found = self._unused.get(txn) or self._live.get(txn) or self._ending.get(txn)
         if found is not None and found.owned is not None:
             return found.owned.owner
@@ -228,7 +229,8 @@ class TransactionTable:
         return min((self._next, *self._unused, *self._live, *self._ending, *self.state.unsettled))
 
     def oldest_open_s(self, now: float) -> float:
-        """Returns for how many seconds the oldest transaction without an outcome has been open; 0: there is none."""
+        """Returns for how many seconds the oldest transaction without an outcome has been open; 0 if there is no such
+        transaction."""
         began = (live.began for live in self._live.values())
         return now - min(began, default=now)
 

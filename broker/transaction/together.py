@@ -19,7 +19,7 @@ from .intents_core import Result
 
 
 class Question:
-    """One request to a coordinator, and its answer when there is one."""
+    """One request to a coordinator, and its answer as soon as it is answered."""
 
     __slots__ = ("_together", "is_answered", "result")
 
