@@ -433,7 +433,7 @@ class Catalog:
         await deletions.commit_with_owner(self._store, ledgers, operations)
 
     async def get_partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """Returns the record of a partitioned topic, or None. Whoever deletes the topic passes the record to
+        """Returns the record of a partitioned topic, or None. A deletion of the topic must pass the record to
         `check_partitioned_unchanged`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]

@@ -59,8 +59,8 @@ def txn_of(command: Any) -> TxnId:
 
 
 def coordinator_of(topic: TopicName) -> int | None:
-    """Returns the number of the coordinator that a partition of `ASSIGN_TOPIC` stands for; None if the topic is no such
-    partition."""
+    """Returns the number of the coordinator to which a partition of `ASSIGN_TOPIC` belongs; None if the topic is no
+    such partition."""
     return topic.partition if topic.is_partition and topic.base == ASSIGN_TOPIC else None
 
 
