@@ -44,7 +44,7 @@ RENEW_RETRY_S = 1.0
 
 
 class Broker:
-    """A broker. The caller must close `metadata`; `new_session` opens another one when its session is lost."""
+    """A broker. The caller must close `metadata`. `new_session` opens another metadata session when one is lost."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
@@ -74,7 +74,8 @@ class Broker:
     async def start(
         cls, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
     ) -> Broker:
-        """Starts a broker; when this returns, it serves. Raises Busy if a port is taken, and the metadata's errors."""
+        """Starts a broker; when this returns, the broker serves. Raises Busy if a port is taken, and the errors of the
+        metadata."""
         broker = cls(world, config, metadata, new_session)
         await broker._start()
         return broker
@@ -227,7 +228,7 @@ class Broker:
             await asyncio.sleep(RENEW_RETRY_S)
 
     async def _enter_again(self, fresh: MetadataStore) -> bool:
-        """Registers the broker in the new session, and resumes its topics; returns False if that failed."""
+        """Registers the broker in the new session, and resumes its topics. Returns False if that failed."""
         try:
             if self.topic_manager.has_session:
                 await self.topic_manager.resume(fresh)

@@ -1,7 +1,7 @@
 """Decides whether a caller may: before a request is handled, and again for what is open when grants change.
 
     await authorizer.require(principal, Permission.CONSUME, topic=…, subscription=…)     or Unauthorized
-    authorizer.changed(tenant, namespace)    what is open there is decided again, within a turn of the loop or some
+    authorizer.on_grants_changed(tenant, namespace)                 decides again, soon, about what is open there
 
 Nothing is asked for a publish, a delivery or an acknowledgement: who opened a producer or a consumer may use it until
 it is closed. A LOCAL caller (a listener without security), a super user and a member of the cluster may do everything.
@@ -46,8 +46,8 @@ _RIGHTS = {Permission.PRODUCE: Right.PRODUCE, Permission.CONSUME: Right.CONSUME,
 
 
 class Authorizer:
-    """Decides what callers may do. `rights` reads the grants of a namespace, `administrators` the administrators of a
-    tenant; `loaded` returns the topics that this broker has loaded."""
+    """Decides which operations callers may call. `rights` returns the grants of a namespace, `administrators` the
+    administrators of a tenant, `loaded` the topics that this broker has loaded."""
 
     def __init__(
         self, clock: Clock, rights: Callable[[NamespaceName], Awaitable[Rights]],
@@ -101,7 +101,7 @@ class Authorizer:
         return why_denied(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
 
     async def visibility_filter(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
-        """Returns a predicate that says of the full name of a topic of the namespace whether the caller may see it. A
+        """Returns a function that returns whether the caller may see a topic of the namespace, by its full name. A
         caller sees the topics that it may look up."""
         if may_do_everything(principal):
             return lambda topic: True
@@ -128,7 +128,7 @@ class Authorizer:
             self._again.spawn(self._decide_again(tenant, namespace), "broker-decides-again")
 
     async def _decide_again(self, tenant: str, namespace: str) -> None:
-        """Decides again for the loaded topics, and repeats it for those whose grants could not be read."""
+        """Checks the clients of the loaded topics again, and repeats this for topics whose grants could not be read."""
         left = [
             topic for topic in self._loaded()
             if topic.name.tenant == (tenant or topic.name.tenant)
@@ -138,7 +138,7 @@ class Authorizer:
             await asyncio.sleep(AGAIN_S)
 
     async def _undecided(self, topics: Iterable[Topic]) -> list[Topic]:
-        """Decides again for the topics; returns those whose grants cannot be read now."""
+        """Checks the clients of the topics again; returns the topics whose grants cannot be read now."""
         turns, left = TimeSlices(self._clock), []
         for topic in topics:
             try:
@@ -153,7 +153,7 @@ class Authorizer:
         return left
 
     def _close_unauthorized(self, topic: Topic, rights: Rights) -> None:
-        """Closes the producers and consumers of the topic that have no right to be there any more."""
+        """Closes the producers and consumers of the topic whose right to it was revoked."""
         for producer in list(topic.producers):
             if why := self._why_revoked(producer.principal, Right.PRODUCE, rights, topic.name):
                 producer.close(self._end_error(producer.principal, Permission.PRODUCE, topic.name, why))
@@ -167,7 +167,7 @@ class Authorizer:
     def _why_revoked(
         self, principal: Principal, right: Right, rights: Rights, topic: TopicName, subscription: str = ""
     ) -> str:
-        """Returns why a connected caller has lost its right; empty: it still has it."""
+        """Returns why a connected caller does not have its right any more; empty if it still has the right."""
         return "" if may_do_everything(principal) else self._decide(principal, right, rights, topic, subscription)
 
     def _end_error(self, principal: Principal, permission: Permission, topic: TopicName, why: str) -> MagnetarError:
@@ -176,8 +176,9 @@ class Authorizer:
 
 
 def may_do_everything(principal: Principal) -> bool:
-    """Returns True if the principal may do everything: a super user, a local caller without security, and another
-    broker or an operator with a certificate of the cluster. A bookie may not: it has no business at a broker."""
+    """Returns True if the principal may call every operation: a super user, a local caller without security, and
+    another broker or an operator with a certificate of the cluster. Returns False for a bookie, which calls no
+    operation of a broker."""
     member = principal.kind is PrincipalKind.MEMBER and principal.name.startswith(("broker/", "operator/"))
     return principal.is_super or principal.kind is PrincipalKind.LOCAL or member
 
@@ -199,9 +200,9 @@ Granted = dict[str, tuple[str, ...]]
 
 
 def grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
-    """Returns the record in which `role` is granted these actions instead of those that it had. `topic`: its full name
-    without a partition; empty: the grant is for the namespace. Raises InvalidRequest if an action is unknown or none is
-    given."""
+    """Returns the record in which `role` has the grants `actions` in place of its former ones. `topic`: the full name
+    of a topic without partition; empty: the grant is for the namespace. Raises InvalidRequest if an action is unknown
+    or none is given."""
     unknown = sorted({each for each in actions if each not in ACTIONS})
     if unknown or not actions:
         raise InvalidRequest(f"actions are {', '.join(ACTIONS)}, not {', '.join(map(repr, unknown)) or 'none'}")
@@ -212,7 +213,8 @@ def grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -
 
 
 def revoke(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
-    """Returns the record without the role's grants at the topic; empty `topic`: at the namespace."""
+    """Returns the record without the role's grants at the topic; with an empty `topic`, without those at the
+    namespace."""
     if not topic:
         return replace(record, roles=_without(record.roles, role))
     topics = {**record.topics, topic: _without(record.topics.get(topic, {}), role)}
@@ -239,7 +241,7 @@ def revoke_subscription(record: GrantsRecord, subscription: str, roles: Collecti
 
 
 def without_topic(record: GrantsRecord, topic: str) -> GrantsRecord:
-    """Returns the record without the topic's grants."""
+    """Returns the record without any grants at the topic."""
     return replace(record, topics={name: granted for name, granted in record.topics.items() if name != topic})
 
 
@@ -283,8 +285,8 @@ Changed = Callable[[str, str], None]
 
 
 class Grants:
-    """The grants of namespaces and the administrators of tenants, read from the metadata and kept current by watches.
-    """
+    """The grants of namespaces and the administrators of tenants, read from the metadata and kept current by
+    watches."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, changed: Changed) -> None:
         self._metadata = metadata
@@ -296,7 +298,7 @@ class Grants:
         self._background = Supervisor()
 
     async def open(self) -> None:
-        """Starts the watches: changes are seen from here on."""
+        """Starts the watches: changes after this are noticed."""
         revision = await self._metadata.revision()
         for path in (paths.GRANTS, paths.TENANTS):
             self._background.supervise(f"broker-watch-{path[1:]}", partial(self._follow, path, revision))
@@ -306,8 +308,8 @@ class Grants:
 
     # ------------------------------------------------------------------ asking
     async def rights(self, name: NamespaceName) -> Rights:
-        """Returns the rights in a namespace; they are empty if the namespace or its tenant does not exist. Raises
-        Unavailable if they cannot be read."""
+        """Returns the rights in a namespace; empty rights if the namespace or its tenant does not exist. Raises
+        Unavailable if the rights cannot be read."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_S:
             raise Unavailable("grants cannot be read from the metadata at the moment; try again")
         found = self._known.get(name)
@@ -323,7 +325,7 @@ class Grants:
         return found
 
     async def record(self, name: NamespaceName) -> GrantsRecord:
-        """Returns the grants as they are in the metadata."""
+        """Returns the grants of a namespace, read from the metadata."""
         found = await get_record(self._metadata, paths.grants(name.tenant, name.namespace), GrantsRecord)
         return GrantsRecord() if found is None else found[0]
 
@@ -338,8 +340,8 @@ class Grants:
 
     # ------------------------------------------------------------------ changing
     async def change(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
-        """Replaces the grants of a namespace by what `change` returns. Raises the InvalidRequest of `change`. Once it
-        returns, this broker decides by the new grants."""
+        """Replaces the grants of a namespace by what `change` returns for the current ones. Raises InvalidRequest if
+        `change` raises it. When this returns, this broker decides by the new grants."""
         path = paths.grants(name.tenant, name.namespace)
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._discard(name.tenant, name.namespace)

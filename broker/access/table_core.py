@@ -67,7 +67,7 @@ Granted = Mapping[str, tuple[str, ...]]
 
 
 class Right(Enum):
-    """A right that the decision is asked for."""
+    """A right at a topic or a namespace, which a grant gives to a role."""
 
     LOOKUP = "produce or consume"
     PRODUCE = "produce"
@@ -75,7 +75,7 @@ class Right(Enum):
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """The grants and administrators that decide in one namespace."""
+    """The grants of a namespace and the administrators of its tenant, by which rights in the namespace are decided."""
 
     admins: frozenset[str] = frozenset()  # of the tenant
     roles: Granted = {}  # at the namespace
@@ -87,8 +87,8 @@ class Rights(msgspec.Struct, frozen=True):
 def why_denied(
     role: str, right: Right, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
 ) -> str:
-    """Returns why the role does not have the right; empty: it has it. `topic`: its full name without a partition;
-    empty: the question is about the namespace."""
+    """Returns why the role does not have the right; empty if it has. `topic`: the full name of a topic without
+    partition; empty: the right at the namespace."""
     if not role:
         return "it has no role"
     if role in rights.admins:

@@ -22,7 +22,7 @@ BUNDLES_MAX = 1 << 12
 
 
 def bundle_of(topic: TopicName, bundles: int) -> str:
-    """Returns the name of the bundle that has the topic, if its namespace has `bundles` of them."""
+    """Returns the name of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
     return bundle_name(bundle_number(topic, bundles), bundles)
 
 
@@ -31,9 +31,9 @@ def bundle_number(topic: TopicName, bundles: int) -> int:
 
 
 def choose_broker(brokers: Collection[str], folder: str, number: int) -> str:
-    """Returns the broker that takes bundle `number` of a folder (a namespace). Consecutive bundles go to different
-    brokers, and the first bundles of different folders too. Brokers that know the same names get the same answer.
-    """
+    """Returns the broker that should own bundle `number` of a folder (a namespace). Consecutive bundles get different
+    brokers, and the bundles of another folder begin at another broker. The result depends on the arguments alone, so
+    brokers that know the same `brokers` agree."""
     ordered = sorted(brokers)
     return ordered[(crc32(folder.encode()) + number) % len(ordered)]
 

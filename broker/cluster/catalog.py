@@ -77,8 +77,8 @@ async def _any_number(_: NamespaceName) -> int:
 
 
 class CatalogLimits(NamedTuple):
-    """The most objects that there may be; 0: any number. Checked when one is created: several that are created at the
-    same time may exceed a limit."""
+    """The largest numbers of objects that may exist; 0: no limit. They are checked when an object is created; objects
+    that are created at the same time may exceed them."""
 
     tenants: int = 0
     namespaces: int = 0  # of a tenant
@@ -110,9 +110,7 @@ class Catalog:
         self._made_ms = 0  # incarnation of the topic that was created last
 
     async def ensure_default(self) -> None:
-        await update_record(
-            self._store, paths.tenant("public"), TenantRecord, lambda found: found or TenantRecord()
-        )
+        await update_record(self._store, paths.tenant("public"), TenantRecord, lambda found: found or TenantRecord())
         await update_record(
             self._store, paths.namespace("public", "default"), NamespaceRecord,
             lambda found: found or NamespaceRecord(bundles=self._bundles),
@@ -156,8 +154,8 @@ class Catalog:
         return found[0]
 
     async def cached_namespace(self, name: NamespaceName) -> NamespaceRecord:
-        """Returns the record of a namespace, cached for KNOWN_S. For its number of bundles, which is fixed while the
-        namespace exists."""
+        """Returns the record of a namespace, at most KNOWN_S old. Use it for the number of bundles, which never changes
+        while the namespace exists."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
@@ -179,7 +177,7 @@ class Catalog:
         await self._create(paths.namespace(name.tenant, name.namespace), record, f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        """Replaces the record of a namespace; its number of bundles stays as it is."""
+        """Replaces the record of a namespace, except its number of bundles, which never changes."""
         _check(record)
         found = await self.get_namespace(name)
         record = msgspec.structs.replace(record, bundles=found.bundles)
@@ -205,8 +203,8 @@ class Catalog:
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the sorted full names of the persistent topics, partitioned ones as one; with `partitions`, each
-        partition instead."""
+        """Returns the sorted full names of the persistent topics. A partitioned topic is listed once by its own name,
+        or with `partitions`, by the name of each partition."""
         await self.get_namespace(name)
         stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
         found, turns = list[str](), TimeSlices(self._world.clock)
@@ -221,8 +219,8 @@ class Catalog:
         return sorted(found)
 
     async def list_non_persistent(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the full names of the non-persistent topics with partitions, or of their partitions. The others are
-        only known to their owners."""
+        """Returns the full names of the partitioned non-persistent topics, or with `partitions`, of their partitions.
+        Non-persistent topics without partitions have no record: only their owners know them."""
         found = await self._partitioned(name, persistent=False)
         if partitions:
             counts = [await self.partitions(topic) or 0 for topic in found]
@@ -235,10 +233,8 @@ class Catalog:
         return [TopicName(name.tenant, name.namespace, paths.name(each), persistent=persistent) for each in stored]
 
     async def partitions(self, topic: TopicName) -> int | None:
-        """Returns the number of partitions; 0: the topic is not partitioned; None: there is no such topic.
-
-        A non-persistent topic without partitions exists while it is used.
-        """
+        """Returns the number of partitions; 0: the topic is not partitioned; None: the topic does not exist. A
+        non-persistent topic without partitions exists as long as it is used."""
         if topic.persistent and await self._is_there(topic):
             return 0  # it is one or the other
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
@@ -247,21 +243,21 @@ class Catalog:
         return None if topic.persistent else 0
 
     async def _is_there(self, topic: TopicName) -> bool:
-        """Whether a persistent topic exists as one without partitions."""
+        """Whether a persistent topic exists that is not partitioned."""
         return await self._store.get(_topic_path(topic.base)) is not None
 
     async def existing_partitions(self, topic: TopicName) -> int:
-        """Returns the number of partitions like `partitions`. Raises TopicNotFound if there is no such topic."""
+        """Returns the number of partitions like `partitions`. Raises TopicNotFound if the topic does not exist."""
         found = await self.partitions(topic)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
         return found
 
     async def partitions_or_create(self, topic: TopicName, *, by_use: bool = False) -> int:
-        """Returns the number of partitions like `partitions`; creates a missing topic with the default of its
-        namespace, if that is allowed. `by_use`: with a default of 0 it is not created now, but when it is used
-        (`ensure_topic`), as for Pulsar's clients this is only a query. While the metadata does not answer, returns its
-        last answer (broker/common/retry.py)."""
+        """Returns the number of partitions like `partitions`; creates a missing topic with the namespace's default
+        number of partitions, if automatic creation is allowed. With `by_use` and a default of 0, the topic is not
+        created now but at its first use (`ensure_topic`), as this call is only a query of Pulsar's clients. While the
+        metadata does not answer, returns the last known answer (broker/common/retry.py)."""
         return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
 
     async def _partitions_or_create(self, topic: TopicName, *, by_use: bool) -> int:
@@ -281,10 +277,9 @@ class Catalog:
         return found if found is not None else policies.default_partitions
 
     async def ensure_topic(self, topic: TopicName) -> None:
-        """Checks that a topic or a partition may be used, and creates a missing record of it if that is allowed; a
-        non-persistent one needs none. Raises TopicNotFound, also for a partition that its topic does not have, and
-        NotAllowed if the topic is partitioned.
-        """
+        """Checks that a topic or a partition may be used. Creates its record if the record is missing and automatic
+        creation is allowed; a non-persistent topic needs none. Raises TopicNotFound, also for a partition number that
+        the topic does not have, and NotAllowed if the topic is partitioned."""
         if topic.persistent and await self._store.get(_topic_path(topic)) is not None:
             return
         policies = await self.get_namespace(topic.namespace_name)
@@ -309,7 +304,7 @@ class Catalog:
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
         """Creates a topic; with 0 partitions, an unpartitioned one. Raises AlreadyExists, NotAllowed if the namespace
-        has too many topics, InvalidRequest if `partitions` are too many or the name is that of a partition."""
+        has too many topics, InvalidRequest if `partitions` is too large or `topic` is the name of a partition."""
         await self.get_namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
@@ -404,8 +399,8 @@ class Catalog:
         return [put_of(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
     async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
-        """Raises TopicNotFound if the topic or partition with this `incarnation` was deleted. 0: any incarnation. Does
-        nothing for non-persistent names, whose schemas outlive their topics."""
+        """Raises TopicNotFound if the topic or partition with this `incarnation` was deleted. 0: any incarnation is
+        accepted. Does nothing for non-persistent topics, whose schemas outlive them."""
         if not incarnation or not topic.persistent:
             return
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
@@ -414,10 +409,9 @@ class Catalog:
         check_incarnation(topic, found[0].created_ms, incarnation)
 
     async def check_unchanged(self, topic: TopicName, ended: TopicRecord) -> Check | None:
-        """Returns the Check that the topic's record is still that of the owner that `ended` the topic; everything that
-        is deleted with the topic must be committed with it. Returns None if that topic is gone, and all that belonged
-        to it; another one may have its name. Raises NotOwner if another broker has taken it over meanwhile.
-        """
+        """Returns a Check for the commit that deletes the topic and all that belongs to it: that the topic's record is
+        still the one of the owner that `ended` the topic. Returns None if that topic is deleted already; another topic
+        may have its name now. Raises NotOwner if another broker has taken the topic over."""
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -429,10 +423,9 @@ class Catalog:
     async def delete_topic_record(
         self, topic: TopicName, ledgers: Sequence[int], still: Check, also: Sequence[Operation] = ()
     ) -> None:
-        """Deletes the record of a topic if `check_unchanged` holds, so that a late delete does not hit a topic that was
-        taken over or created again meanwhile (BadVersion). The same commit records that its `ledgers` are deleted, so
-        that they can be deleted after a crash, and does the operations `also`.
-        """
+        """Deletes the record of a topic if the check `still` (`check_unchanged`) holds; else raises BadVersion, so that
+        a topic that was taken over or created again meanwhile is not deleted. The same commit records that its
+        `ledgers` are deleted, so that they can be deleted after a crash, and does the operations `also`."""
         self._last_partitions.discard(topic.base)
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
         if not topic.is_partition:
@@ -440,13 +433,14 @@ class Catalog:
         await deletions.commit_with_owner(self._store, ledgers, operations)
 
     async def get_partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """Returns the record of a partitioned topic, or None. A deletion passes it to `check_partitioned_unchanged`."""
+        """Returns the record of a partitioned topic, or None. A deletion of the topic must pass the record to
+        `check_partitioned_unchanged`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
     async def check_partitioned_unchanged(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
-        """Returns the Check like `check_unchanged`, for a partitioned topic whose partitions were deleted. Raises Busy
-        if partitions were added meanwhile."""
+        """Returns a Check like `check_unchanged`, for a partitioned topic whose partitions were deleted. Raises Busy if
+        partitions were added meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None

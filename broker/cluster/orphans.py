@@ -63,7 +63,7 @@ class MissingLedger(NamedTuple):
 
 
 class Orphans(NamedTuple):
-    """The result of one search."""
+    """The result of a search: the orphans, and the missing ledgers."""
 
     orphans: list[Orphan]
     missing: list[MissingLedger]
@@ -95,7 +95,8 @@ async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> Or
 
 
 async def _is_replaced(metadata: MetadataStore, orphan: Orphan) -> bool:
-    """Whether the record of its owner exists and is older than the ledger: then it shows that the ledger is unused."""
+    """Whether the record of the ledger's owner exists and is older than the ledger: that proves the ledger is
+    unused."""
     name = TopicName.parse(orphan.topic)
     place = name.tenant, name.namespace, name.stored_local
     topic = await get_record(metadata, paths.topic(*place), TopicRecord)
@@ -171,9 +172,8 @@ async def _is_missing(metadata: MetadataStore, suspect: MissingLedger) -> bool:
 async def delete_orphans(
     metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterable[Orphan], *, unexplained: bool = False
 ) -> list[Orphan]:
-    """Deletes orphans; returns those that were deleted. Ledgers that do not exist or are named by a record after all
-    are left out; so are unexplained ones, unless `unexplained` is set. Raises if a ledger cannot be fenced.
-    """
+    """Deletes orphans; returns those that were deleted. Skips ledgers that do not exist any more or are named by a
+    record now, and unexplained orphans unless `unexplained` is True. Raises the error if a ledger cannot be fenced."""
     deleted = []
     for orphan in orphans:
         if orphan.unexplained and not unexplained:

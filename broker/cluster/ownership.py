@@ -1,10 +1,10 @@
 """Ownership of bundles of topics: an ephemeral record, created by the first broker that is asked for one of its topics.
 
 Brokers of one group (`share_group`) share the bundles: the one that is asked for a bundle without an owner answers with
-the broker of its group that takes it (bundles_core.py `among`), and that one takes it when it is asked. They compute it
-from the registry of brokers, so they agree once they see the same registry; until then a client is redirected once
-more. A broker that dies belongs to the group until its session ends: by then it is started again, or the others take
-its share. Bundles that are owned stay where they are. Guard: tests/broker/cluster/test_share_group.py.
+the broker of its group that takes it (bundles_core.py `choose_broker`), and that one takes it when it is asked. They
+compute it from the registry of brokers, so they agree once they see the same registry; until then a client is
+redirected once more. A broker that dies belongs to the group until its session ends: by then it is started again, or
+the others take its share. Bundles that are owned stay where they are. Guard: tests/broker/cluster/test_share_group.py.
 
 Transaction coordinators have owners in the same way (`find_owner_at`); the rules for bundles hold for them too.
 
@@ -67,7 +67,7 @@ ATTEMPTS_MAX = 10
 
 
 class Ownership:
-    """The bundles that one broker owns, and requests for the owners of others."""
+    """The bundles that one broker owns; finds the owners of other bundles."""
 
     def __init__(self, store: MetadataStore, me: BrokerRecord) -> None:
         self._store = store
@@ -87,24 +87,24 @@ class Ownership:
         return _path_of(topic, bundle_number(topic, policies.bundles), policies.bundles)
 
     def owner_check(self, path: str) -> Callable[[], bool]:
-        """Returns the function that says whether this broker owns the bundle with that owner path, as far as it knows:
-        the session may be lost already. The same function for all topics of a bundle."""
+        """Returns a function that returns whether this broker owns the bundle with the owner record at `path`, as far
+        as it knows: the session may be lost already. All topics of a bundle get the same function."""
         found = self._questions.get(path)
         if found is None:
             found = self._questions[path] = partial(self.is_owned, path)
         return found
 
     async def find_owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
-        """Returns the broker that serves the topic. If its bundle has no owner, this broker takes it, or the broker of
-        the group is returned whose share it is. Raises Unavailable if the owner is just going away.
-        """
+        """Returns the broker that serves the topic. If the topic's bundle has no owner, this broker becomes the owner,
+        or returns the broker of its group that should. Raises Unavailable if the owner is shutting down."""
         number = bundle_number(topic, policies.bundles)
         path = _path_of(topic, number, policies.bundles)
         return self.me if self.is_owned(path) else await self.find_owner_at(path, number, f"topic {topic}")
 
     async def find_owner_at(self, path: str, number: int, what: str) -> BrokerRecord:
-        """Returns the owner like `find_owner`, of any object with its owner record at `path`. `number`: that of the
-        object in its folder, which decides whose share it is. `what` names the object in error texts."""
+        """Returns the owner like `find_owner`, of any object with its owner record at `path`. `number`, that of the
+        object in its folder, decides which broker of the group should own it. `what` names the object in error texts.
+        """
         if self.is_owned(path):
             return self.me
         async with self._asking[path]:
@@ -131,7 +131,7 @@ class Ownership:
         raise Unavailable(f"the owner of {what} changes all the time; try again")
 
     async def _share(self, path: str, number: int) -> BrokerRecord:
-        """Returns the broker of this one's group that takes the object without an owner at `path`."""
+        """Returns the broker of this broker's group that should own the object without an owner at `path`."""
         if not self.me.group:
             return self.me
         group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}
@@ -153,8 +153,8 @@ class Ownership:
         self._owned[path] = None
 
     async def reclaim(self) -> None:
-        """Takes the bundles again in a new metadata session; gives up those that another broker has. If it raises, the
-        caller must call it again."""
+        """Claims the owned bundles again in a new metadata session; gives up those that another broker owns now. If
+        this raises, the caller must call it again."""
         for path in list(self._owned):
             if not await self._reclaim_path(path):
                 del self._owned[path]
@@ -185,8 +185,8 @@ class Ownership:
         return sorted(path for path in self._owned if path.startswith(folder))
 
     async def release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
-        """Releases one bundle: from now on none of its topics is loaded; then calls `unload`; then others may take
-        it."""
+        """Releases one bundle: from now on none of its topics is loaded here. Then calls `unload`, and then deletes the
+        owner record, so that another broker can own the bundle."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
             await run_to_end(self._release(path, unload))
 
@@ -196,7 +196,7 @@ class Ownership:
         await self._store.commit([Delete(path)])
 
     async def release_all(self) -> None:
-        """Releases every bundle and deletes the registration. All topics must be unloaded before."""
+        """Releases every bundle and deletes the broker's registration. All topics must be unloaded before."""
         self.lost = True
         owned = list(self._owned)
         self._owned.clear()

@@ -2,7 +2,7 @@
 
     cache = PolicyCache(metadata, defaults, changed)
     await cache.open()                         from here on changes are seen
-    await cache.applied(topic)                 reads the policies of the namespace and its topics, once
+    await cache.get_applied(topic)             reads the policies of the namespace and its topics, once
     await cache.change(namespace, topic, …)    written, and known here, when it returns
     await cache.close()
 
@@ -83,7 +83,8 @@ class PolicyCache:
         return self.cached_applied(topic)
 
     def cached_applied(self, topic: TopicName) -> Applied:
-        """Returns the policies in force for a topic. Its namespace must have been read."""
+        """Returns the policies in force for a topic, from the cache. The policies of its namespace must have been read
+        before."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
         applied = known.applied if own is None else resolve(self.defaults, known.own, own)
@@ -93,8 +94,8 @@ class PolicyCache:
         return (await self._namespace(name)).applied
 
     async def read_own(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
-        """Reads the policies that are set for the topic or the namespace itself, without inherited ones; without
-        namespace: those of all brokers."""
+        """Reads the policies that are set at the topic or the namespace itself, without inherited ones; with `name`
+        None, those set for all brokers."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return NONE if found is None else found[0].policies
 
@@ -124,9 +125,9 @@ class PolicyCache:
     async def change(
         self, name: NamespaceName | None, topic: TopicName | None, given: Policies, remove: tuple[str, ...] = ()
     ) -> Policies:  # fmt: skip
-        """Sets the policies in `given` and removes those in `remove`; returns those that are set there afterwards.
-        Without namespace: the policies of all brokers. Raises InvalidRequest if they would contradict each other.
-        """
+        """Sets the policies in `given` and removes those in `remove`, at the topic or the namespace; with `name` None,
+        for all brokers. Returns the policies that are set there afterwards. Raises InvalidRequest if they contradict
+        each other."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -149,7 +150,8 @@ class PolicyCache:
     async def change_properties(
         self, name: NamespaceName, topic: TopicName | None, change: Callable[[dict[str, str]], Mapping[str, str]]
     ) -> None:  # fmt: skip
-        """Replaces the properties by what `change` returns for the present ones; it may be called several times."""
+        """Replaces the properties by what `change` returns for the current ones. `change` may be called several times
+        over."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -293,9 +295,9 @@ class TopicWatcher:
     async def watch_namespace(
         self, namespace: NamespaceName, after_revision: int = 0, *, tell_missing: bool = True
     ) -> AsyncIterator[Told]:
-        """Yields all topics, then each change; only changes if `after_revision` is given. Raises NamespaceNotFound
-        (with `tell_missing` False a missing namespace has no topics), and the errors of the metadata: then the caller
-        must begin again."""
+        """Yields the list of all topics, then each change; only the changes after `after_revision` if that is given.
+        Raises NamespaceNotFound, but with `tell_missing` False a missing namespace counts as one without topics; and
+        the errors of the metadata, after which the caller must start a new watch."""
         revision = after_revision
         if not revision:
             revision = await self._store.revision()

@@ -66,7 +66,7 @@ class AvroField:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parses the text of a definition as JSON. Raises InvalidSchema if it is too long or no JSON."""
+    """Parses the text of a definition as JSON. Raises InvalidSchema if the text is too long or no JSON."""
     if len(text) > DEFINITION_BYTES_MAX:
         raise InvalidSchema(f"a schema of {len(text)} bytes; it has {DEFINITION_BYTES_MAX} at most")
     try:
@@ -76,7 +76,8 @@ def parse_json(text: bytes) -> Any:
 
 
 def parse(loaded: Any) -> AvroType:
-    """Returns the types of a definition as a tree. Raises InvalidSchema, which says which part of it is no Avro."""
+    """Returns the types of an Avro definition as a tree. Raises InvalidSchema, whose text names the part that is
+    invalid."""
     return _Parser().type(loaded, "", "the schema", 0)
 
 
@@ -200,8 +201,7 @@ class _Parser:
 
 
 def _logical(of: dict[str, Any], node: AvroType) -> AvroType:
-    """Returns the node with its logical type, as far as it matters for compatibility: precision and scale of a
-    decimal."""
+    """Returns the node with its logical type, if that matters for compatibility: a decimal's precision and scale."""
     if of.get("logicalType") != "decimal":
         return node
     if node.kind == "bytes":
@@ -225,13 +225,13 @@ def _name_in(of: dict[str, Any], where: str) -> str:
 
 # ------------------------------------------------------------------ the canonical form
 def canonical(loaded: Any) -> bytes:
-    """Returns the canonical form of a definition, which `parse` must have accepted. Raises InvalidSchema if it is
-    nested too deep."""
+    """Returns the canonical form of a definition, which `parse` must have accepted. Raises InvalidSchema if the
+    definition is nested too deep."""
     return sorted_json(_canonical(loaded, ""))
 
 
 def sorted_json(loaded: Any) -> bytes:
-    """Encodes a value as JSON with sorted keys. Raises InvalidSchema if it is nested too deep."""
+    """Encodes a value as JSON with sorted keys. Raises InvalidSchema if the value is nested too deep."""
     try:
         return msgspec.json.encode(loaded, order="deterministic")
     except RecursionError:

@@ -47,8 +47,8 @@ _PROMOTED = {
 
 
 def why_unreadable(reader: AvroType, writer: AvroType) -> str | None:
-    """Returns why `reader` cannot read what was written with `writer`; None: it can. Raises InvalidSchema if the
-    schemas have too many types."""
+    """Returns why `reader` cannot read what was written with `writer`, or None if it can. Raises InvalidSchema if the
+    schemas have too many types to compare."""
     try:
         return _Comparison().compare(reader, writer, "")
     except RecursionError:
@@ -172,7 +172,7 @@ class Definition(NamedTuple):
 
     @classmethod
     def parse(cls, info: SchemaInfo) -> Definition:
-        """Checks and parses a schema. Raises InvalidSchema, which says what is wrong, and where."""
+        """Checks and parses a schema. Raises InvalidSchema, whose text says what is wrong, and where."""
         if len(info.data) > DEFINITION_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
         if (size := len(info.name) + sum(len(key) + len(value) for key, value in info.properties.items())) > TEXT_MAX:
@@ -260,11 +260,8 @@ def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -
 
 # ------------------------------------------------------------------ together
 def why_refused(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
-    """Returns why `new` may not be added to a topic's schemas `live` (version, definition; the newest last); None: it
-    may.
-
-    Raises InvalidSchema if the schemas have too many types to compare.
-    """
+    """Returns why `new` may not be added to the schemas `live` of a topic (version, definition; the newest last), or
+    None if it may. Raises InvalidSchema if the schemas have too many types to compare."""
     if not live or mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
     if mode is Compatibility.ALWAYS_INCOMPATIBLE:
@@ -276,8 +273,8 @@ def why_refused(mode: Compatibility, new: Definition, live: Sequence[tuple[int, 
 
 
 def why_unreadable_by(mode: Compatibility, reader: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
-    """Returns why a consumer's schema `reader`, which need not be one of the topic's, cannot read the messages of a
-    topic with the schemas `live`; None: it can."""
+    """Returns why a consumer's schema `reader`, which need not be registered for the topic, cannot read the messages of
+    a topic with the schemas `live`; None if it can."""
     if mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
     for version, old in live if mode.transitive else live[-1:]:

@@ -1,8 +1,8 @@
 """The schemas of topics, in the metadata: no broker owns them, and brokers only cache what cannot change.
 
-    number = await registry.register(topic, info, rules, user=role)     the version of an equal one, or a new one
-    await registry.of_consumer(topic, info, rules, user, idle=…)        raises if it cannot read the topic
-    found = await registry.get(topic)                                   the newest, or a version
+    number = await registry.register(topic, info, rules, user=role)           the version of an equal one, or a new one
+    await registry.check_consumer_schema(topic, info, rules, user, idle=…)    raises if it cannot read the topic
+    found = await registry.get(topic)                                         the newest, or a version
 
 A topic and its partitions share their schemas; a persistent and a non-persistent topic of one name do not. The list of
 versions is one record, each definition another, which never changes: both are written in one transaction, so there is
@@ -65,7 +65,7 @@ _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
 
 class SchemaRules(NamedTuple):
-    """The policies of a topic that count here (proto/policies.py)."""
+    """The policies of a topic that matter for schemas (proto/policies.py)."""
 
     compatibility: Compatibility = Compatibility.FULL
     auto_update: bool = True
@@ -87,7 +87,8 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ asking
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
-        """Returns the newest schema that is not deleted, or that version, deleted or not. Raises SchemaNotFound."""
+        """Returns the newest schema that is not deleted; if `version` is given, that version, even if it is deleted.
+        Raises SchemaNotFound."""
         record, _ = await self._list(topic)
         entries = [e for e in record.schemas if (not e.deleted if version is None else e.version == version)]
         if not entries:
@@ -96,15 +97,16 @@ class SchemaRegistry:
         return (await self._versions(topic, entries[-1:]))[0]
 
     async def list_versions(self, topic: TopicName) -> list[SchemaVersion]:
-        """Returns the versions that are not deleted, in their order. Raises SchemaNotFound if there is none, NotAllowed
-        if they are too large together."""
+        """Returns the schemas that are not deleted, in the order of their versions. Raises SchemaNotFound if there is
+        none, NotAllowed if their definitions together are too large."""
         record, _ = await self._list(topic)
         if not (live := _live(record)):
             raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
         return await self._together(topic, live, "ask for each by its number")
 
     async def find(self, topic: TopicName, info: SchemaInfo) -> int:
-        """Returns the version of the topic's schema that equals `info`. Raises InvalidSchema, SchemaNotFound."""
+        """Returns the version of the topic's schema that equals `info`. Raises InvalidSchema if `info` is no schema,
+        SchemaNotFound if no version equals it."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         for each in _live(record):
@@ -113,7 +115,8 @@ class SchemaRegistry:
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
     async def why_refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
-        """Returns why the schema could not be registered; None: it could. Raises InvalidSchema."""
+        """Returns why the schema could not be registered for the topic, or None if it could. Raises InvalidSchema if
+        `info` is no schema."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
@@ -125,7 +128,7 @@ class SchemaRegistry:
     async def register_producer_schema(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str
     ) -> int | None:
-        """Registers a producer's schema and returns its version; None: the producer has no schema. Raises
+        """Registers a producer's schema and returns its version; None if the producer has no schema. Raises
         IncompatibleSchema, InvalidSchema."""
         if info is not None and info.type not in _UNTYPED:
             return await self.register(topic, info, rules, user=user)
@@ -136,8 +139,9 @@ class SchemaRegistry:
     async def check_consumer_schema(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str, *, idle: bool
     ) -> None:
-        """Checks a consumer's schema. `idle`: the topic has no messages and no producers; if it has no schema either,
-        this one is registered. Raises IncompatibleSchema if it cannot read the topic's messages, InvalidSchema."""
+        """Checks that a consumer's schema can read the topic's messages. `idle`: the topic has no messages and no
+        producers; if it has no schema either, the consumer's is registered. Raises IncompatibleSchema if it cannot,
+        InvalidSchema if it is no schema."""
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
@@ -161,9 +165,9 @@ class SchemaRegistry:
     async def register(
         self, topic: TopicName, info: SchemaInfo, rules: SchemaRules, *, user: str, by_hand: bool = False
     ) -> int:
-        """Registers a schema, unless an equal one is registered; returns its version. `by_hand`: an operator does it,
-        which is allowed even if producers may not. Raises IncompatibleSchema, InvalidSchema, NotAllowed if the topic
-        has too many versions, OutcomeUnknown."""
+        """Registers a schema, unless an equal one is registered; returns its version. `by_hand`: an operator registers
+        it, which is allowed even where producers may not register schemas. Raises IncompatibleSchema, InvalidSchema,
+        NotAllowed if the topic has too many versions, OutcomeUnknown."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(ATTEMPTS_MAX):
@@ -206,8 +210,8 @@ class SchemaRegistry:
         return number
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all versions, with `force` their definitions too; returns the number of the newest one, or None if
-        there were none."""
+        """Deletes all versions, with `force` also their definitions; returns the newest version, or None if there was
+        none."""
         for _ in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
@@ -227,9 +231,10 @@ class SchemaRegistry:
     async def delete_with_topic(
         self, topic: TopicName, commit: Callable[[Sequence[Operation]], Awaitable[None]]
     ) -> None:
-        """Deletes a topic's schemas in the same `commit` that deletes the topic: else another schema could get a number
-        that messages of the topic still name. Schemas of a non-persistent topic stay, as it ends whenever it is unused.
-        Raises BadVersion if the topic itself changed, Busy if its schemas change all the time."""
+        """Deletes a topic's schemas in the same `commit` that deletes the topic: else another schema could get a
+        version that messages of the topic still name. Schemas of a non-persistent topic are not deleted, as such a
+        topic ends whenever it is unused. Raises BadVersion if the topic itself changed, Busy if its schemas change all
+        the time."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 await commit(await self._deletes(topic) if topic.persistent else ())
@@ -270,7 +275,7 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ the records
     async def _last_list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
-        """Returns the list of versions; while the metadata does not answer, its last answer. For producers and
+        """Returns the list of versions; while the metadata does not answer, the last known list. For producers and
         consumers."""
         return await self._lists.get(topic.base, lambda: self._list(topic))
 
@@ -322,8 +327,8 @@ class SchemaRegistry:
         return await self._together(topic, entries, "use a mode that is not transitive, or delete them")
 
     async def _together(self, topic: TopicName, entries: Sequence[SchemaEntry], instead: str) -> list[SchemaVersion]:
-        """Reads these versions. Raises NotAllowed, whose text says what to do `instead`, if they are too large
-        together."""
+        """Returns these versions. Raises NotAllowed, whose text advises to do `instead`, if their definitions together
+        are too large."""
         found: list[SchemaVersion] = []
         size = 0
         for start in range(0, len(entries), READ_AT_ONCE):
@@ -355,7 +360,8 @@ class SchemaRegistry:
         return await self._run(lambda: Definition.parse(info), len(info.data))
 
     async def _run(self, work: Callable[[], T], size: int) -> T:
-        """Runs `work`, in a worker thread if the schema is large; a cancelled caller waits until it has ended."""
+        """Runs `work`, in a worker thread if the schema is large, and returns its result. A caller that is cancelled
+        waits until the thread has finished `work`."""
         if size <= LONG_BYTES:
             return work()
         worker = self._world.workers.start("schema")
@@ -370,8 +376,8 @@ def _live(record: SchemaListRecord) -> list[SchemaEntry]:
 
 
 def _path(topic: TopicName, version: int | None = None) -> str:
-    """Returns the path of the topic's schemas. A non-persistent topic has its own, because a permission on a persistent
-    topic of the same name is none on it."""
+    """Returns the path of the topic's schemas. A non-persistent topic has another path than a persistent topic of the
+    same name, because a permission on one of them is none on the other."""
     local = topic.base.local
     where = (topic.tenant, topic.namespace, local if topic.persistent else f"non-persistent/{local}")
     return paths.schemas(*where) if version is None else paths.schema(*where, version)

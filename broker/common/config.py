@@ -173,8 +173,8 @@ class BrokerConfig(Applied, frozen=True):
 
 
 class Replication(msgspec.Struct, frozen=True):
-    """The replication of new ledgers: over how many bookies, how many copies, how many of them synced before a
-    confirmation."""
+    """The replication of new ledgers: the number of bookies, of copies, and of synced copies before an entry is
+    confirmed."""
 
     ensemble_size: int
     write_quorum: int
@@ -222,7 +222,7 @@ def resolve(broker: Applied, *levels: Policies) -> Applied:
 
 
 def as_policies(applied: Applied) -> Policies:
-    """Returns policies with every field set: what `--applied` shows."""
+    """Returns policies with every field set to its value in force, for requests that ask for applied policies."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
 
 
@@ -231,8 +231,8 @@ UNUSED_S = 60
 
 
 def of_non_persistent(applied: Applied) -> Applied:
-    """Returns the policies adapted to a non-persistent topic, which stores nothing: without deduplication and
-    compaction, and deleted when it is unused."""
+    """Returns the policies changed as a non-persistent topic needs them, which stores nothing: deduplication and
+    compaction are off, and the topic is deleted when it is unused."""
     return replace(
         applied, inactive_s=applied.inactive_s or UNUSED_S, inactive_mode="delete_when_no_subscriptions",
         deduplication=False, compaction_threshold_bytes=0,

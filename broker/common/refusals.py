@@ -49,7 +49,7 @@ class _Refusal(enum.Enum):
 
 
 class PublishRefusal(_Refusal):
-    """The reason why an entry is not taken, in the order in which it is judged."""
+    """The reason why an entry is not stored, in the order in which the reasons are checked."""
 
     QUOTA = "the backlog quota is reached, and its policy is to refuse publishes", BacklogQuotaExceeded
     PRODUCER_FENCED = "the producer was closed, or a later exclusive producer took the topic over", ProducerFenced
@@ -77,13 +77,14 @@ class PublishRefusal(_Refusal):
 
 
 class SubscribeRefusal(_Refusal):
-    """The reason why a consumer may not subscribe, in the order in which it is judged."""
+    """The reason why a consumer may not subscribe, in the order in which the reasons are checked."""
 
     COMPACTED_TYPE = "read_compacted needs an Exclusive or Failover subscription: keys have an order", NotAllowed
     COMPACTED_TOPIC = "read_compacted needs a persistent topic: nothing of others is kept", NotAllowed
     NO_ORDER = (
         "redelivery_order=key needs a durable subscription that keeps an order: Exclusive, Failover, or Key_Shared "
-        "without out-of-order delivery", NotAllowed,
+        "without out-of-order delivery",
+        NotAllowed,
     )
     RATE = "the consumer has subscribed as often as subscribe_rate allows", BackPressure
     NOT_MADE = "the subscription does not exist, and auto_subscription_creation is off", SubscriptionNotFound
@@ -92,14 +93,18 @@ class SubscribeRefusal(_Refusal):
     LASTS = "the subscription exists and is durable, and one that does not last was asked for", NotAllowed
     ENDED = "the subscription does not last, and its last consumer just left: subscribe again", Unavailable
     TYPE_NOT_ALLOWED = (
-        "subscription_types does not name the type", NotAllowed, "the subscription, if it was made for this"
+        "subscription_types does not name the type",
+        NotAllowed,
+        "the subscription, if it was made for this",
     )
     TOO_MANY_CONSUMERS = (
-        "the topic has max_consumers, or the subscription max_consumers_per_subscription", ConsumerBusy,
+        "the topic has max_consumers, or the subscription max_consumers_per_subscription",
+        ConsumerBusy,
         "the subscription, likewise",
     )
     TOO_MANY_OF_ADDRESS = (
-        "as many consumers as may come from one address are connected to the topic", ConsumerBusy,
+        "as many consumers as may come from one address are connected to the topic",
+        ConsumerBusy,
         "the subscription, likewise",
     )
     READS_OTHERWISE = "others of the subscription read compacted, and this one does not, or vice versa", ConsumerBusy
@@ -113,30 +118,35 @@ class SubscribeRefusal(_Refusal):
         ConsumerBusy,
     )
     POLICY = (
-        "the policy refuses: Exclusive has a consumer, or sticky Key_Shared ranges overlap or are wrong", ConsumerBusy
+        "the policy refuses: Exclusive has a consumer, or sticky Key_Shared ranges overlap or are wrong",
+        ConsumerBusy,
     )
 
 
 class AckRefusal(_Refusal):
-    """The reason why an acknowledgement is refused. What came before it in the same request counts, but in a
-    transaction: there a request counts as a whole or not at all."""
+    """The reason why an acknowledgement is refused. The entries that precede it in the same request are acknowledged;
+    in a transaction none are: there a request is done as a whole or not at all."""
 
     UNKNOWN_KIND = "there is no such kind of acknowledgement", InvalidRequest
     TOO_MANY_INDEXES = "batch indexes of one request span more messages than an entry can hold", InvalidRequest
     CUMULATIVE = "several consumers share the subscription: acknowledge each message", NotAllowed
     NOT_A_SET = "the bytes are not a set of entries", InvalidRequest
     BEYOND_END = (
-        "the entry is after the last one of the topic", InvalidRequest, "entries before it, also of the same set"
+        "the entry is after the last one of the topic",
+        InvalidRequest,
+        "entries before it, also of the same set",
     )
     NO_SUCH_MESSAGES = "a batch index is larger than the ledger's number of messages", InvalidRequest
     PENDING = (
-        "the message is acknowledged in a transaction that is open", TransactionConflict,
+        "the message is acknowledged in a transaction that is open",
+        TransactionConflict,
         "everything else of the request; of a cumulative one nothing",
     )
     NOT_KEPT = "transactions acknowledge on durable subscriptions of persistent topics, and on no others", NotAllowed
     CONFLICT = "the message is acknowledged already, or in another transaction that is open", TransactionConflict
     TOO_MANY_PENDING = (
-        "open transactions of the subscription have acknowledged as much as they may: end some of them", BackPressure
+        "open transactions of the subscription have acknowledged as much as they may: end some of them",
+        BackPressure,
     )
 
 
@@ -146,14 +156,14 @@ class AckRefusal(_Refusal):
 
 
 def is_other_incarnation(there: int, meant: int) -> bool:
-    """Returns True if the two incarnations are known to differ. `there`: the incarnation of the present topic; `meant`:
-    the one that the caller means; 0 in either: unknown."""
+    """Returns True if the incarnations `there`, that of the present topic, and `meant`, that which the caller means,
+    are known to differ. 0 in either: unknown."""
     return bool(meant and there and meant != there)
 
 
 def check_incarnation(topic: TopicName, there: int, meant: int) -> None:
-    """Raises TopicNotFound if the caller means a topic that was deleted, and another one has its name now. `there`: the
-    incarnation of the present topic; `meant`: the caller's; 0: whichever topic is present."""
+    """Raises TopicNotFound if the caller means a topic that was deleted, and another topic has its name now. `there`:
+    the incarnation of the present topic; `meant`: the incarnation that the caller means; 0: any."""
     if is_other_incarnation(there, meant):
         raise TopicNotFound(
             f"the topic {topic} that is meant was deleted and made anew since (at {there} ms, not {meant})", topic=topic

@@ -36,8 +36,8 @@ class LogThrottle:
         self._at = 0.0
 
     def should_log(self, error: Exception) -> bool:
-        """Returns True if the error should be logged: its class differs from the last one, or AGAIN_S have passed. The
-        error counts as logged then."""
+        """Returns True if the error should be logged: its class differs from that of the last one logged, or AGAIN_S
+        seconds have passed since. After True the error counts as logged."""
         now = self._clock.monotonic()
         if type(error) is self._reason and now - self._at < AGAIN_S:
             return False
@@ -127,14 +127,14 @@ V = TypeVar("V")
 
 
 class LastKnown(Generic[K, V]):
-    """The metadata's last answers to one question, by key, for use while the metadata does not answer."""
+    """The last answers of the metadata to one question, by key, for use while the metadata does not answer."""
 
     def __init__(self) -> None:
         self._answers: dict[K, V] = {}  # in the order of the last answers
 
     async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
-        """Returns the answer of `read`; if the metadata does not answer in time, the last known answer. `read` may be
-        cancelled when there is an earlier answer."""
+        """Returns the answer of `read`; if `read` does not return in time, the last known answer. `read` may be
+        cancelled if there is a known answer."""
         if key not in self._answers:
             answer = await read()
         else:
@@ -149,7 +149,7 @@ class LastKnown(Generic[K, V]):
         return answer
 
     def set(self, key: K, answer: V) -> None:
-        """Stores an answer that holds from now on, because this process changed the metadata."""
+        """Stores an answer that is valid from now on, because this process changed the metadata."""
         self._answers.pop(key, None)
         self._answers[key] = answer
         if len(self._answers) > ANSWERS_MAX:

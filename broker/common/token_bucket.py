@@ -39,13 +39,13 @@ class TokenBucket:
         self._at = now
 
     def set_rate(self, rate: float, now: float) -> None:
-        """Changes the rate. Tokens taken under the old rate still count: a debt is paid back at the new one."""
+        """Changes the rate. Tokens spent under the old rate still count: a debt is paid back at the new rate."""
         self._fill(now)
         self.rate = rate
         self._tokens = min(self._tokens, rate)
 
     def spend(self, count: float, now: float) -> None:
-        """Takes `count` tokens; the bucket may go below zero."""
+        """Spends `count` tokens. The number of tokens may become negative: a debt."""
         self._fill(now)
         self._tokens -= count
 
@@ -84,13 +84,13 @@ class Rate:
         self._buckets, self.limited = buckets, True
 
     def spend(self, messages: int, size: int, now: float) -> None:
-        """Takes tokens for `messages` messages of `size` bytes together."""
+        """Spends tokens for `messages` messages of `size` bytes together."""
         for bucket, count in zip(self._buckets, (messages, size), strict=True):
             if bucket is not None:
                 bucket.spend(count, now)
 
     def wait_s(self, now: float) -> float:
-        """Returns the seconds until both limits allow something again; 0 if they do now."""
+        """Returns the seconds until both limits allow at least one more message; 0 if they do now."""
         return max((bucket.wait_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
 
     def available(self, now: float) -> tuple[float, float]:
@@ -110,7 +110,7 @@ def _changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket
 
 
 class Sized(Protocol):
-    """An item that takes tokens: a number of messages, and bytes."""
+    """An item that spends tokens: `count` messages of `size` bytes together."""
 
     @property
     def count(self) -> int: ...
@@ -119,8 +119,8 @@ class Sized(Protocol):
 
 
 def wait_s(rates: Iterable[Rate], now: float) -> float:
-    """Returns the seconds until all of the rates allow something. Each rate that causes a wait counts it in
-    `throttled`."""
+    """Returns the seconds until all of the rates allow at least one more message. Increments `throttled` of each rate
+    that causes a wait."""
     longest = 0.0
     for rate in rates:
         wait = rate.wait_s(now) if rate.limited else 0.0
@@ -131,7 +131,8 @@ def wait_s(rates: Iterable[Rate], now: float) -> float:
 
 
 def count_allowed(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
-    """Returns how many of `entries` may be sent now: those that the tokens cover, and one that may overdraw them."""
+    """Returns how many of `entries`, from the first on, may be sent now: those for which there are tokens, and one more
+    that may leave a debt."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)
@@ -148,7 +149,7 @@ def count_allowed(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -
 # --------------------------------------------------------------------------------------------------------- turns
 # Shares the event loop: long work for one request runs in slices, and other tasks have their turn in between.
 #
-#     turns = Turns(clock)
+#     turns = TimeSlices(clock)
 #     for each in many:
 #         do(each)
 #         if turns.is_over:
@@ -165,7 +166,7 @@ SLICE_S = 0.002
 
 
 class TimeSlices:
-    """Divides a long computation into slices; other tasks of the event loop run between two slices."""
+    """Divides a long computation into time slices; other tasks of the event loop run between two slices."""
 
     __slots__ = ("_clock", "end")
 

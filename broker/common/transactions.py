@@ -51,7 +51,7 @@ Joined = TxnState | Settlement
 
 
 def state_of(joined: Joined) -> TxnState:
-    """Returns the state that an answer to a join means."""
+    """Returns the state of the transaction that the answer to a join implies."""
     if isinstance(joined, Settlement):
         return TxnState.COMMITTED if joined.committed else TxnState.ABORTED
     return joined
@@ -75,7 +75,7 @@ class TransactionFacts(NamedTuple):
 
 
 class Coordinators(Protocol):
-    """The coordinators of the cluster."""
+    """The transaction coordinators of the cluster, as a topic calls them."""
 
     async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         """Makes `topic` a participant of the transaction. Returns OPEN or PREPARED if the topic is a participant now,

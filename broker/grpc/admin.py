@@ -56,8 +56,8 @@ class ExamineService:
         return TopicBacklogs(await self._topic(topic))
 
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
-        """Returns the ledgers that no record names and those that are missing; with `remove` deletes the former. Any
-        broker answers."""
+        """Returns the ledgers that no record names, and the missing ledgers; with `remove`, deletes the former. Any
+        broker can answer this."""
         found, deleted = await self._broker.find_orphans(remove=request.remove, unexplained=request.unexplained)
         gone = {each.ledger_id for each in deleted}
         orphans = (
@@ -82,9 +82,7 @@ class ExamineService:
         backlogs = await self._backlogs(request.topic)
         return await backlogs.expire(request.name, request.older_than_s, up_to)
 
-    async def examine_messages(
-        self, request: wire.ExamineMessagesRequest, context: CallContext
-    ) -> list[wire.Delivery]:
+    async def examine_messages(self, request: wire.ExamineMessagesRequest, context: CallContext) -> list[wire.Delivery]:
         backlogs = await self._backlogs(request.topic)
         return [wire_delivery(await backlogs.read_nth(request.number or 1, from_latest=request.from_latest))]
 
@@ -92,9 +90,7 @@ class ExamineService:
         shown = await (await self._backlogs(request.topic)).read_message(Position(request.ledger_id, request.entry_id))
         return [wire_delivery(shown)]
 
-    async def analyze_backlog(
-        self, request: wire.DeleteSubscriptionRequest, context: CallContext
-    ) -> BacklogAnalysis:
+    async def analyze_backlog(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> BacklogAnalysis:
         return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze(request.name))
 
     async def message_id_by_time(self, request: wire.MessageIdByTimeRequest, context: CallContext) -> MessageId:
@@ -239,16 +235,16 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         await self._administration.change_permissions(request.namespace, request.topic, change)
 
     async def _check_letters(self, topic: str, context: CallContext) -> None:
-        """Raises Unauthorized if the caller may not publish to `topic`, the dead letter topic that it names (""; none):
-        the broker will publish there."""
+        """Raises Unauthorized if the caller may not publish to `topic`, the dead letter topic in the request ("":
+        none), to which the broker will publish."""
         if topic:
             name = TopicName.parse(topic)
             await self._broker.access.require(context.principal, Permission.PRODUCE, topic=name, peer=context.peer)
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> list[str]:
-        """Returns the stored topics and the non-persistent ones that brokers have in memory, as far as the caller may
-        see them."""
+        """Returns the stored topics, or with `in_memory_here` the non-persistent topics that this broker has loaded;
+        only those that the caller may see."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.visibility_filter(context.principal, name)
         if request.in_memory_here:
@@ -256,8 +252,8 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         return [*filter(shown, await self._topics_of(name, context.principal, partitions=request.partitions))]
 
     async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
-        """Returns the topics of a namespace. If it is missing, raises NotFound for its administrators and returns none
-        for others, who must not learn whether it exists."""
+        """Returns the topics of a namespace. If the namespace is missing, raises NotFound for its administrators, and
+        returns no topics for other callers, who must not learn whether it exists."""
         try:
             return await self._administration.list_topics(name, partitions=partitions)
         except NotFound:
@@ -285,8 +281,8 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
     ) -> wire.NamespaceStatsReply:
-        """Returns a page (about 1 MiB) of statistics of those topics that this broker owns and the caller may see;
-        loads those that are not loaded. A topic that fails is left out: `topic_stats` says why."""
+        """Returns a page (about 1 MiB) of statistics of the topics that this broker owns and the caller may see; loads
+        topics that are not loaded. Topics whose statistics fail are left out: `topic_stats` returns the error."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.visibility_filter(context.principal, name)
         found = wire.NamespaceStatsReply(
@@ -360,9 +356,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         await self._check_letters(request.properties.get(DEAD_LETTER_TOPIC, ""), context)
         await (await self._backlogs(request.topic)).set_properties(request.name, dict(request.properties))
 
-    async def delete_subscription(
-        self, request: wire.DeleteSubscriptionRequest, context: CallContext
-    ) -> None:
+    async def delete_subscription(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> None:
         topic = await self._topic(request.topic)
         await topic.registry.unsubscribe(request.name, force=request.force)
 
@@ -395,7 +389,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
 
 def _tenant(request: wire.TenantSpec) -> TenantRecord:
-    """Returns the record of a tenant. Raises InvalidName if a role has a name that no caller can have."""
+    """Returns the record of a tenant. Raises InvalidName if no caller can have the name of a role in the request."""
     roles = tuple(dict.fromkeys(check_role(role) for role in request.admin_roles))
     return TenantRecord(admin_roles=roles, allowed_clusters=tuple(dict.fromkeys(request.allowed_clusters)))
 

@@ -35,8 +35,8 @@ def handler_name(method: str) -> str:
 
 
 class LazyService:
-    """A proxy with the methods of the service `name` ("Admin"). The first call of one imports `module` and makes the
-    service."""
+    """A proxy with the methods of the service `name` ("Admin"). The first call of any method imports `module` and makes
+    the service with `make`."""
 
     def __init__(self, name: str, workers: Workers, module: str, make: Callable[[], object]) -> None:
         self._workers = workers
@@ -90,9 +90,9 @@ LOOKS = re.compile(
 
 
 class CheckedService:
-    """Wraps `service`, which has the methods of the service `name` ("Admin"): authorizes and audits each call. Methods
-    of Admin return plain values there and messages here; `value_handlers` has those that return the plain values, by
-    rpc."""
+    """Wraps `service`, an implementation of the service `name` ("Admin"): authorizes and audits each call. The methods
+    of an Admin implementation return plain values, and those of this object return messages; `value_handlers` maps an
+    rpc to the method that returns the plain value."""
 
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
         self.value_handlers: dict[str, Handler] = {}
@@ -151,15 +151,15 @@ def _needed(path: str, rule: Rule, request: Any) -> Permission:
 
 
 async def authorize(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
-    """Authorizes a request for the rpc `path` ("Admin.DeleteTopic") as a call of it would. Raises Unauthorized, or
-    InvalidName if the request names a topic or a namespace wrongly."""
+    """Authorizes a request for the rpc `path` ("Admin.DeleteTopic") as a call of that rpc would. Raises Unauthorized,
+    or InvalidName if a topic or namespace in the request has an invalid name."""
     if not may_do_everything(context.principal):
         await _authorize(path, RULES[path], request, context, access)
 
 
 async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, access: Authorizer) -> None:
-    """Authorizes a request by `rule`. Raises Unauthorized, or InvalidName if it names a topic or a namespace
-    wrongly."""
+    """Authorizes a request by `rule`. Raises Unauthorized, or InvalidName if a topic or namespace in the request has an
+    invalid name."""
     permission, principal = _needed(path, rule, request), context.principal
     subscription = getattr(request, rule.subscription) if rule.subscription else ""
     if rule.on is PermissionPlace.PLACE:
@@ -184,5 +184,5 @@ def _subject(request: Any) -> str:
 
 
 def _fields(request: Message) -> list[str]:
-    """Returns the names of the fields that the caller gave; never their values."""
+    """Returns the names of the fields that are set in the request, never their values."""
     return [field.name for field, _ in request.ListFields()]

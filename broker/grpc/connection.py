@@ -58,7 +58,7 @@ Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 async def serve_connect(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Serves the stream until either side ends it. If the client ends its side, requests in progress are answered
-    first."""
+    before the stream ends."""
     connection = GrpcConnection(broker, stream, context)
     await run_then(_serve(connection, stream, broker.world.clock), lambda: run_to_end(connection.close()))
 
@@ -105,7 +105,7 @@ class GrpcConnection:
 
     # ------------------------------------------------------------------ frames in
     def on_frame(self, frame: wire.ClientFrame) -> None:
-        """Handles a frame whose id has no handler: opens one, or refuses."""
+        """Handles a frame whose id has no handler: opens a producer or consumer, or refuses the frame."""
         if frame.WhichOneof("kind") in ("open_producer", "subscribe"):
             self._open(frame)
         else:
@@ -125,7 +125,8 @@ class GrpcConnection:
         handler.start_opening(frame)
 
     def _stray(self, frame: wire.ClientFrame) -> None:
-        """Answers a frame whose id was never opened, or is closed; consecutive ones only once."""
+        """Answers a frame whose id was never opened, or is closed. Of consecutive frames with that id only the first is
+        answered."""
         number = frame.id
         if number == self._answered and frame.WhichOneof("kind") != "close":
             return
@@ -211,8 +212,8 @@ class GrpcConnection:
 
     # ------------------------------------------------------------------ the end of the stream
     async def finish(self) -> None:
-        """Called after the client has ended its side: answers the requests in progress, and gives up producers and
-        consumers that are still being opened."""
+        """Called after the client has ended its side: answers the requests in progress, and cancels the opening of
+        producers and consumers that are not open yet."""
         handlers = list(self.handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(*[handler.wait_settled() for handler in handlers if isinstance(handler, ProducerHandler)])
@@ -224,7 +225,7 @@ class GrpcConnection:
                 await self._drained
 
     async def close(self) -> None:
-        """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
+        """Ends the connection: producers leave their topics, consumers leave their subscriptions."""
         handlers = list(self.handlers.values())
         self.handlers.clear()
         for handler in handlers:
@@ -279,13 +280,10 @@ class BrokerService:
             subscription_index=found.subscription, aborted=found.aborted, incarnation=found.incarnation,
         )  # fmt: skip
 
-    async def advance_subscription(
-        self, request: wire.AdvanceSubscriptionRequest, context: CallContext
-    ) -> wire.Empty:
+    async def advance_subscription(self, request: wire.AdvanceSubscriptionRequest, context: CallContext) -> wire.Empty:
         name = TopicName.parse(request.topic)
         await self._topics.advance_subscription(name, request.subscription, request.index, request.incarnation)
         return wire.Empty()
-
 
     async def get_schema(self, request: wire.GetSchemaRequest, context: CallContext) -> wire.SchemaReply:
         version = version_of(request.version)

@@ -25,7 +25,7 @@ LIST_DEFAULT, LIST_MAX = 1_000, 5_000
 
 
 def half_of(asked: wire.TransactionId) -> TxnId:
-    """Returns the id of a half message. Raises InvalidRequest if it cannot be one."""
+    """Returns the id of a half message. Raises InvalidRequest if the two numbers are no such id."""
     return TxnId.checked(asked.most, asked.least)
 
 
@@ -52,9 +52,7 @@ class HalfService:
         for each in request.messages:
             topic = TopicName.parse(each.topic)
             if topic.full not in allowed:
-                await self._broker.access.require(
-                    context.principal, Permission.PRODUCE, topic=topic, peer=context.peer
-                )
+                await self._broker.access.require(context.principal, Permission.PRODUCE, topic=topic, peer=context.peer)
                 if not topic.persistent:
                     raise NotAllowed(f"topic {topic} takes no transactions")
                 allowed.add(topic.full)

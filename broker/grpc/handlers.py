@@ -74,7 +74,7 @@ class Handler:
         raise NotImplementedError
 
     async def _close(self) -> None:
-        """Closes the session; returns when what is in progress is done."""
+        """Closes the session; returns when the operations in progress are done."""
         raise NotImplementedError
 
     async def _leave(self) -> None:
@@ -152,8 +152,8 @@ class Handler:
     def _go_through(
         self, steps: Iterator[None], turns: TimeSlices, then: Callable[[MagnetarError | None], None]
     ) -> None:
-        """Runs the steps at once until the slice of the loop is over, the rest in a task; then calls `then` with the
-        error or None."""
+        """Runs the steps at once until the time slice is over, and the rest in a task; then calls `then` with the error
+        or None."""
         try:
             for _ in steps:
                 if turns.is_over:
@@ -201,8 +201,8 @@ class Handler:
             self._requests -= 1
 
     def _begin_answer(self, request_id: int) -> Callable[[MagnetarError | None], None]:
-        """Counts a request without a task as in progress; returns the function that must be called once with its error
-        or None, and answers it."""
+        """Counts a request without a task as in progress. Returns a function that answers the request; it must be
+        called once, with the request's error or None."""
         self._requests += 1
         self._connection.add_outstanding(1)
 
@@ -220,7 +220,7 @@ class Handler:
 
     # ------------------------------------------------------------------ the end
     def close_with(self, error: MagnetarError) -> None:
-        """Closes the producer or consumer for a reason of the broker: the client gets the error."""
+        """Closes the producer or consumer for a reason of the broker, and sends the error to the client."""
         if not self.has_ended:
             self._connection.send(wire.ServerFrame(id=self.number, closed=to_wire(error)))
             self._end_handler(self.leave())
@@ -245,8 +245,8 @@ class Handler:
         self._send_done(request_id, None)
 
     async def leave(self) -> None:
-        """Ends the handler at once, because the stream ended or the broker closed it: cancels the opening and ends the
-        session. Idempotent."""
+        """Ends the handler at once, because the stream ended or the broker closed the producer or consumer: cancels the
+        opening and ends the session. Idempotent."""
         self.has_ended = True
         work = self._work
         if work is not None and work is not asyncio.current_task() and not work.done():
@@ -368,7 +368,8 @@ class ConsumerHandler(Handler):
             raise InvalidRequest(f"a consumer does not take {kind or 'a frame of unknown kind'}")
 
     def _ack_in(self, session: ConsumerSession, ack: wire.Ack) -> None:
-        """Acknowledges in a transaction; without a task if only the disk has to be waited for, as nearly always."""
+        """Acknowledges in a transaction; without a task if only a write to the disk must be waited for, which is the
+        usual case."""
         number = ack.request_id
         if self._requests < REQUESTS_MAX and translate.ack_in_nowait(session, ack):
             session.when_durable(self._begin_answer(number))
@@ -391,6 +392,7 @@ class ConsumerHandler(Handler):
     def _given_back(self, request_id: int) -> Callable[[MagnetarError | None], None]:
         """Returns a callback that answers a redelivery request in the turn in which the messages are requeued, so that
         none of them is delivered again before the answer."""
+
         def then(error: MagnetarError | None) -> None:
             if error is not None:
                 self.close_with(error)

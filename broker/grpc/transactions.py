@@ -79,8 +79,8 @@ class TransactionService(HalfService):
         return reply
 
     async def _running(self, numbers: Iterable[int]) -> dict[int, RunningCoordinator | MagnetarError]:
-        """Returns for each number the coordinator that runs at this broker, loading it if necessary, or the error why
-        it does not."""
+        """Returns for each number the coordinator that runs at this broker, after loading it if necessary, or the error
+        with which that failed."""
         here = self._broker.transactions.find_loaded
         found: dict[int, RunningCoordinator | MagnetarError] = {}
         missing = []
@@ -216,7 +216,7 @@ class TransactionAdminService(HalfAdminService):
 
 
 def txn_of(asked: wire.TransactionId) -> TxnId:
-    """Returns the id of a transaction. Raises InvalidRequest if it cannot be one."""
+    """Returns the id of a transaction. Raises InvalidRequest if the two numbers are no such id."""
     return TxnId.checked(asked.most, asked.least)
 
 
@@ -271,7 +271,8 @@ def _participants(item: wire.EndItem) -> list[Participant]:
 
 @lru_cache(1_000)
 def _full(topic: str) -> str:
-    """Returns the full name of a topic. Raises InvalidName. Cached, as most requests name the same topics."""
+    """Returns the full name of a topic. Raises InvalidName. The results are cached, as most requests name the same
+    topics."""
     return TopicName.parse(topic).full
 
 

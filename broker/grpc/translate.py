@@ -100,7 +100,7 @@ def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
 
 
 def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
-    """Returns the options of a Key_Shared subscription in a Subscribe; other types ignore them."""
+    """Returns the Key_Shared options in a Subscribe; the other subscription types ignore them."""
     shared = asked.key_shared
     return KeySharedOptions(
         enum_of(KeySharedMode, shared.mode, "mode of Key_Shared") is KeySharedMode.STICKY,
@@ -117,7 +117,8 @@ def subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFrame:
 
 
 def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
-    """Acknowledges, in steps. Raises InvalidRequest, NotAllowed: the entries before the error count."""
+    """Acknowledges, in steps of a generator. Raises InvalidRequest, NotAllowed; the entries before the refused one are
+    acknowledged."""
     yield from _check_ack(ack)
     if ack.kind == wire.Ack.CUMULATIVE:
         for entry in acked_entries(ack.entries):
@@ -139,8 +140,8 @@ async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
 
 
 def ack_in_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
-    """Tries to acknowledge by the session's `ack_in_nowait`; returns whether that was done. False also for a cumulative
-    acknowledgement, one of many entries or an invalid one: then use `ack_in_transaction`."""
+    """Acknowledges by the session's `ack_in_nowait`, if possible; returns whether it did. Returns False also if the
+    acknowledgement is cumulative, has many entries, or is invalid: then call `ack_in_transaction`."""
     if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
         return False
     try:
@@ -153,8 +154,8 @@ def ack_in_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
 
 
 def _check_ack(ack: wire.Ack) -> Iterator[None]:
-    """Checks an acknowledgement, in steps; must be done before the first entry is acknowledged. Raises InvalidRequest.
-    """
+    """Checks an acknowledgement, in steps of a generator; must be done before the first entry is acknowledged. Raises
+    InvalidRequest."""
     if ack.kind not in (wire.Ack.INDIVIDUAL, wire.Ack.CUMULATIVE):
         raise AckRefusal.UNKNOWN_KIND.error(
             f"there is no kind of acknowledgement {ack.kind}; there are INDIVIDUAL, CUMULATIVE"
@@ -213,8 +214,8 @@ def last_message_frame(id_: int, request_id: int, found: LastMessage) -> wire.Se
 
 
 def parse_permission_change(request: wire.ChangePermissionsRequest) -> Callable[[GrantsRecord, str], GrantsRecord]:
-    """Returns the function that makes the change in a record of grants; its arguments are the record and the full name
-    of the topic ("": the namespace). Raises InvalidRequest."""
+    """Returns a function that makes the requested change: it takes a record of grants and the full name of the topic
+    ("": the namespace), and returns the changed record. Raises InvalidRequest if the request is invalid."""
     kind, given = request.WhichOneof("change"), request
     if kind == "grant":
         return lambda record, topic: permissions.grant(record, topic, given.grant.role, given.grant.actions)

@@ -48,8 +48,8 @@ AT_ONCE = 16
 
 
 class InternalProducer:
-    """Publishes messages of the broker itself. `endpoint` returns the address of this broker, which is asked for the
-    owners of topics."""
+    """Publishes messages of the broker itself, like a client. `endpoint` returns the address of this broker, which
+    answers who owns a topic."""
 
     def __init__(self, world: World, endpoint: Callable[[], str]) -> None:
         self._world = world
@@ -60,10 +60,10 @@ class InternalProducer:
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
         *, schema_version: bytes = b"", written_for: tuple[TopicName, int] | None = None,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes entries; returns where each is stored (None: not known). `spread`: any number, which chooses the
-        partition of a partitioned topic. `schema_version`: the version of their schema among those of the topic, or of
-        the topic and incarnation `written_for`; empty: none. Raises TimedOut and other errors: the outcome is
-        unknown."""
+        """Publishes entries; returns the position of each (None: not known). `spread`: any number, which chooses the
+        partition of a partitioned topic. `schema_version`: the version of the entries' schema in the topic, or in the
+        topic and incarnation `written_for`; empty: no schema. Raises TimedOut and other errors, after which the outcome
+        is unknown."""
         async with self._room:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
@@ -76,9 +76,9 @@ class InternalProducer:
         self, source: tuple[TopicName, int], topic: TopicName, producer_name: str, client_parts: Sequence[bytes],
         spread: int,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes copies of messages of `source`, a topic and its incarnation, like `publish`. All must have the same
-        schema version. This schema is registered for `topic` too, and the copies get its version there; if it is
-        refused or deleted, they get none."""
+        """Publishes copies of messages of `source`, a topic and its incarnation, like `publish`. All messages must have
+        the same schema version. Their schema is registered for `topic` too, and the copies get its version there; if
+        the registration is refused, or the schema is deleted, the copies have no schema version."""
         version = parse_header(client_parts[0]).metadata.schema_version if client_parts else b""
         if version:
             try:
@@ -142,7 +142,7 @@ class InternalProducer:
 
 
 class HalfPublisher:
-    """Publishes the messages of half messages, in transactions."""
+    """Publishes half messages after their commit, each in a transaction."""
 
     def __init__(self, producer: InternalProducer, clock: Clock) -> None:
         self._producer = producer
@@ -210,8 +210,8 @@ class SettlingTopic(Protocol):
 
 
 class TopicSettler:
-    """Settles transactions at topics. `load` returns a topic, loaded at this broker, or raises NotOwner. `owner`
-    returns the endpoint of the broker that serves it; "": this one."""
+    """Settles transactions at topics of any broker. `load` returns a topic that this broker owns, after loading it if
+    necessary, or raises NotOwner. `owner` returns the endpoint of the broker that serves the topic; "": this broker."""
 
     def __init__(
         self, metadata: MetadataStore, load: Callable[[TopicName], Awaitable[object]],
@@ -224,8 +224,8 @@ class TopicSettler:
         self._owners: dict[str, str] = {}  # as they were last found
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Settles transactions at a topic of any broker, as `Topics` of broker/transaction/peers.py requires: returns
-        for each None (stored, or the topic is certainly gone) or its error."""
+        """Settles transactions at a topic of any broker, as `SettlingTopics` of broker/transaction/peers.py requires.
+        Returns for each settlement None if the topic has stored it, or is certainly deleted, else its error."""
         try:
             endpoint = self._owners.get(topic.full)
             if endpoint is None:
@@ -249,8 +249,8 @@ class TopicSettler:
         return await self._metadata.get(path_of(topic)) is None
 
     async def settle_here(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Settles transactions at a topic that this broker owns; returns for each None or its error. Raises NotOwner,
-        NotAllowed if the topic takes no transactions."""
+        """Settles transactions at a topic that this broker owns. Returns for each settlement None or its error. Raises
+        NotOwner, NotAllowed if the topic does not support transactions."""
         loaded = await self._load(topic)
         if not isinstance(loaded, SettlingTopic):
             raise NotAllowed(f"topic {topic} takes no transactions")

@@ -3,8 +3,8 @@
 After a broker died, another one is asked for hundreds of its topics in the same second. Loading a topic fences, reads
 and closes ledgers. Loading all at once is slower than one after the other, and every client waits for the last.
 
-    async with turns.turn(name):      returns when it is the topic's turn
-    turns.hurry(name)                 a producer waits for it: it comes before those that only consumers wait for
+    async with turns.load_turn(name): returns when it is the topic's turn
+    turns.prioritize(name)            a producer waits for it: it comes before those that only consumers wait for
 
 At most `at_once` topics have a turn, in the order of their arrival. A turn lasts until the load has ended, and for
 `turn_s` at most: then a topic whose bookies do not answer goes on without a turn and delays no other. Nothing is
@@ -35,7 +35,7 @@ a slower load becomes the usual time at once."""
 
 
 class LoadTurns:
-    """The turns in which topics are loaded: a few at a time, some first."""
+    """The turns in which topics are loaded: only a few at a time, and topics for which a producer waits come first."""
 
     def __init__(self, at_once: int, clock: Clock) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class LoadTurns:
 
     @property
     def turn_s(self) -> float:
-        """How long a turn that begins now lasts at most, in seconds."""
+        """The number of seconds after which a turn that begins now ends at the latest."""
         return min(max(TURN_S, 2 * self._usual_s), TURN_S_MAX)
 
     def prioritize(self, name: str) -> None:
@@ -113,7 +113,8 @@ class LoadTurns:
 
 
 class _Turn:
-    """The context manager of one turn. A class, because a generator would cost each load more than all else here."""
+    """The context manager of one turn. It is a class because a generator would cost more time than the rest of a
+    turn."""
 
     __slots__ = ("_began", "_held", "_name", "_timer", "_turns")
 
@@ -175,7 +176,7 @@ two."""
 
 
 class CacheSizes(NamedTuple):
-    """The sizes in bytes that the caches may have."""
+    """The sizes in bytes to which the caches are limited."""
 
     tail: int
     recent: int
@@ -191,9 +192,9 @@ def cache_sizes(state_bytes: int, config: BrokerConfig) -> CacheSizes:
 
 
 def hole_bytes_max(sizes: Sequence[int], limit: int, own_max: int) -> int:
-    """Returns the most memory for the holes of one subscription: `own_max`, or less if `sizes`, the present ones of all
-    subscriptions, are more than `limit` together: then so much that they keep the limit when the larger are cut to
-    it."""
+    """Returns the most memory for the holes of one subscription. `sizes` lists the present sizes of all subscriptions:
+    if their sum is more than `limit`, returns the size to which the larger ones must be cut so that the sum is `limit`;
+    never more than `own_max`."""
     left, several = limit, sorted(sizes)
     for at, size in enumerate(several):
         fair = left // (len(several) - at)
@@ -204,7 +205,7 @@ def hole_bytes_max(sizes: Sequence[int], limit: int, own_max: int) -> int:
 
 
 class StateMemory:
-    """Measures the memory of a broker's state, and gives the caches what it leaves."""
+    """Measures the memory of a broker's state, and limits the caches to what the state leaves of the memory."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, cache: TailCache, memory: CallerMemory) -> None:
         self._config = config

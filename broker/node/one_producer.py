@@ -1,6 +1,6 @@
 """A producer of the broker itself, on a stream of its own: it opens, publishes, and ends when it has all receipts.
 
-    places = await send(world, channel, opening, client_parts)
+    positions = await publish_entries(world, channel, opening, client_parts)
 
 The driver of a `ProducerCore`, as the SDK has one; the caller is broker/node/internal_producer.py.
 Guarding tests: tests/broker/subscription/test_dead_letters.py.
@@ -37,9 +37,9 @@ _ID = 1
 async def publish_entries(
     world: World, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
 ) -> list[Position | None]:
-    """Publishes the entries over `channel`; returns where each is stored (None: not known). If `count_opening` has a
-    schema, each entry gets the version that it has in the topic. Makes one attempt: the caller must retry after an
-    error."""
+    """Publishes the entries over `channel`; returns the position of each (None: not known). If `opening` includes a
+    schema, each entry gets the version that this schema has in the topic. Makes one attempt: the caller must retry
+    after an error."""
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(
@@ -79,9 +79,7 @@ def _facts(core: ProducerCore, frame: wire.ServerFrame, clock: Clock) -> list[Pr
                 opened.topic_epoch, now, wall_ms,
             )  # fmt: skip
         case "receipt":
-            return core.on_receipt(
-                frame.receipt.sequence_id, frame.receipt.ledger_id, frame.receipt.entry_id, now
-            )
+            return core.on_receipt(frame.receipt.sequence_id, frame.receipt.ledger_id, frame.receipt.entry_id, now)
         case "credit":
             return core.on_credit(frame.credit)
         case "failed":
@@ -107,7 +105,8 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
 
 
 def with_schema_version(client_part_: bytes, version: bytes) -> bytes:
-    """Returns the message with `version` as its schema version; empty: with none."""
+    """Returns the message `client_part_` with `version` as its schema version; with an empty `version`, without a
+    schema version."""
     header = parse_header(client_part_)
     if header.metadata.schema_version == version:
         return client_part_

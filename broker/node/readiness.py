@@ -20,8 +20,8 @@ PLACE_S = 1.0
 
 
 class Readiness:
-    """The readiness of one broker. `ledgers` returns None while the broker has no metadata session, or does not know
-    what it owns."""
+    """Checks whether one broker is ready. `ledgers` returns None while the broker has no metadata session, or does not
+    know which topics it owns."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, ledgers: Callable[[], LedgerClient | None]) -> None:
         self._config = config
@@ -30,8 +30,8 @@ class Readiness:
         self._placed = -PLACE_S, ""  # when it was checked, and why no ledger can be created
 
     async def why_not_ready(self) -> str:
-        """Returns why the broker is not ready; "": it is ready. Checks the bookies at most once per PLACE_S, because
-        unauthenticated callers may ask this."""
+        """Returns why the broker is not ready; "" if it is ready. Checks the bookies at most once per PLACE_S, because
+        callers without authentication may call this."""
         ledgers, now_s = self._ledgers(), self._clock.monotonic()
         if ledgers is None:
             return "the broker is not registered now"

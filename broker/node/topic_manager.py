@@ -175,9 +175,8 @@ class TopicManager:
     async def enter(
         self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None, http: str = ""
     ) -> None:
-        """Begins an ownership session: registers the broker with its addresses; when this returns, it can be found and
-        own topics.
-        """
+        """Begins an ownership session: registers the broker with its addresses. After that clients find this broker,
+        and it can own topics."""
         self.endpoint = endpoint
         me = BrokerRecord(
             name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http, group=self.config.share_group
@@ -222,8 +221,8 @@ class TopicManager:
         session.metadata.suspend()
 
     async def resume(self, metadata: MetadataStore) -> None:
-        """Goes on in the next metadata session: claims the bundles again and drops topics that another broker took
-        over. If it raises, the caller must call `suspend`, then `resume` with another session."""
+        """Continues in the next metadata session: claims the bundles again and drops topics that another broker took
+        over. If this raises, the caller must call `suspend`, then `resume` with another session."""
         session = self._open()
         session.metadata.renew(metadata)
         await session.ownership.register()
@@ -304,7 +303,7 @@ class TopicManager:
         return await self.topic(name, create=False)
 
     async def _elsewhere(self, name: TopicName) -> str:
-        """Returns the endpoint of the broker that serves the topic; "": this one."""
+        """Returns the endpoint of the broker that serves the topic; "": this broker."""
         if name.full in self.loaded:
             return ""
         owner = await self.lookup(name)
@@ -315,7 +314,7 @@ class TopicManager:
         return TopicWatcher(session.metadata, session.catalog)
 
     async def lookup(self, name: TopicName) -> BrokerRecord:
-        """Returns the broker that serves the topic, which need not exist; this one may become its owner. Raises
+        """Returns the broker that serves the topic, which need not exist; this broker may become the owner. Raises
         Unavailable while this broker has no metadata session, unless the topic is loaded here."""
         session, here = self._open(), self.loaded.get(name.full)
         if here is not None and (here.owned() or not session.settled):
@@ -326,7 +325,7 @@ class TopicManager:
 
     @property
     def own_record(self) -> BrokerRecord | None:
-        """The record with this broker's addresses; None if it is not registered now."""
+        """The record with this broker's addresses; None if the broker is not registered now."""
         return self._session.ownership.me if self._session is not None else None
 
     async def list_brokers(self) -> list[BrokerRecord]:
@@ -352,9 +351,8 @@ class TopicManager:
     # ------------------------------------------------------------------ topics
     async def topic(self, name: TopicName, *, create: bool = True, publishes: bool = False) -> Topic:
         """Returns the topic, after loading it if necessary. Raises NotOwner if another broker serves it, TopicNotFound,
-        NotAllowed, DataLost, Unavailable. `create`: a missing topic is created if that is allowed. `publishes`: a
-        producer waits for it, so it is loaded before topics for which only consumers wait.
-        """
+        NotAllowed, DataLost, Unavailable. `create`: a missing topic is created if that is allowed. `publishes`: the
+        caller is a producer, so the topic is loaded before topics for which only consumers wait."""
         found = self.loaded.get(name.full)
         if found is not None:
             return found
@@ -414,16 +412,16 @@ class TopicManager:
             _LOG.exception("%s: the topic was not closed in order", topic.name)
 
     async def unload(self, name: TopicName) -> None:
-        """Closes the topic at this broker, if it is loaded; the next use loads it again, here or elsewhere. If the
-        caller is cancelled, the close still runs to its end."""
+        """Closes the topic if it is loaded at this broker; the next use loads it again, at this broker or another. If
+        the caller is cancelled, the topic is closed nevertheless."""
         topic = self.loaded.pop(name.full, None)
         if topic is not None:
             await run_to_end(topic.close())
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
-        """Unloads the topics of one bundle of a namespace, or of all, at this broker and releases the bundles: the next
-        broker that is asked for a topic becomes the owner. Returns how many topics and bundles.
-        """
+        """Unloads the topics of the bundle `bundle` of a namespace, or of all bundles if it is empty, at this broker
+        and releases the bundles: the next broker that is asked for a topic becomes the owner. Returns the numbers of
+        topics and of bundles."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -455,9 +453,8 @@ class TopicManager:
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
         """Marks lost entries as skipped (broker/log/skip_lost.py); returns their ranges. Unloads the topic before and
-        after, so that it goes on with the new list of ledgers; no client can load it meanwhile. Raises Busy if the list
-        changes again and again.
-        """
+        after, so that it is loaded with the new list of ledgers; no client can load it meanwhile. Raises Busy if the
+        list changes again and again."""
         session = self._open()
         return await run_to_end(self._skip_lost(session, name, only, force=force))
 
@@ -481,14 +478,13 @@ class TopicManager:
         raise Busy(f"topic {name} changed {SKIP_TRIES} times while it was looked at; try again", topic=name)
 
     async def check_delete(self, name: TopicName, *, force: bool) -> int:
-        """Raises if `delete` would fail now; returns the incarnation that it would delete. Changes nothing."""
+        """Raises the error that `delete` would raise now; returns the incarnation of the topic that `delete` would
+        delete. Changes nothing."""
         topic = await self.topic(name, create=False)
         await topic.check_delete(force=force)
         return topic.incarnation
 
-    async def delete(
-        self, name: TopicName, *, force: bool, abort: bool | None = None, incarnation: int = 0
-    ) -> None:
+    async def delete(self, name: TopicName, *, force: bool, abort: bool | None = None, incarnation: int = 0) -> None:
         """Deletes a topic: the record first, then the ledgers, so that no record names ledgers that a crash leaves
         over. `abort`: open transactions of the topic are aborted; else they make it refuse; None: as `force`.
 
@@ -549,9 +545,8 @@ class TopicManager:
                 _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
 
     async def find_orphans(self, *, remove: bool, unexplained: bool = False) -> tuple[Orphans, list[Orphan]]:
-        """Searches for orphans (broker/cluster/orphans.py) and, with `remove`, deletes them. Returns what was found and
-        what was deleted. `unexplained`: deletes also those whose owner has no record.
-        """
+        """Searches for orphans (broker/cluster/orphans.py); with `remove`, deletes them, and with `unexplained` also
+        those whose owner has no record. Returns the result of the search, and the orphans that were deleted."""
         session = self._open()
         found = await find_orphans(session.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
         for missing in found.missing:

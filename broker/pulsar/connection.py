@@ -163,7 +163,8 @@ class PulsarConnection:
 
     @property
     def _lacks_place(self) -> bool:
-        """Whether a long frame begins to arrive: the rest must not be read before `_wait_for_place`."""
+        """Whether a long frame begins to arrive for which no memory is reserved: the rest must not be read before
+        `_wait_for_place`."""
         return not self._has_place and self._frames.incoming_bytes > LONG_FRAME_BYTES
 
     async def _wait_for_place(self) -> None:
@@ -178,7 +179,7 @@ class PulsarConnection:
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def place(self) -> None:
-        """Called when there is memory for the long frame of this connection: it is read on."""
+        """Called when there is memory for the long frame of this connection: resumes reading it."""
         if self._place is not None and not self._place.done():
             self._place.set_result(None)
 
@@ -186,7 +187,7 @@ class PulsarConnection:
         self._end_with(ConnectionLost(f"{self.caller.peer}: memory is short, and a long frame came too slowly"))
 
     def _release_place(self) -> None:
-        """Called when all complete frames were handled: releases the memory that a long frame had."""
+        """Called when all complete frames were handled: releases the memory that was reserved for a long frame."""
         if self._has_place:
             self._has_place = False
             self._memory.arrivals.discard(self)
@@ -251,7 +252,7 @@ class PulsarConnection:
 
     def _check_deadlines(self) -> float:
         """Sends a PING or AUTH_CHALLENGE if one is due; returns the seconds until the next check. Raises ConnectionLost
-        if the client was silent, or read nothing, for too long."""
+        if for too long the client sent nothing, or read nothing."""
         self._pings = 0
         silent_s = self._clock.monotonic() - self._last_heard
         if silent_s >= 2 * KEEP_ALIVE_S:
@@ -296,7 +297,7 @@ class PulsarConnection:
         self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def _count(self) -> None:
-        """Updates the counters of the memory for all callers by what this connection holds."""
+        """Updates the memory counters of all connections by the bytes that this connection buffers."""
         into, out = self._held_bytes, self._stream.queued_bytes + self._out_bytes
         self._memory.requests.held += into - self._counted_in
         self._memory.answers.held += out - self._counted_out
@@ -333,8 +334,8 @@ class PulsarConnection:
         )))  # fmt: skip
 
     async def _authenticate(self, method: str, data: bytes) -> None:
-        """Authenticates the client, also again with new credentials. Raises Unauthenticated, also if the role changes.
-        """
+        """Authenticates the client with its first or its renewed credentials. Raises Unauthenticated, also if the role
+        changes."""
         principal = await self._callers.admit(with_credentials(self._stream.caller, method, data), PATH)
         if self.version and principal.name != self.caller.principal.name:
             raise Unauthenticated("the role of a connection may not change")
@@ -395,7 +396,7 @@ class PulsarConnection:
         return self._counted_out > limit or answers.held > answers.limit
 
     async def wait_drained(self) -> None:
-        """Waits until the connection takes deliveries again. Raises ConnectionLost."""
+        """Waits until more deliveries may be sent on the connection. Raises ConnectionLost."""
         self._flush()
         await self._stream.wait_drained()
         if self._ended is not None:
@@ -403,10 +404,8 @@ class PulsarConnection:
         while self.is_full:  # memory is tight  # noqa: ASYNC110
             await asyncio.sleep(ROOM_S)
 
-    def send_error(
-        self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
-    ) -> None:
-        """Sends an ERROR. `number`: the error number to send instead of that of errors.py."""
+    def send_error(self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None) -> None:
+        """Sends an ERROR. `number`: the error number to send; None: that of errors.py for `error`."""
         number = error_number(error) if number is None else number
         self.send(encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
@@ -416,9 +415,9 @@ class PulsarConnection:
     # ------------------------------------------------------------------ tasks
     @property
     def _busy(self) -> bool:
-        """Whether as many requests are in progress as are allowed. One more is allowed for each producer and consumer,
-        for its opening: this may wait for exclusive access until the client closes another producer, and that command
-        must be read."""
+        """Whether as many requests are in progress as are allowed. The limit grows by one for each producer and
+        consumer, because an opening may wait for exclusive access until the client closes another producer, and the
+        command that does so must be read."""
         return len(self._tasks) >= REQUESTS_MAX + len(self.handlers.producers) + len(self.handlers.consumers)
 
     async def _wait_turn(self) -> None:
@@ -431,7 +430,7 @@ class PulsarConnection:
         return self._tasks.spawn(work, "pulsar-request")
 
     def abort(self, error: MagnetarError) -> None:
-        """Ends the connection because of `send_error`: no more commands are handled, and nothing more is delivered."""
+        """Ends the connection because of `error`: no more commands are handled, and nothing more is delivered."""
         _LOG.debug("%s: %s", self.caller.peer, error)
         self._end_with(error)
         self.start_request(self._stream.close())
@@ -445,15 +444,15 @@ class PulsarConnection:
         self.send(encode_frame(pong=pulsar.CommandPong()))
 
     def _pong(self, command: Command, rest: memoryview) -> None:
-        """Counts a PONG or a PING. Raises InvalidRequest if more than PINGS_MAX come between two checks of the
-        clock."""
+        """Counts a PONG or a PING. Raises InvalidRequest if there are more than PINGS_MAX of them between two checks of
+        the clock."""
         self._pings += 1
         if self._pings > PINGS_MAX:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
     # ------------------------------------------------------------------ the end
     async def close(self) -> None:
-        """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
+        """Ends the connection: producers leave their topics, consumers leave their subscriptions."""
         left = await asyncio.gather(self._tasks.close(), *self.handlers.remove_all(), return_exceptions=True)
         for failure in left:
             if isinstance(failure, BaseException):

@@ -106,13 +106,13 @@ class ConsumerHandler:
         connection.send_success(asked.request_id)
 
     def on_renewed(self, principal: Principal) -> None:
-        """Sets the renewed credentials of the caller."""
+        """Passes the caller's renewed credentials to the session."""
         if self.session is not None:
             self.session.on_renewed(principal)
 
     async def finish_seek(self, options: SubscribeOptions) -> SubscribeOptions:
-        """Ends the session of a reader that has sought; returns `options` changed so that the next one begins at the
-        position that was sought."""
+        """Ends the session of a reader after a seek; returns `options` with the start position changed to the target of
+        the seek, for the next session."""
         session = self.session
         assert session is not None, "it has sought"
         mark, log = session.subscription.cursor.mark, session.subscription.log
@@ -143,7 +143,7 @@ class ConsumerHandler:
             self._connection.start_request(self._receipt(session, asked.request_id, error))
 
     async def _ack_in(self, session: ConsumerSession, asked: pulsar.CommandAck) -> None:
-        """Acknowledges in a transaction and answers with the transaction's id, if the client asks for an answer."""
+        """Acknowledges in a transaction; answers with the transaction's id if the client asks for an answer."""
         answer = pulsar.CommandAckResponse(
             consumer_id=self.id, txnid_most_bits=asked.txnid_most_bits, txnid_least_bits=asked.txnid_least_bits
         )
@@ -272,7 +272,7 @@ class ConsumerHandler:
 
     # ------------------------------------------------------------------ the end
     async def close(self, request_id: int) -> None:
-        """Handles CLOSE_CONSUMER: what the consumer acknowledged is durable when this is answered."""
+        """Handles CLOSE_CONSUMER: answers it when what the consumer acknowledged is durable."""
         await run_then(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
@@ -302,7 +302,7 @@ class ConsumerHandler:
 
 
 def subscribe_options(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
-    """Returns the options of a SUBSCRIBE. Raises InvalidRequest."""
+    """Returns the options in a SUBSCRIBE command. Raises InvalidRequest if they are invalid."""
     start = None
     if not asked.durable:
         start = translate.message_id(asked.start_message_id) if asked.HasField("start_message_id") else None

@@ -51,8 +51,8 @@ FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCo
 
 
 class SpareBuffer:
-    """One spare buffer that all connections share, each for a short time: so it stays in the processor's cache, and no
-    memory is allocated and zeroed for each read."""
+    """One spare buffer that all connections share, each for a short time. So the buffer stays in the processor's cache,
+    and no memory is allocated and zeroed for each read."""
 
     def __init__(self) -> None:
         self._buffer = _NOTHING
@@ -72,8 +72,8 @@ class FrameCutter:
     """Cuts a stream of bytes into frames, in linear time. Buffers at most one incomplete frame, whose size is checked
     as soon as its first four bytes are here.
 
-        size = await stream.read_into(frames.room, frames.on_bytes)
-        for each in frames.whole(): …
+        size = await stream.read_into(frames.read_buffer, frames.on_bytes)
+        for each in frames.complete_frames(): …
 
     Many small frames share a buffer of CHUNK_BYTES. A larger frame gets a buffer of its size at once if one of that
     size was complete before; else the buffer grows as bytes arrive. A buffer without a frame goes to `spare`."""
@@ -87,8 +87,8 @@ class FrameCutter:
 
     @property
     def held_bytes(self) -> int:
-        """Size of the buffer for the incomplete frame: at most twice what was received of it, or the largest frame
-        before, or the spare buffer."""
+        """Size of the buffer for the incomplete frame, in bytes: at most the largest of twice the bytes received of
+        that frame, the size of the largest frame so far, and the size of the spare buffer."""
         return len(self._buffer)
 
     @property
@@ -114,7 +114,7 @@ class FrameCutter:
         return here >= 4 and (here >= (wanted := self._frame_bytes()) or not 8 <= wanted <= self.bytes_max + 4)
 
     def receive(self, size: int) -> Iterator[memoryview]:
-        """Calls `on_bytes`, then returns `complete_frames()`."""
+        """Calls `on_bytes(size)`, then returns `complete_frames()`."""
         self.on_bytes(size)
         return self.complete_frames()
 
@@ -149,7 +149,8 @@ class FrameCutter:
 
 
 def parse_frame(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
-    """Returns the command of a frame, and the bytes that follow it. Raises InvalidRequest."""
+    """Returns the command of a frame, and the bytes that follow the command. Raises InvalidRequest if the command is
+    invalid."""
     size = _U32.unpack_from(frame)[0]
     if size > len(frame) - 4 or size > COMMAND_BYTES_MAX:
         raise InvalidRequest(f"a command of {size} bytes in a frame of {len(frame)}")
@@ -177,8 +178,8 @@ def _check_text(message: Message, name: str) -> None:
 
 
 def sent_entry(rest: memoryview) -> Buffer:
-    """Returns the entry of a SEND, with a checksum; a view of the frame if the client sent one. Raises CorruptEntry if
-    there is no entry."""
+    """Returns the entry of a SEND, with a checksum. The result is a view of the frame if the client sent the checksum,
+    else a copy. Raises CorruptEntry if there is no entry."""
     if len(rest) < 6:
         raise CorruptEntry("a publish without an entry")
     if rest[:2] == _CHECKSUM:
@@ -188,7 +189,7 @@ def sent_entry(rest: memoryview) -> Buffer:
 
 
 def encode_frame(**commands: object) -> bytes:
-    """Returns the encoded frame of one command: `frame(success=CommandSuccess(…))`."""
+    """Returns the encoded frame of one command: `encode_frame(success=CommandSuccess(…))`."""
     [name] = commands
     body = pulsar.BaseCommand(type=pulsar.BaseCommand.Type.Value(name.upper()), **commands).SerializeToString()  # type: ignore[arg-type]
     return _U32.pack(len(body) + 4) + _U32.pack(len(body)) + body
@@ -212,7 +213,7 @@ _MESSAGE = b"\x08\x09\x4a"  # type MESSAGE; tag of the field `message` (9)
 
 
 def message_frame(message: bytes, entry_bytes: int) -> bytes:
-    """Returns the head of a MESSAGE frame, which an entry of `entry_bytes` must follow. `message` is its encoded
-    CommandMessage."""
+    """Returns the encoded start of a MESSAGE frame; the caller must send an entry of `entry_bytes` bytes after it.
+    `message` is the encoded CommandMessage."""
     body = b"".join((_MESSAGE, varint(len(message)), message))
     return b"".join((_U32.pack(len(body) + 4 + entry_bytes), _U32.pack(len(body)), body))

@@ -19,8 +19,8 @@ Take = Callable[[Command, memoryview], Iterator[None] | None]
 
 
 class Handlers:
-    """The handlers of a connection, by the ids that the client gives them. `command_handlers`: the function that
-    handles a command, by its type."""
+    """The handlers of a connection, by the ids that the client assigns. `command_handlers`: the function that handles a
+    command, by the type of the command."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection

@@ -42,7 +42,7 @@ Command = pulsar.BaseCommand
 
 
 async def answer_request(connection: PulsarConnection, command: Command) -> None:
-    """Answers a command; ends the connection if it is none that a client may send."""
+    """Answers a command; ends the connection if clients may not send that command."""
     kind = Command.Type.Name(command.type).lower()
     asked: Any = getattr(command, kind, None)
     answers = _ANSWERS.get(kind)
@@ -114,8 +114,8 @@ def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 async def _topics(connection: PulsarConnection, asked: pulsar.CommandGetTopicsOfNamespace) -> bytes:
-    """Answers with the topics of a namespace; with none if it does not exist, as Pulsar's clients would retry for ever
-    after an error."""
+    """Answers with the topics of a namespace. Answers with no topics if the namespace does not exist: after an error
+    Pulsar's clients would retry for ever."""
     try:
         found = await _topics_of(connection, asked)
     except NotFound:
@@ -180,8 +180,8 @@ def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 async def _new_schema(connection: PulsarConnection, asked: pulsar.CommandGetOrCreateSchema) -> bytes:
-    """Registers the schema of a topic, which must exist: it is not created, as Java's client retries for ever if its
-    creation is refused."""
+    """Registers the schema of a topic, which must exist. A missing topic is not created: if the creation were refused,
+    Java's client would retry for ever."""
     topic = TopicName.parse(asked.topic)
     await connection.broker.access.require(connection.caller.principal, Permission.PRODUCE, topic=topic)
     await connection.broker.catalog.existing_partitions(topic)

@@ -19,8 +19,8 @@ class ProducerNames:
         self._open: dict[tuple[str, str], ProducerHandler] = {}
 
     def find_replaced(self, topic: str, name: str, place: str, epoch: int) -> str:
-        """Returns the instance id of the open producer that this one replaces, as it reconnects; "": it is another one.
-        """
+        """Returns the instance id of the open producer that the producer of these arguments replaces, because its
+        client reconnected; "" if it replaces none."""
         known = self._open.get((topic, name))
         returns = known is not None and known.network == place and known.epoch < epoch
         return known.instance if known is not None and returns else ""

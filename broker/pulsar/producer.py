@@ -125,7 +125,7 @@ class ProducerHandler:
         self._succeeded(request_id, session.name, session.last_sequence_id)
 
     def on_renewed(self, principal: Principal) -> None:
-        """Sets the renewed credentials of the caller."""
+        """Passes the caller's renewed credentials to the session."""
         if self._session is not None:
             self._session.producer.principal = principal
 
@@ -148,7 +148,7 @@ class ProducerHandler:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, sent: pulsar.CommandSend, rest: memoryview) -> None:
-        """Publishes the entry in `rest`, the bytes after the command, which are copied before this returns."""
+        """Publishes the entry in `rest`, the bytes after the command; they are copied before this returns."""
         session = self._session
         if session is None:
             raise InvalidRequest("a producer publishes after it was opened")
@@ -190,7 +190,7 @@ class ProducerHandler:
         self._connection.send(receipt_frame(self.id, first, highest, ledger_id, entry_id))
 
     def on_waiting(self, error: MagnetarError) -> None:
-        """Does nothing: Pulsar's protocol has no message for this."""
+        """Does nothing: Pulsar's protocol has no command that tells a client that it waits for exclusive access."""
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         if isinstance(error, FINAL):
@@ -213,7 +213,8 @@ class ProducerHandler:
 
     # ------------------------------------------------------------------ the end
     def _end_with(self, error: MagnetarError) -> None:
-        """Closes the producer for a reason of the broker: the client opens it again, and gets the error then."""
+        """Closes the producer for a reason of the broker. The client then opens the producer again, and gets the error
+        as the answer."""
         if not self._over:
             self._connection.send(
                 encode_frame(close_producer=pulsar.CommandCloseProducer(producer_id=self.id, request_id=NO_REQUEST))
@@ -221,13 +222,14 @@ class ProducerHandler:
             self.on_replaced()
 
     def on_replaced(self) -> None:
-        """Leaves the topic because the producer was closed, or another one gets its id."""
+        """Removes the producer and leaves the topic, because the producer was closed, or its id is used for another
+        producer."""
         self._over = True
         self._connection.handlers.remove_producer(self)
         self._connection.start_leaving(self.leave())
 
     async def close(self, request_id: int) -> None:
-        """Handles CLOSE_PRODUCER: publishes in flight are answered first."""
+        """Handles CLOSE_PRODUCER: answers it after every publish in flight is answered."""
         await run_then(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
@@ -258,7 +260,8 @@ class ProducerHandler:
 
 
 def _names_txn(entry: Buffer) -> bool:
-    """Whether the metadata of the entry names a transaction. True if it does not parse: then the session refuses it."""
+    """Whether the metadata of the entry contains a transaction id. True if the metadata does not parse: then the
+    session refuses the entry."""
     try:
         return has_txn(parse_header(entry, verify=False).metadata)
     except CorruptEntry:
@@ -266,6 +269,6 @@ def _names_txn(entry: Buffer) -> bool:
 
 
 def payload_bytes_max(config: BrokerConfig) -> int:
-    """Returns the largest payload that clients may send: `max_message_bytes`, less if a ledger entry has not enough
-    room for the metadata besides it."""
+    """Returns the largest payload that clients may send: `max_message_bytes`, or less if a ledger entry would have too
+    little room left for the metadata."""
     return max(1, config.max_message_bytes - METADATA_BYTES + metadata_bytes_max(config))

@@ -22,6 +22,7 @@ from .names import ProducerNames
 if TYPE_CHECKING:
     from .frames import SpareBuffer
 
+
 class PulsarProtocol:
     """The service of a listener of Pulsar's protocol."""
 
@@ -33,7 +34,7 @@ class PulsarProtocol:
 
     async def serve(self, stream: ByteStream) -> None:
         """Serves one connection until either side ends it. Raises Unauthenticated, InvalidRequest or ConnectionLost if
-        that is why it ended."""
+        that error ended it."""
         if self._callers is None:
             self._callers = Callers(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")
@@ -61,7 +62,8 @@ SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
 
 
 def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool) -> dict[str, tuple[str, ...]]:
-    """Returns the URLs of this broker for Pulsar clients, by the name of the listener. Raises InvalidConfiguration."""
+    """Returns the URLs of this broker for Pulsar clients, by the name of the listener. Raises InvalidConfiguration if
+    the setting `pulsar_listeners` is invalid."""
     if config.pulsar_listeners:
         return parse_listeners(config.pulsar_listeners)
     host = config.advertised.host if config.advertised is not None else listening.host
@@ -69,8 +71,8 @@ def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: 
 
 
 def parse_listeners(text: str) -> dict[str, tuple[str, ...]]:
-    """Parses the setting `pulsar_listeners`. Returns the URL of each listener by its name; the key "" has that of the
-    first one, the default. Raises InvalidConfiguration if it does not parse."""
+    """Parses the setting `pulsar_listeners`. Returns the URLs of each listener by its name; the key "" maps to the URLs
+    of the first listener, the default. Raises InvalidConfiguration if the text is invalid."""
     found: dict[str, tuple[str, ...]] = {}
     for part in text.split(","):
         name, _, url = part.strip().partition(":")

@@ -47,7 +47,7 @@ def is_supported() -> bool:
 
 
 class TopicWatchers:
-    """The topic watchers of one connection, by the ids that the client gives them."""
+    """The topic watchers of one connection, by the ids that the client assigns."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
@@ -103,8 +103,8 @@ class _Watcher:
         self.answered = False
 
     async def run(self) -> None:
-        """Answers with the list, then sends its changes until cancelled. Raises NamespaceNotFound, Unauthorized,
-        Unavailable if the first list cannot be read."""
+        """Answers with the list of topics, then sends changes of the list until cancelled. Raises NamespaceNotFound,
+        Unauthorized, Unavailable if the first list cannot be read."""
         while True:
             try:
                 await self._follow()
@@ -171,8 +171,8 @@ class _Watcher:
 
 
 def compile_pattern(text: str) -> Callable[[str], bool]:
-    """Returns the function that says whether the full name of a topic matches the pattern. Raises InvalidRequest if the
-    pattern is invalid, NotAllowed if RE2 is not installed."""
+    """Returns a function that returns whether the full name of a topic matches the pattern. Raises InvalidRequest if
+    the pattern is invalid, NotAllowed if RE2 is not installed."""
     if len(text) > PATTERN_MAX:
         raise InvalidRequest(f"a pattern of {len(text)} characters is longer than {PATTERN_MAX}")
     try:

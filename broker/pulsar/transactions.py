@@ -48,17 +48,19 @@ _ELSEWHERE = (NotFound, OutcomeUnknown, TimedOut, Unavailable)
 
 
 def has_txn(command: Any) -> bool:
-    """Whether a SEND or an ACK belongs to a transaction: both numbers are present, whatever they are."""
+    """Whether a SEND or an ACK belongs to a transaction: both fields of the id are present, with any value."""
     return bool(command.HasField("txnid_most_bits") and command.HasField("txnid_least_bits"))
 
 
 def txn_of(command: Any) -> TxnId:
-    """Returns the id of the transaction in a command. Raises InvalidRequest if the numbers cannot be an id."""
+    """Returns the id of the transaction in a command. Raises InvalidRequest if the two numbers are no transaction
+    id."""
     return TxnId.checked(command.txnid_most_bits, command.txnid_least_bits)
 
 
 def coordinator_of(topic: TopicName) -> int | None:
-    """Returns the number of the coordinator if the topic is a partition of `ASSIGN_TOPIC`, else None."""
+    """Returns the number of the coordinator to which a partition of `ASSIGN_TOPIC` belongs; None if the topic is no
+    such partition."""
     return topic.partition if topic.is_partition and topic.base == ASSIGN_TOPIC else None
 
 
@@ -96,9 +98,7 @@ async def add_subscriptions(connection: PulsarConnection, asked: pulsar.CommandA
     txn, require = txn_of(asked), connection.broker.access.require
     topics = _topics(each.topic for each in asked.subscription)
     for topic, each in zip(topics, asked.subscription, strict=True):
-        await require(
-            connection.caller.principal, Permission.CONSUME, topic=topic, subscription=each.subscription
-        )
+        await require(connection.caller.principal, Permission.CONSUME, topic=topic, subscription=each.subscription)
     await _begin_time(connection, txn)
     return encode_frame(add_subscription_to_txn_response=_done(asked))
 
@@ -126,8 +126,8 @@ def _topics(names: Iterable[str]) -> list[TopicName]:
 
 
 async def _begin_time(connection: PulsarConnection, txn: TxnId) -> None:
-    """Begins the timeout of the transaction. Raises TransactionAborted if it has ended, InvalidRequest if another role
-    began it."""
+    """Begins the timeout of the transaction. Raises TransactionAborted if the transaction has ended, InvalidRequest if
+    another role began it."""
     coordinator = await _here(connection, txn.coordinator)
     state = state_of(await coordinator.join(txn, "", connection.caller.principal.name))
     if state not in (TxnState.OPEN, TxnState.PREPARED):

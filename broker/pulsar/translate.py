@@ -23,7 +23,7 @@ WORD = (1 << 64) - 1
 
 
 def signed_long(number: int) -> int:
-    """Returns the Java long that a uint64 holds."""
+    """Returns the Java long, a signed number, whose bits are those of the uint64 `number`."""
     return number - (1 << 64) if number >> 63 else number
 
 
@@ -36,7 +36,8 @@ def properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
 
 
 def message_id(of: MessageIdData) -> MessageId:
-    """Returns the message id; with an ack set, that of the first message of the batch that is not acknowledged."""
+    """Returns the message id. If `of` has an ack set, the batch index is that of the first message of the batch that is
+    not acknowledged."""
     batch_index = of.batch_index
     if of.ack_set:
         left = _bits(of.ack_set)
@@ -55,7 +56,8 @@ def wire_id(position: Position, partition: int, batch_index: int = -1) -> Messag
 
 # ------------------------------------------------------------------ schemas
 def schema_of(given: pulsar.Schema) -> SchemaInfo | None:
-    """Returns the schema; None for type 0, by which Java's client means bytes. Raises InvalidRequest."""
+    """Returns the schema; None for type 0, by which Java's client means bytes. Raises InvalidRequest if the schema is
+    invalid."""
     if given.type == SchemaType.NONE:
         return None
     return SchemaInfo(
@@ -71,7 +73,8 @@ def wire_schema(info: SchemaInfo) -> pulsar.Schema:
 
 # ------------------------------------------------------------------ acknowledgements
 def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
-    """Acknowledges, in steps. Raises InvalidRequest, NotAllowed: the entries before the error count."""
+    """Acknowledges, in steps of a generator. Raises InvalidRequest, NotAllowed; the entries before the refused one are
+    acknowledged."""
     yield from _check_size(ack.message_id)
     if ack.ack_type == pulsar.CommandAck.Cumulative:
         if len(ack.message_id) != 1:
@@ -83,9 +86,9 @@ def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None
 
 
 async def ack_in_transaction(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
-    """Acknowledges in a transaction, like `ConsumerSession.ack_in_transaction`. A cumulative acknowledgement may name
-    no message yet, and then does nothing; any other one is made pending or refused, never ignored: at the commit the
-    client would think it done."""
+    """Acknowledges in a transaction, like `ConsumerSession.ack_in_transaction`. A cumulative acknowledgement that
+    covers no message yet does nothing. Any other acknowledgement becomes pending or is refused, never ignored: else the
+    client would take it for done at the commit."""
     for _ in _check_size(ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
@@ -125,9 +128,10 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
 def individual_acks(
     ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
 ) -> Iterator[AckedEntry]:
-    """Yields the entries of an individual acknowledgement. `exact`: every message that is named must count, also if
-    only a part of the batch is outstanding at this consumer (an abort requeued the rest): then the batch size that the
-    client sends counts. With `exact`, raises InvalidRequest if the size is not known, or no message is named."""
+    """Yields the entries of an individual acknowledgement. `messages_of` returns the batch size of an entry, 0:
+    unknown. With `exact`, every named message counts, also if only a part of the batch is outstanding at this consumer
+    (an abort requeued the rest): then the batch size that the client sends is used. With `exact`, raises InvalidRequest
+    if the size is not known, or no message is named."""
     for each in ids:
         position = Position(signed_long(each.ledgerId), signed_long(each.entryId))
         if position.entry_id < 0:
@@ -149,8 +153,8 @@ def individual_acks(
 
 
 def cumulative_ack(of: MessageIdData) -> Iterator[AckedEntry]:
-    """Yields the entry up to which messages are acknowledged, or nothing: a client acknowledges (ledger, -1) before it
-    has finished the first message of that ledger."""
+    """Yields the entry up to which messages are acknowledged. Yields nothing for entry id -1, which a client sends
+    before it has finished the first message of a ledger."""
     position = Position(signed_long(of.ledgerId), signed_long(of.entryId))
     if of.ack_set:
         left = _bits(of.ack_set)
@@ -188,11 +192,9 @@ def encode_ack_set(acked: Sequence[int], count: int) -> list[int]:
 
 
 # ------------------------------------------------------------------ redelivery
-def redeliver_steps(
-    session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages
-) -> Iterator[None]:
-    """Returns the named messages for redelivery, in steps. As in Pulsar, all that are outstanding at the consumer if
-    none is named, or if the subscription type keeps the order."""
+def redeliver_steps(session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
+    """Requeues the named messages for redelivery, in steps of a generator. As in Pulsar, requeues all messages that are
+    outstanding at the consumer if none is named, or if the subscription type preserves the order."""
     individual = session.subscription.dispatcher.policy.individual
     ids = asked.message_ids if individual else ()
     return session.redeliver(Position(signed_long(each.ledgerId), signed_long(each.entryId)) for each in ids)

@@ -146,8 +146,8 @@ class Application:
         return Response(status_code=204) if found is None else JsonResponse(found)
 
     async def _who(self, request: Request, row: RouteRow) -> CallContext:
-        """Authenticates the caller and returns it. Raises Unauthenticated and other errors of the guard, BackPressure
-        if too many callers are being authenticated."""
+        """Authenticates the caller and returns its context. Raises Unauthenticated and other authentication errors,
+        BackPressure if too many callers are being authenticated."""
         caller: Caller = request.state.caller
         if not self._callers.requires_authentication:
             request.state.admitted()
@@ -171,7 +171,7 @@ class Application:
         return CallContext(caller.peer, principal)
 
     async def _elsewhere(self, request: Request, error: NotOwner) -> Response:
-        """Returns a redirect (307) to the owner of the topic, or 503 if the owner serves no HTTP."""
+        """Returns a redirect (307) to the owner of the topic, or status 503 if the owner serves no HTTP."""
         names = {"domain": "persistent"}
         names |= {name: _decoded(value) for name, value in request.path_params.items()}
         try:
@@ -187,7 +187,8 @@ class Application:
 
 
 async def _body(request: Request) -> bytes:
-    """Reads and returns the body. Raises BadRequest (413) if it is too long, ClientDisconnect."""
+    """Reads and returns the body. Raises BadRequest (413) if the body is too long, ClientDisconnect if the client
+    closes the connection."""
     too_long = BadRequest(f"a body has at most {BODY_BYTES_MAX} bytes", 413)
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > BODY_BYTES_MAX:
@@ -201,7 +202,8 @@ async def _body(request: Request) -> bytes:
 
 
 def _decoded(segment: str) -> str:
-    """Decodes a segment of the path. Raises BadRequest (412) if it is not UTF-8, or "." or "..", or has a NUL."""
+    """Decodes a segment of the path. Raises BadRequest (412) if the segment is not UTF-8, is "." or "..", or contains a
+    NUL."""
     try:
         found = unquote(segment, errors="strict")
     except UnicodeDecodeError:
@@ -212,14 +214,14 @@ def _decoded(segment: str) -> str:
 
 
 def _check_site(request: Request) -> None:
-    """Raises BadRequest (403) if a page of another site made the browser send a request that changes something."""
+    """Raises BadRequest (403) if a page of another site made the browser send a request that changes data."""
     origin = request.headers.get("origin")
     if origin and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != request.headers.get("host"):
         raise BadRequest("a page of another site may change nothing here", 403)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    """Answers a request without a route (404), or with a method that its route has not (405)."""
+    """Answers a request that matches no route (404), or whose method the route does not support (405)."""
     assert isinstance(error, HTTPException)
     texts = {404: "there is no such resource; GET /openapi.json lists them", 405: "not with this method"}
     return make_response(error.status_code, texts.get(error.status_code, error.detail), dict(error.headers or {}))

@@ -1,7 +1,7 @@
 """A request as its handler sees it: names, body and query as values, and operations with the caller's rights.
 
-    await call.admin(op.CREATE_TOPIC, name=call.topic.full)     as over gRPC: authorized, audited
-    await call.each_partition(op.COMPACT)                       of the topic, or of each partition
+    await call.call_here(op.CREATE_TOPIC, name=call.topic.full)     as over gRPC: authorized, audited
+    await call.call_partitions(op.COMPACT)                          of the topic, or of each partition
 
 A partition of another broker is asked there, with the rights of this broker; the caller's rights are checked here
 before.
@@ -75,7 +75,7 @@ NEGOTIATE = "Bearer, Basic"
 
 
 class JsonResponse(Response):
-    """A response with a value of plain types, or a struct, as JSON."""
+    """A response whose body is a value of plain types, or a struct, encoded as JSON."""
 
     media_type = "application/json"
 
@@ -84,7 +84,7 @@ class JsonResponse(Response):
 
 
 class BadRequest(HTTPException):
-    """Raised to answer with a status, 400 unless `status` is given, and a reason."""
+    """Raised to answer the request with `status`, by default 400, and a reason."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(status, reason)
@@ -107,7 +107,7 @@ def make_response(status: int, reason: str, headers: dict[str, str] | None = Non
 
 
 def error_response(error: Exception, busy: int = 409) -> Response:
-    """Returns the response for an error. An unexpected exception is logged, and its text is not sent."""
+    """Returns the response for an error. An unexpected exception is logged, and its text is not sent to the client."""
     if isinstance(error, HTTPException):
         return make_response(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, errors.MagnetarError):
@@ -125,7 +125,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Call:
-    """A request as its handler sees it."""
+    """An HTTP request, as its handler gets it."""
 
     broker: TopicManager
     services: Mapping[str, CheckedService]
@@ -150,13 +150,13 @@ class Call:
         return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
 
     def check_cluster(self) -> None:
-        """Raises NotFound if the path names another cluster."""
+        """Raises NotFound if the path names another cluster than this one."""
         if self.names["cluster"] != self.broker.config.cluster:
             raise NotFound(f"there is no cluster {self.names['cluster'][:100]!r}")
 
     # ------------------------------------------------------------------ body and query
     def parse_body(self, kind: type[T]) -> T:
-        """Returns the body as a value of type `kind`. Raises BadRequest if it is no JSON, or of another type."""
+        """Returns the body as a value of type `kind`. Raises BadRequest if the body is no JSON, or of another type."""
         return self.parse_json(self.body, kind)
 
     def parse_json(self, data: bytes, kind: type[T]) -> T:
@@ -170,15 +170,16 @@ class Call:
         return self.body.strip() in (b"", b"null")
 
     def parse_flag(self, name: str) -> bool:
-        """Returns a flag of the query; False if it is missing. Raises BadRequest if it is neither true nor false."""
+        """Returns a boolean parameter of the query; False if it is missing. Raises BadRequest if it is neither "true"
+        nor "false"."""
         text = self.query.get(name, "").lower()
         if text not in ("", "true", "false"):
             raise BadRequest(f"the parameter {name} is true or false, not {text[:40]!r}")
         return text == "true"
 
     def parse_number(self, text: str, what: str, *, least: int = 0) -> int:
-        """Parses a number, which the error texts call `what`. Raises BadRequest if it is none, with 412 if it is less
-        than `least` or does not fit into 63 bits."""
+        """Parses a number, which the error texts call `what`. Raises BadRequest if `text` is no number, with status 412
+        if the number is less than `least` or needs more than 63 bits."""
         try:
             if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
                 raise ValueError
@@ -192,7 +193,7 @@ class Call:
     # ------------------------------------------------------------------ the operations
     async def call_here(self, operation: Operation[T], **arguments: object) -> T:
         """Calls the operation at this broker, with the caller's rights; returns its answer. Raises the errors of the
-        operation, as NotOwner if another broker owns the topic."""
+        operation, such as NotOwner if another broker owns the topic."""
         handler = self.services[operation.service].value_handlers[operation.name]
         return answer_value(operation, await handler(make_request(operation, arguments), self.context))
 
@@ -202,23 +203,23 @@ class Call:
         await authorize(path, make_request(operation, arguments), self.context, self.broker.access)
 
     async def partitions(self) -> list[TopicName]:
-        """Returns the partitions of the topic; empty if it has none, or is a partition. Raises TopicNotFound. Rights
-        must be checked before."""
+        """Returns the partitions of the topic; an empty list if it is not partitioned, or is itself a partition. Raises
+        TopicNotFound. The caller's rights must be checked before."""
         if self.topic.is_partition:
             return []
         count = await self.broker.catalog.existing_partitions(self.topic)
         return [self.topic.with_partition(number) for number in range(count)]
 
     async def check_unpartitioned(self, operation: Operation[Any], what: str, **arguments: object) -> None:
-        """Raises BadRequest (405) if the topic has partitions; its text ends with `what`, which says what to do
-        instead. Raises Unauthorized."""
+        """Raises BadRequest (405) if the topic is partitioned; the text ends with `what`, which advises what to do
+        instead. Raises Unauthorized if the caller may not call the operation."""
         await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
         if await self.partitions():
             raise BadRequest(f"topic {self.topic} has partitions: {what}", 405)
 
     async def call_partitions(self, operation: Operation[T], **arguments: object) -> list[T]:
-        """Calls the operation for the topic, or for each of its partitions; returns the answers in order. The first
-        error is raised: the operation stays done for the partitions before."""
+        """Calls the operation for the topic, or if it is partitioned, for each partition in order; returns the answers
+        in that order. Raises the first error; the operation is not undone at earlier partitions."""
         field = operation.rule.field
         await self.authorize(operation, **{field: self.topic.full}, **arguments)
         partitions = await self.partitions()
@@ -227,8 +228,8 @@ class Call:
         return [await self.call_owner(operation, each, **arguments) for each in partitions]
 
     async def call_owner(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
-        """Calls the operation at the topic's owner, here or at another broker; returns its answer. At another broker
-        the caller's rights are not checked."""
+        """Calls the operation at the topic's owner, which is this broker or another one; returns its answer. Another
+        broker does not check the caller's rights, so they must be checked before."""
         asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
         try:
             return await self.call_here(operation, **asked)
@@ -266,7 +267,7 @@ SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 
 
 class RouteRow(NamedTuple):
-    """A route: its method and path, its handler, and its texts for /openapi.json."""
+    """A route: its method and path, its handler, and the texts that describe it in /openapi.json."""
 
     method: str
     path: str
@@ -303,7 +304,7 @@ _SECRETS = {
 
 
 def plain_path(row: RouteRow) -> str:
-    """Returns the path of a route with bare names in braces: `{domain}` for `{domain:domain}`."""
+    """Returns the path of a route without the types of its parameters: `{domain}` for `{domain:domain}`."""
     return _NAME.sub(r"{\1}", row.path)
 
 

@@ -56,16 +56,16 @@ SHOWN = tuple(PULSAR.get(name, name) for name in DYNAMIC)
 
 
 def setting_name(name: str, act: str) -> str:
-    """Returns our name of a setting. Raises BadRequest (412), with Pulsar's text, if the setting is unknown or cannot
-    change at run time."""
+    """Returns Magnetar's name of a setting that is named as in Pulsar. Raises BadRequest (412), with Pulsar's text, if
+    the setting is unknown or cannot change at run time."""
     if name not in _OURS:
         raise BadRequest(f"Can't {act} non-dynamic configuration", 412)
     return _OURS[name]
 
 
 def policy_value(name: str, text: str) -> dict[str, Any]:
-    """Returns the field of Policies that a setting and its value in the path set. Raises BadRequest (412) if the value
-    is invalid."""
+    """Returns the field of Policies for a setting, with its value parsed from `text`. Raises BadRequest (412) if the
+    value is invalid."""
     ours = setting_name(name, "update")
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
     try:
@@ -76,19 +76,21 @@ def policy_value(name: str, text: str) -> dict[str, Any]:
 
 
 def removed_fields(name: str) -> tuple[str, ...]:
-    """Returns the fields to be removed with a setting: also those that are only set together with it."""
+    """Returns the fields of Policies to remove when the setting is removed: also those that can only be set together
+    with it."""
     ours = setting_name(name, "delete")
     return next((pair for pair in RETENTIONS if ours in pair), (ours,))
 
 
 def changed_settings(policies: Policies) -> dict[str, str]:
-    """Returns the values of the settings that are set in `policies`, by Pulsar's names where it has one."""
+    """Returns the settings that are set in `policies`, with their values as text; by Pulsar's name where Pulsar has
+    that setting."""
     values = ((name, getattr(policies, name)) for name in DYNAMIC)
     return {PULSAR.get(name, name): java_text(value) for name, value in values if value is not None}
 
 
 def java_text(value: object) -> str:
-    """Returns a value as Java writes it."""
+    """Returns a value as text, in the form in which Java writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -132,7 +134,7 @@ async def metrics(call: Call) -> Response:
 
 
 async def _pieces(page: Page) -> AsyncIterator[bytes]:
-    """Yields the page in pieces; between two of them the event loop runs others."""
+    """Yields the page in pieces; between two pieces other tasks of the event loop run."""
     for each in as_text(page):
         yield each
         await asyncio.sleep(0)
@@ -145,7 +147,7 @@ async def openapi(call: Call) -> object:
 
 # ------------------------------------------------------------------ brokers
 async def _http(call: Call) -> list[str]:
-    """Returns the HTTP address (HOST:PORT) of each broker; of one that serves no HTTP that of gRPC."""
+    """Returns the HTTP address (HOST:PORT) of each broker; the gRPC address of a broker that serves no HTTP."""
     await call.authorize(op.LIST_BROKERS)
     return sorted(each.http.partition("://")[2] or each.endpoint for each in await call.broker.list_brokers())
 
@@ -286,7 +288,10 @@ async def lookup_topic(call: Call) -> object:
     tls = next((url for url in urls if url.startswith("pulsar+ssl://")), None)
     http = owner.http or None
     return {
-        "brokerUrl": clear, "brokerUrlTls": tls, "brokerUrlSsl": tls or "", "nativeUrl": clear,
+        "brokerUrl": clear,
+        "brokerUrlTls": tls,
+        "brokerUrlSsl": tls or "",
+        "nativeUrl": clear,
         "httpUrl": http if http is None or http.startswith("http://") else None,
         "httpUrlTls": http if http is None or http.startswith("https://") else None,
     }

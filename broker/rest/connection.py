@@ -53,7 +53,7 @@ LINGER_BYTES = 64 << 20
 
 
 class HttpConnections:
-    """The connections of one listener. `application` is the ASGI application."""
+    """The HTTP connections of one listener. `application` is the ASGI application that answers their requests."""
 
     def __init__(self, application: Any, clock: Clock, request_s: float) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # strangers must not fill the log
@@ -122,7 +122,8 @@ class _Transport(asyncio.Transport):
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Yields the data in pieces of LINES_AT_ONCE lines: each header and each chunk of a body has at least one line."""
+    """Yields the data in pieces of LINES_AT_ONCE lines, to bound the work per piece: each header and each chunk of a
+    body has at least one line."""
     begin = 0
     while begin < len(data):
         end = begin
@@ -209,8 +210,8 @@ class _Connection:
             self._update_partial()
 
     async def _feed(self, data: bytes) -> bool:
-        """Gives data to the protocol in pieces of few lines; after each slice the loop runs others. Returns False if
-        the head of a request has too many lines."""
+        """Passes data to the protocol in pieces of few lines; after each time slice other tasks of the event loop run.
+        Returns False if the head of a request has too many lines."""
         turns = TimeSlices(self._clock)
         for piece in _pieces(data):
             if self._transport.is_closing():
@@ -234,8 +235,8 @@ class _Connection:
         self._stream.on_admitted()
 
     async def _some(self) -> bytes:
-        """Reads and returns some bytes; empty: the client has ended its side. The buffer is only allocated when bytes
-        arrive."""
+        """Reads and returns the next bytes; empty if the client has ended its side. The buffer is only allocated when
+        bytes arrive."""
         rooms: list[memoryview] = []
 
         def room() -> memoryview:
@@ -258,8 +259,8 @@ class _Connection:
             self._since = self._clock.monotonic()
 
     def _left_s(self) -> float | None:
-        """Returns the seconds that are left for the incomplete request; None if there is none: then uvicorn's timer for
-        idle connections runs."""
+        """Returns the seconds until the incomplete request must be complete. None if there is no incomplete request:
+        then uvicorn's timer for idle connections runs."""
         if self._since is None:
             return None
         return max(0.0, self._since + self._request_s - self._clock.monotonic())
@@ -282,7 +283,7 @@ class _Connection:
         self._protocol.resume_writing()
 
     async def _answered(self) -> None:
-        """Waits until the complete requests are answered: the client may have closed only its side."""
+        """Waits until the complete requests are answered: a client that ended its side may still read."""
         if not self._transport.is_closing() and self._protocol.conn.their_state is not h11.SEND_BODY:
             await self._end_requests()
 

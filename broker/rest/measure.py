@@ -10,4 +10,4 @@ Measure = Callable[[Page], Awaitable[None]]
 
 
 async def no_metrics(page: Page) -> None:
-    """Writes nothing: the default, for a broker without metrics."""
+    """Writes nothing: the default function for a broker without metrics."""

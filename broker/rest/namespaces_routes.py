@@ -98,7 +98,7 @@ async def create_namespace(call: Call) -> None:
 
 
 def _count(given: Mapping[str, Any]) -> int:
-    """Returns the number of bundles in the body; 0: the default. Raises BadRequest (412)."""
+    """Returns the number of bundles in the body; 0: the default. Raises BadRequest (412) if the number is invalid."""
     bundles = given.get("bundles") or given
     count = convert_value(bundles, dict[str, object], "bundles").get("numBundles") or 0
     count = int(convert_value(count, int, "numBundles"))
@@ -138,8 +138,8 @@ async def remove_auto_topics(call: Call) -> None:
 
 
 def _auto(given: AutoTopic) -> dict[str, object]:
-    """Returns the fields of a namespace for the policy of automatic topic creation. Raises BadRequest (412), with
-    Pulsar's text, if the number of partitions does not fit the type."""
+    """Returns the fields of a namespace record for the policy of automatic topic creation. Raises BadRequest (412),
+    with Pulsar's text, if the number of partitions does not fit the topic type."""
     partitions = given.defaultNumPartitions or 0
     if given.allowAutoTopicCreation and (wrong := _wrong_partitions(given)):
         text = "Invalid configuration for autoTopicCreationOverride. the detail is [defaultNumPartitions]"
@@ -151,7 +151,7 @@ def _auto(given: AutoTopic) -> dict[str, object]:
 
 
 def _wrong_partitions(given: AutoTopic) -> str:
-    """Returns the error text, or "" if the number of partitions fits the topic type."""
+    """Returns why the number of partitions does not fit the topic type, or "" if it does."""
     partitions = given.defaultNumPartitions
     if given.topicType != "partitioned":
         return "is not allowed to be set when the type is non-partition." if partitions else ""
@@ -233,7 +233,7 @@ async def unsubscribe(call: Call) -> None:
 
 
 async def _each_topic(call: Call, operation: Operation[None], **arguments: object) -> None:
-    """Calls the operation for each persistent topic of a namespace; skips topics without the subscription."""
+    """Calls the operation for each persistent topic of a namespace; skips topics without that subscription."""
     name = str(call.namespace)
     await call.authorize(op.GET_NAMESPACE, name=name)
     for topic in await call.call_here(op.LIST_TOPICS, namespace=name, partitions=True):

@@ -106,8 +106,8 @@ Fields = dict[str, Any]
 
 
 class PolicyRow(NamedTuple):
-    """A row of the table of policies. `namespace` and `topic`: the last part of the path there; empty: it has none.
-    `key`: its key in the JSON of a namespace."""
+    """A row of the table of policies. `namespace` and `topic`: the last part of the path of the namespace's or the
+    topic's route; empty: there is no such route. `key`: the policy's key in the JSON of a namespace."""
 
     namespace: str
     topic: str
@@ -134,7 +134,7 @@ _REASONS = {
 
 # ------------------------------------------------------------------ numbers and booleans
 class BodyForm(NamedTuple):
-    """The type of a policy's JSON body, and the functions that translate it to our fields and back."""
+    """The type of a policy's JSON body, and the functions that translate the body to fields of Policies and back."""
 
     kind: Any
     take: Callable[[Any], Fields]
@@ -160,8 +160,8 @@ def _plain(policy: Policy, rest: Rest) -> BodyForm:
 def _object(
     kind: Any, names: Mapping[str, str], check: Callable[[Any], None] = lambda given: None, *, whole: bool = False
 ) -> BodyForm:
-    """Returns the shape of a JSON object whose keys `names` are fields of ours. The policy counts as not set if the
-    first of them is not set, or with `whole`, if any is not."""
+    """Returns the BodyForm of a JSON object; `names` maps its keys to fields of Policies. The policy counts as not set
+    if the first of these fields is not set, or with `whole`, if any is not."""
 
     def take(given: Any) -> Fields:
         check(given)
@@ -188,7 +188,8 @@ def _retention(minutes: str, mib: str) -> BodyForm:
 
 
 def parse_quota(given: BacklogQuota, kind: str) -> Fields:
-    """Returns our fields for a backlog quota. `kind` is destination_storage or message_age; else raises BadRequest."""
+    """Returns the fields of Policies for a backlog quota. Raises BadRequest unless `kind` is destination_storage or
+    message_age."""
     size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
     if kind == "message_age":
         fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
@@ -205,7 +206,8 @@ def parse_quota(given: BacklogQuota, kind: str) -> Fields:
 
 
 def _limit(value: int | None, name: str) -> int:
-    """Returns Pulsar's limit as ours, where 0 is no limit. Raises BadRequest (412)."""
+    """Translates a limit of Pulsar to one of Magnetar, where 0 means no limit. Raises BadRequest (412) if it is
+    invalid."""
     if value is None or value < 0:
         return 0
     if not 0 < value < 1 << 62:
@@ -214,7 +216,7 @@ def _limit(value: int | None, name: str) -> int:
 
 
 def quota_map(policies: Policies) -> dict[str, object]:
-    """Returns Pulsar's map of the backlog quotas that are set, by kind."""
+    """Returns the backlog quotas that are set, by kind, as Pulsar's JSON."""
     policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
     if policies.backlog_quota_bytes:
         found["destination_storage"] = _quota(policies.backlog_quota_bytes, -1, policy)
@@ -233,7 +235,8 @@ def _check_persistence(given: Persistence) -> None:
 
 
 def _a_second(rate: int, period_s: int) -> int:
-    """Returns the rate per second, rounded up; 0: no limit. Raises BadRequest (412)."""
+    """Returns the rate per second, rounded up; 0: no limit. Raises BadRequest (412) if the rate or the period is
+    invalid."""
     if period_s < 1:
         raise _bad_request(f"ratePeriodInSecond is 1 or more, not {period_s}")
     if rate < -1 or rate >= 1 << 62:
@@ -296,7 +299,8 @@ def _show_inactive(policies: Policies) -> object:
 
 
 def _take_compatibility(given: str) -> Fields:
-    """Returns our field for a compatibility strategy; None for "UNDEFINED": it is inherited."""
+    """Returns the field of Policies for a schema compatibility strategy; its value is None for "UNDEFINED": the
+    strategy is inherited."""
     if given.upper() == "UNDEFINED":
         return {"schema_compatibility": None}
     try:
@@ -311,7 +315,7 @@ def _show_compatibility(policies: Policies) -> object:
 
 
 def _boolean(field: str, default: bool) -> BodyForm:
-    """Returns the shape of a boolean policy that is returned with its default if it is not set."""
+    """Returns the BodyForm of a boolean policy; if the policy is not set, its default is returned."""
 
     def show(policies: Policies) -> object:
         value = getattr(policies, field)
@@ -321,8 +325,8 @@ def _boolean(field: str, default: bool) -> BodyForm:
 
 
 def _take_snapshot_interval(value: int | None) -> Fields:
-    """Returns our field for the snapshot interval; None if it is null: Pulsar posts null to a namespace instead of
-    DELETE. Raises BadRequest (412)."""
+    """Returns the field of Policies for the snapshot interval; its value is None for null, which Pulsar posts to a
+    namespace instead of DELETE. Raises BadRequest (412) if it is invalid."""
     if value is not None and not 0 <= value < 1 << 62:
         raise _bad_request(_REASONS["dedup_snapshot_s"])
     return {"dedup_snapshot_s": value}
@@ -393,8 +397,8 @@ QUOTA_FIELDS = {
 
 
 def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
-    """Returns our fields for the JSON of a namespace (wire-protocol: partly filled, unknown keys are no error). Raises
-    BadRequest (400, 412)."""
+    """Returns the fields of Policies in the JSON of a namespace. Missing and unknown keys are no error. Raises
+    BadRequest (400, 412) if a policy is invalid."""
     found = Fields()
     for row in POLICIES:
         value = given.get(row.key) if row.key else None
@@ -409,7 +413,8 @@ def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
 
 
 def convert_value(value: object, kind: Any, name: str) -> Any:
-    """Returns the value converted to the type `kind`. Raises BadRequest, whose text begins with `name`."""
+    """Returns the value, converted to the type `kind`. Raises BadRequest if it cannot be converted; the text begins
+    with `name`."""
     try:
         return msgspec.convert(value, kind, strict=False)  # numbers in quotes, as with Pulsar
     except msgspec.ValidationError as error:

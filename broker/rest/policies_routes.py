@@ -33,7 +33,8 @@ async def read_policies(call: Call, place: dict[str, str], *, applied: bool = Fa
 
 
 async def change_policies(call: Call, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()) -> None:
-    """Sets the policies in `fields`; those that are None, and those in `removed`, are inherited again."""
+    """Sets the policies in `fields`. Fields that are None, and those in `removed`, are removed, so that they are
+    inherited again."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()
@@ -142,7 +143,7 @@ async def remove_replication(call: Call) -> None:
 
 
 def check_clusters(call: Call, clusters: list[str]) -> None:
-    """Raises BadRequest (412) if another cluster than this one is named."""
+    """Raises BadRequest (412) if `clusters` names another cluster than this one."""
     own = call.broker.config.cluster
     for each in clusters:
         if each != own:
@@ -158,8 +159,8 @@ UNLIMITED = DispatchRate(0, 0)
 
 
 class FixedPolicy(NamedTuple):
-    """A policy that Pulsar has and Magnetar has not: GET returns its one value, any other is refused, DELETE does
-    nothing."""
+    """A policy of Pulsar that Magnetar does not support: GET returns a fixed value, any other value is refused, DELETE
+    does nothing."""
 
     name: str  # last part of the path
     verb: str  # that sets it

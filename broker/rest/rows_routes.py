@@ -56,7 +56,7 @@ def _part(call: Call, part: Part) -> object:
 
 
 def _taken(call: Call, name: str, kind: type) -> object:
-    """Returns a parameter of the query as a value of type `kind`. Raises BadRequest if it is of another type."""
+    """Returns a parameter of the query as a value of type `kind`. Raises BadRequest if it cannot be converted."""
     if kind is bool:
         return call.parse_flag(name)
     text = call.query.get(name, "")
@@ -64,7 +64,8 @@ def _taken(call: Call, name: str, kind: type) -> object:
 
 
 def _place(call: Call, rule: Rule, place: str) -> dict[str, str]:
-    """Returns the field of the request that names the tenant, namespace or topic, with its value."""
+    """Returns the field of the operation's request that names the tenant, namespace or topic, with the name from the
+    path."""
     if rule.on is PermissionPlace.TENANT:
         return {rule.field: call.names["tenant"]}
     if place == "{N}":

@@ -22,7 +22,7 @@ SCHEMAS = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 
 class Payload(msgspec.Struct):
-    """A schema as a tool sends it; `properties` may be null."""
+    """A schema in the JSON form in which tools send it; `properties` may be null."""
 
     type: str
     schema: str | None = ""
@@ -34,8 +34,8 @@ def _topic(call: Call) -> str:
 
 
 def _given(call: Call) -> dict[str, object]:
-    """Returns the arguments `topic` and `schema` from the request. Raises BadRequest (422) if the definition is
-    invalid."""
+    """Returns the arguments `topic` and `schema` of an operation, from the request. Raises BadRequest (422) if the
+    definition is invalid."""
     given = call.parse_body(Payload)
     try:
         info = info_of(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)
@@ -98,7 +98,8 @@ async def delete_schema(call: Call) -> object:
 async def test_schema(call: Call) -> object:
     found = await _valid(call.call_here(op.TEST_SCHEMA, **_given(call)))
     return {
-        "compatibility": not found.refused, "schemaCompatibilityStrategy": found.compatibility.upper(),
+        "compatibility": not found.refused,
+        "schemaCompatibilityStrategy": found.compatibility.upper(),
     }
 
 

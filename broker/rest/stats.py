@@ -35,8 +35,8 @@ _MODES = {
 
 
 class RateMeters:
-    """The last counters of producers and consumers whose rates were asked for, by their id; of more than METERS_MAX the
-    oldest is dropped."""
+    """Measures the rates of producers and consumers: stores their last counters, by id, for at most METERS_MAX of them.
+    A new id beyond that replaces the one that was measured longest ago."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,7 +46,8 @@ class RateMeters:
         return self._clock.wall_ms()
 
     def rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
-        """Returns the rate per second of each counter since the last call for this `number`, or since `since_ms`."""
+        """Returns the rate per second of each counter since the last call with this `number`, the id of a producer or
+        consumer; at the first call, since `since_ms`."""
         now, known = self._clock.monotonic(), self._known.get(number)
         if known is None:
             passed_s = max(RATE_S, (self._clock.wall_ms() - since_ms) / 1000)
@@ -107,8 +108,8 @@ def topic_stats(
 
 
 def _transactions(found: values.TopicStats) -> dict[str, Any]:
-    """Returns the statistics of the topic's transactions; the key `transactions` is None if it has had none. `waiting`:
-    messages that readers do not get before an open transaction ends."""
+    """Returns the statistics of the topic's transactions as Pulsar's JSON; the key `transactions` is None if the topic
+    never had a transaction. `waiting`: the messages that consumers do not get before an open transaction ends."""
     seen = found.transactions
     if seen is None:
         return {"ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0, "transactions": None}
@@ -149,7 +150,8 @@ def _live(every: Iterable[Producer], found: values.ProducerStats) -> Producer | 
 
 def _connected(found: values.ProducerStats | values.ConsumerStats, live: Producer | Consumer | None) -> dict[str, Any]:
     return {
-        "address": f"/{found.address}", "clientVersion": live.client if live is not None else "",
+        "address": f"/{found.address}",
+        "clientVersion": live.client if live is not None else "",
         "connectedSince": _since(live.since_ms) if live is not None else "",
     }
 
@@ -212,8 +214,8 @@ def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: RateMe
 
 # ------------------------------------------------------------------ internals
 def internal_stats(found: values.TopicInternalStats, stats: values.TopicStats) -> dict[str, Any]:
-    """Returns the internal statistics of a topic as Pulsar's JSON: of its log (`found`) and its subscriptions
-    (`stats`)."""
+    """Returns the internal statistics of a topic as Pulsar's JSON: those of its log from `found`, and those of its
+    subscriptions from `stats`."""
     newest = found.ledgers[-1] if found.ledgers else None
     ledgers = [_ledger(each) for each in found.ledgers]
     return {
@@ -257,8 +259,8 @@ def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ of all partitions
 def merge_stats(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the statistics of several partitions as one: numbers are added, of times and limits the largest counts,
-    averages are averaged, lists are concatenated, maps are merged."""
+    """Returns the statistics of several partitions as those of one topic: numbers are added, but of times and limits
+    the largest is returned; averages are averaged, lists concatenated, maps merged."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         found[name] = _merged(name, [part[name] for part in parts if name in part])
@@ -299,8 +301,8 @@ ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 def transaction_metadata(
     found: values.TransactionStats, at: Mapping[str, values.TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
-    """Returns a TransactionMetadata. `at`: what each topic has of the transaction; None: it was not or could not be
-    asked."""
+    """Returns Pulsar's TransactionMetadata. `at`: what each topic reports of the transaction; None: the topic was not
+    or could not be asked."""
     status = found.state.name
     is_known = bool(found.timeout_ms)  # it is open, or not settled yet
     return {
@@ -319,13 +321,13 @@ def transaction_metadata(
 
 
 def transaction_in_buffer(here: values.TransactionHere | None, found: values.TransactionStats | None) -> dict[str, Any]:
-    """Returns a TransactionInBufferStats."""
+    """Returns Pulsar's TransactionInBufferStats."""
     first = optional(here.first) if here is not None else None
     return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
 def transaction_in_acks(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
-    """Returns a TransactionInPendingAckStats."""
+    """Returns Pulsar's TransactionInPendingAckStats."""
     return {
         "cumulativeAckPosition": optional(pending.up_to) if pending is not None else None,
         "pendingEntries": pending.entries if pending is not None else 0,
@@ -334,16 +336,20 @@ def transaction_in_acks(pending: values.PendingOfTransaction | None) -> dict[str
 
 # ------------------------------------------------------------------ of a coordinator
 def coordinator_stats(found: values.CoordinatorTransactions) -> dict[str, Any]:
-    """Returns a TransactionCoordinatorStats."""
+    """Returns Pulsar's TransactionCoordinatorStats."""
     return {
-        "state": "Ready" if found.epoch else "None", "leastSigBits": found.next_least - 1 if found.epoch else -1,
-        "lowWaterMark": found.done_below - 1 if found.epoch else -1, "ongoingTxnSize": found.open + found.prepared,
-        "recoverStartTime": found.loading_ms, "recoverEndTime": found.loaded_ms,
+        "state": "Ready" if found.epoch else "None",
+        "leastSigBits": found.next_least - 1 if found.epoch else -1,
+        "lowWaterMark": found.done_below - 1 if found.epoch else -1,
+        "ongoingTxnSize": found.open + found.prepared,
+        "recoverStartTime": found.loading_ms,
+        "recoverEndTime": found.loaded_ms,
     }
 
 
 def coordinator_internals(number: int, found: values.CoordinatorTransactions) -> dict[str, Any]:
-    """Returns a TransactionCoordinatorInternalStats. A coordinator has one ledger; it begins with a snapshot."""
+    """Returns Pulsar's TransactionCoordinatorInternalStats. A coordinator has one ledger, which begins with a
+    snapshot."""
     ledger: dict[str, Any] = {
         "ledgerId": found.ledger_id, "entries": found.ledger_entries, "size": found.ledger_bytes, "timestamp": 0,
         "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},
@@ -364,7 +370,7 @@ def coordinator_internals(number: int, found: values.CoordinatorTransactions) ->
 
 # ------------------------------------------------------------------ of a topic
 def transaction_buffer_stats(stats: values.TopicStats, internals: values.TopicInternalStats) -> dict[str, Any]:
-    """Returns a TransactionBufferStats. The state is NoSnapshot if the topic has never had a transaction."""
+    """Returns Pulsar's TransactionBufferStats. The state is NoSnapshot if the topic never had a transaction."""
     seen = stats.transactions
     return {
         "state": "Ready" if seen else "NoSnapshot",
@@ -378,9 +384,12 @@ def transaction_buffer_stats(stats: values.TopicStats, internals: values.TopicIn
 
 
 def pending_ack_stats(found: values.SubscriptionStats) -> dict[str, Any]:
-    """Returns a TransactionPendingAckStats."""
+    """Returns Pulsar's TransactionPendingAckStats."""
     return {
-        "state": "Ready" if found.durable else "None", "lowWaterMarks": None,
-        "ongoingTxnSize": found.pending_transactions, "recoverStartTime": 0, "recoverEndTime": 0,
+        "state": "Ready" if found.durable else "None",
+        "lowWaterMarks": None,
+        "ongoingTxnSize": found.pending_transactions,
+        "recoverStartTime": 0,
+        "recoverEndTime": 0,
         "pendingEntries": found.pending_entries,
     }

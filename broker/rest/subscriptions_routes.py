@@ -23,7 +23,7 @@ from .call import SUBSCRIPTION, TOPIC, BadRequest, Call, register_route
 
 
 class ResetTo(msgspec.Struct):
-    """A message id in a body, or Java's ResetCursorData, which has more keys."""
+    """The body of a reset: a message id, or Java's ResetCursorData, which has more keys."""
 
     ledgerId: int
     entryId: int
@@ -224,8 +224,8 @@ async def examine_message(call: Call) -> Response:
 
 
 async def _entry(call: Call, found: Any) -> Response:
-    """Returns the response with an entry. Raises CorruptEntry if the payload does not decompress, BackPressure if there
-    is no memory for the decompressed payload."""
+    """Returns the response with an entry as its body. Raises CorruptEntry if the payload cannot be decompressed,
+    BackPressure if there is no memory for the decompressed payload."""
     index, header = open_entry(found.entry)
     metadata = header.metadata
     headers: dict[str, str | None] = {"X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}"}
@@ -252,8 +252,8 @@ async def _entry(call: Call, found: Any) -> Response:
 
 
 def _encoded(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
-    """Encodes the headers that have a value, up to HEADERS_BYTES_MAX in all. X-Magnetar-Left-Out lists the names of
-    those that do not fit or are None."""
+    """Encodes the headers that have a value, up to HEADERS_BYTES_MAX bytes together. The header X-Magnetar-Left-Out
+    lists the names of those that are None or do not fit."""
     found, left_out, room = [], [], HEADERS_BYTES_MAX
     for name, value in headers.items():
         encoded = quote(value, safe=_SAFE).encode() if value and len(value) <= room else b""
@@ -272,7 +272,7 @@ def _unfolded(header: EntryHeader, part: memoryview) -> memoryview:
 
 
 class _Payload(Response):
-    """A response that is sent in pieces, as fast as the connection sends them, and reserves memory until it is sent."""
+    """A response that is sent in pieces, as fast as the client reads, and keeps memory reserved until it is sent."""
 
     def __init__(self, memory: MemoryBudget, size: int) -> None:
         """Reserves memory for a payload of `size` bytes. Raises BackPressure if there is none."""
@@ -342,7 +342,7 @@ def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
 
 
 def _time(milliseconds: int) -> str:
-    """Returns a time as ISO 8601 in UTC, as Java's DateFormatter writes it; as a number if it is out of range."""
+    """Returns a time as ISO 8601 in UTC, in the form of Java's DateFormatter; as a number if it is out of range."""
     try:
         found = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError, OSError):

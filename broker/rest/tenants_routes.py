@@ -93,7 +93,7 @@ TENANT = "/admin/v2/tenants/{tenant}"
 
 
 class TenantInfo(msgspec.Struct):
-    """The body of a tenant."""
+    """The JSON body that describes a tenant."""
 
     adminRoles: tuple[str, ...] | None = None
     allowedClusters: tuple[str, ...] | None = None
@@ -116,8 +116,8 @@ async def update_tenant(call: Call) -> None:
 
 
 def _spec(call: Call) -> dict[str, object]:
-    """Returns the arguments of a tenant operation from the request. Raises BadRequest (412) if another cluster is
-    named."""
+    """Returns the arguments of a tenant operation, from the request. Raises BadRequest (412) if the body names another
+    cluster than this one."""
     given = TenantInfo() if call.is_empty else call.parse_body(TenantInfo)
     clusters, own = tuple(given.allowedClusters or ()), call.broker.config.cluster
     unknown = [each for each in clusters if each != own]
@@ -164,8 +164,8 @@ async def get_cluster(call: Call) -> object:
     "PUT", CLUSTER, "Answers 204 for this cluster: it exists; another one cannot be made.", body="ClusterData"
 )
 async def create_cluster(call: Call) -> None:
-    """Accepts the creation of this broker's own cluster, which set-up scripts of client suites make first; refuses any
-    other."""
+    """Accepts the creation of this broker's own cluster, which set-up scripts of client suites request first; refuses
+    any other cluster."""
     await call.authorize(op.LIST_BROKERS)
     if call.names["cluster"] != call.broker.config.cluster:
         raise BadRequest(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)

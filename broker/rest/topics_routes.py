@@ -30,7 +30,8 @@ Found = tuple[TopicStats, Topic | None]
 
 
 async def _loaded(call: Call, name: TopicName) -> Topic:
-    """Returns a topic, loaded at this broker. Raises TopicNotFound, NotFound if it has partitions, NotOwner."""
+    """Returns the topic, after loading it at this broker. Raises TopicNotFound, NotFound if it is partitioned,
+    NotOwner."""
     if await call.broker.catalog.existing_partitions(name) and not name.is_partition:
         raise NotFound(f"topic {name} has partitions: GET …/partitioned-stats, or name one of them")
     return await call.broker.topic(name)
@@ -72,8 +73,8 @@ async def _count(call: Call) -> int:
 
 
 async def _each(call: Call) -> dict[TopicName, Found]:
-    """Returns the statistics of each partition; those that cannot be asked now are left out. Raises the error of the
-    first one if none can be asked, NotFound if the topic has no partitions."""
+    """Returns the statistics of each partition; partitions whose broker does not answer now are left out. Raises the
+    error of the first partition if none is left, NotFound if the topic is not partitioned."""
     await call.authorize(op.TOPIC_STATS, name=call.topic.full)
     partitions = await call.partitions()
     if not partitions:
@@ -171,7 +172,7 @@ LIST = "/admin/v2/{domain:domain}/{tenant}/{namespace}"
 
 
 class Partitioned(msgspec.Struct):
-    """The body of a partitioned topic."""
+    """The body of a request that creates a partitioned topic."""
 
     partitions: int
     properties: dict[str, str] | None = None
@@ -195,8 +196,8 @@ async def list_partitioned(call: Call) -> object:
 
 # ------------------------------------------------------------------ partitions
 def _partitions(call: Call) -> int:
-    """Returns the number of partitions in the body, which may also have properties. Raises BadRequest (406 if it is
-    below 1, 412 if it is too large)."""
+    """Returns the number of partitions in the body, which may also contain properties. Raises BadRequest (406 if the
+    number is below 1, 412 if it is too large)."""
     of_metadata = "partitioned-topic-metadata" in call.headers.get("content-type", "") or call.body[:1] == b"{"
     count = call.parse_body(Partitioned).partitions if of_metadata else call.parse_body(int)
     if count < 1:

@@ -35,7 +35,7 @@ LIST_DEFAULT = 1_000
 
 # ------------------------------------------------------------------ what a request names
 def txn_of(call: Call) -> TxnId:
-    """Returns the id of a transaction, or of a half message, in the path. Raises InvalidRequest."""
+    """Returns the id of a transaction, or of a half message, in the path. Raises InvalidRequest if it is no such id."""
     return TxnId.checked(
         *(call.parse_number(call.names[each], f"the half {each} of an id") for each in ("most", "least"))
     )
@@ -54,7 +54,7 @@ def _coordinator(call: Call, text: str) -> int:
 
 
 async def coordinator_numbers(call: Call) -> list[int]:
-    """Returns the number of the coordinator in the query, or those of all coordinators."""
+    """Returns the coordinator number in the query as a list; without one, the numbers of all coordinators."""
     if asked := call.query.get("coordinatorId", ""):
         return [_coordinator(call, asked)]
     return list(range(await call.broker.transactions.read_count()))
@@ -65,7 +65,7 @@ async def _listed(call: Call, number: int, limit: int = 1) -> CoordinatorTransac
 
 
 async def _found(call: Call, txn: TxnId) -> TransactionStats:
-    """Returns the statistics of a transaction. Raises NotFound if it has not begun."""
+    """Returns the statistics of a transaction. Raises NotFound if no such transaction has begun."""
     found = await call.call_coordinator(op.LIST_TRANSACTIONS, txn=txn, limit=1)
     if not found.items:
         raise NotFound(f"no transaction {txn} has begun")
@@ -73,7 +73,8 @@ async def _found(call: Call, txn: TxnId) -> TransactionStats:
 
 
 async def _at(call: Call, found: TransactionStats) -> dict[str, TransactionHere | MagnetarError]:
-    """Asks up to TOPICS_MAX topics of a transaction; returns for each what it has of the transaction, or its error."""
+    """Asks up to TOPICS_MAX topics of a transaction; returns for each topic what it reports of the transaction, or its
+    error."""
 
     async def ask(topic: str) -> TransactionHere | MagnetarError:
         try:
@@ -166,7 +167,7 @@ async def _here(call: Call) -> TransactionHere:
 
 
 async def _outcome(call: Call) -> TransactionStats | None:
-    """Returns the statistics of a transaction; None if its coordinator cannot be asked, or not by this caller."""
+    """Returns the statistics of a transaction; None if its coordinator does not answer, or refuses this caller."""
     try:
         return await _found(call, txn_of(call))
     except MagnetarError:

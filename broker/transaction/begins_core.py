@@ -96,7 +96,8 @@ class EndDecisions(OutcomeDecisions):
 
     def join_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
         """Makes the topic a participant without waiting, if the transaction is neither in doubt nor ended. Returns
-        whether it is one now; after False the caller must send a Join, which waits or answers why not."""
+        whether the topic is a participant now; after False the caller must send a Join, which waits or is refused with
+        the reason."""
         if self.has_ended:
             return False
         try:
@@ -119,8 +120,9 @@ class EndDecisions(OutcomeDecisions):
             self._answer(intent, self._answer_ended(intent, txn_state_of(found)))
 
     def _answer_ended(self, intent: End, state: TxnState) -> TxnState:
-        """Returns the state as the answer to an End of a transaction that has ended already. Raises why it was aborted
-        if `intent` is no abort, TransactionForgotten if its outcome is not kept any more."""
+        """Returns the state as the answer to an End of a transaction that has ended already. If the transaction was
+        aborted and `intent` is no abort, raises the reason; raises TransactionForgotten if the outcome was
+        discarded."""
         if state is TxnState.COMMITTED or (intent.verb is EndVerb.ABORT and intent.txn >= self.state.forgotten_below):
             return state
         raise self._why_aborted(intent.txn)
@@ -387,8 +389,8 @@ class BeginDecisions(BatchDecisions):
         self._answer(intent, BeginAnswer(first, count, self.limits.lease_s, holder))
 
     def _reserve_ids(self, count: int) -> int:
-        """Reserves `count` consecutive ids and returns the first. Raises NotOwner if this epoch has not enough left: it
-        ends, and the next one has new ids. Raises Unavailable if there is no next epoch either."""
+        """Reserves `count` consecutive ids and returns the first. If this epoch has not enough ids left, ends the epoch
+        and raises NotOwner: the next epoch has new ids. Raises Unavailable if no further epoch is possible."""
         first = self._next + self._gap()
         if first + count - 1 > (self.epoch << COUNTER_BITS) + COUNTER_MAX:
             if self.epoch == EPOCH_MAX:
@@ -436,7 +438,7 @@ class BeginDecisions(BatchDecisions):
 
     def _idle_notes(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
         """Yields new records of names and sinks whose recorded idle time differs from the actual one by at least the
-        limit divided by NOTES. Those in `changing` are left out."""
+        limit divided by NOTES, except those in `changing`."""
         limits = self.limits
         for (owner, name), each in self.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)

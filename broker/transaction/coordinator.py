@@ -3,7 +3,7 @@
     running = await RunningCoordinator.load(…)      take-over, then it serves, and settles what was decided before
     state = await running.end(…)                    and the other questions; each has its deadline
     await running.close()                           in order: what is decided is written, what is open handed over
-    await running.lose(error)                       at once; the next epoch reads the ledger
+    await running.abandon_epoch(error)              at once; the next epoch reads the ledger
 
 Requests go to the core in the turn of the event loop in which they are made. One append is in flight at a time: the
 next one has all that was decided meanwhile, and its requests are answered when it is durable. An append whose outcome
@@ -112,14 +112,12 @@ class RunningCoordinator:
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
-        """Takes the coordinator of `log` over and starts it. Raises CoordinatorFenced if another broker was faster,
-        DataLost if its ledger is lost or damaged, and the errors of the metadata and the bookies."""
+        """Takes over the coordinator of `log` and starts it. Raises CoordinatorFenced if another broker took it over
+        first, DataLost if its ledger is lost or damaged, and the errors of the metadata and the bookies."""
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         rng = world.rng
-        core = Coordinator(
-            log.number, epoch, state, limits, world.clock.monotonic(), lambda: rng.randrange(GAP_MAX)
-        )
+        core = Coordinator(log.number, epoch, state, limits, world.clock.monotonic(), lambda: rng.randrange(GAP_MAX))
         running = cls(world, log, core, topics, publish, close_s, on_over)
         running.loading_ms, running.loaded_ms = loading_ms, world.clock.wall_ms()
         running._do(core.start(world.clock.monotonic()))
@@ -131,7 +129,9 @@ class RunningCoordinator:
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
         tag: SinkTag | None = None, adopt: bool = False, address: str = "",
     ) -> BeginAnswer:  # fmt: skip
-        """Begins transactions. Raises BackPressure, InvalidRequest, SinkFenced, TransactionFenced."""
+        """Begins `count` transactions of the role `owner`; returns their ids. Raises BackPressure if no more are
+        allowed, InvalidRequest, SinkFenced if another query writes the sink of `tag`, TransactionFenced if `name` has a
+        later holder than `holder`."""
         found = await self._ask(lambda to: Begin(to, owner, count, timeout_s, name, holder, tag, adopt, address))
         assert isinstance(found, BeginAnswer), "a begin is answered by ids"
         return found
@@ -165,9 +165,7 @@ class RunningCoordinator:
         self, txn: TxnId, verb: EndVerb, owner: str, participants: Sequence[Participant] = (), *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> TxnState:  # fmt: skip
-        return await self._state(
-            lambda to: End(to, txn.least, verb, owner, participants, prepared_s, visible)
-        )
+        return await self._state(lambda to: End(to, txn.least, verb, owner, participants, prepared_s, visible))
 
     async def commit_batch(
         self,
@@ -177,8 +175,8 @@ class RunningCoordinator:
         *,
         adopt: bool = False,
     ) -> bool:
-        """Commits the transactions together, as the batch of a sink if `tag` is given. Returns True if the sink had the
-        batch already: then nothing is committed."""
+        """Commits the transactions together, as the batch of a sink if `tag` is given. Returns True if that batch of
+        the sink was committed before: then nothing is committed now."""
         least = {txn.least: participants for txn, participants in txns.items()}
         sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
         found = await self._ask(lambda to: CommitBatch(to, owner, least, *sink, adopt))
@@ -194,8 +192,8 @@ class RunningCoordinator:
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
 
     async def abort_open(self, txn: TxnId, *, only_tell: bool) -> TransactionRow:
-        """Aborts the transaction if it is open; returns its row after that. `only_tell`: returns the row as it is.
-        InvalidRequest: it was never used."""
+        """Aborts the transaction if it is open; returns its row afterwards. With `only_tell`, returns the row and
+        aborts nothing. Raises InvalidRequest if the id was never used."""
         if only_tell:
             rows = self.transaction_rows(txn, 1)
             if not rows:
@@ -212,8 +210,9 @@ class RunningCoordinator:
     async def prepare_half(
         self, half: TxnId, owner: str, group: str, check_key: str, messages: list[HalfMessage], check_after_s: float
     ) -> TxnState:
-        """Stores a half message; returns PREPARED, or its outcome if it has one already. Raises BackPressure if there
-        is no room, InvalidRequest, TransactionAborted if its id is void."""
+        """Stores a half message; returns PREPARED, or its outcome if it was stored before and has one. Raises
+        BackPressure if there is no room, InvalidRequest if a limit is exceeded, TransactionAborted if its id is void.
+        """
         return await self._state(
             lambda to: PrepareHalf(to, half.least, owner, group, check_key, messages, check_after_s)
         )
@@ -225,8 +224,8 @@ class RunningCoordinator:
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
     async def change_half(self, half: TxnId, verb: HalfChange) -> None:
-        """Changes a half message for an operator. Raises NotFound if it is not known, TransactionEnded if it has ended
-        otherwise, or the error with which publishing failed."""
+        """Changes a half message for an operator, as `verb` says. Raises NotFound if the half message is not known,
+        TransactionEnded if it has the other outcome, or the error with which publishing failed."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskHalf, None]:

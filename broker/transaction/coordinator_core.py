@@ -1,9 +1,9 @@
 """The core of a coordinator in one epoch: which transactions are committed. It decides, and waits for nothing.
 
-    effects = coordinator.receive(End(request, txn, Verb.COMMIT, …), now)     an intent
+    effects = coordinator.receive(End(request, txn, EndVerb.COMMIT, …), now)  an intent
     append = coordinator.take_append()                                        all that was decided: one append
     effects = coordinator.on_appended(append.number, now)                     a fact
-    effects = coordinator.on_settled(txn, topic) | tick(now) | given_up()
+    effects = coordinator.on_settled(txn, topic) | tick(now) | end_epoch()
 
     OPEN ─commit→ COMMITTING ─appended→ COMMITTED ─every participant settled→ done
      │ └─prepare→ PREPARING ─appended→ PREPARED ─commit→ COMMITTING
@@ -14,9 +14,9 @@ Rules (docs/transactions.md)
 - **Commit is a record.** A transaction is committed when its record is durable, and aborted when there is none and none
   can come. So "aborted" is answered of an id of this epoch that is in no table, and of one of an earlier epoch of which
   the ledger says nothing: its coordinator cannot append any more.
-- **Doubt.** While a record of a transaction is in flight nothing is answered about its id: intents wait in `later` and
-  are handled when the record is durable. If the outcome of the append is unknown, `end_epoch` answers them without an
-  outcome, and the next epoch reads the ledger.
+- **Doubt.** While a record of a transaction is in flight nothing is answered about its id: intents wait in
+  `waiting_intents` and are handled when the record is durable. If the outcome of the append is unknown, `end_epoch`
+  answers them without an outcome, and the next epoch reads the ledger.
 - **One decision.** Ids are unique, a decision moves the transaction out of the phases in which it may be decided, and
   all happens in one event loop: two commits make one record.
 - **Settling.** A durable outcome is kept until each participant has stored it (`Done`), and for `retention_s` after
@@ -94,8 +94,8 @@ HANDED_MAX = 500
 
 
 class Coordinator(BeginDecisions):
-    """The core of one epoch of a coordinator. `state` is that of its ledger; from now on only this object applies
-    records to it."""
+    """The core of one epoch of a coordinator. `state` is what was read from its ledger; from now on only this object
+    applies records to `state`."""
 
     def __init__(
         self, number: int, epoch: int, state: CoordinatorState, limits: Limits, now: float, gap: Callable[[], int]
@@ -107,7 +107,8 @@ class Coordinator(BeginDecisions):
 
     # ------------------------------------------------------------------ intents
     def start(self, now: float) -> list[Effect]:
-        """Takes up the transactions of earlier epochs; returns the first effects, which settle what these decided."""
+        """Resumes the transactions of earlier epochs; returns the first effects, which send the outcomes that those
+        epochs decided."""
         for handed in self.state.handed:
             if handed.epoch == self.epoch - 1:
                 self._take_handed(handed, now)
@@ -339,8 +340,8 @@ class Coordinator(BeginDecisions):
         return self.take_effects()
 
     def hand_over(self, now: float) -> list[AnyRecord]:
-        """Returns the records with which the next epoch goes on. `is_over` must be set, no append may be in flight, and
-        nothing may be decided afterwards."""
+        """Returns the records with which the next epoch goes on. `has_ended` must be True, no append may be in flight,
+        and nothing may be decided afterwards."""
         assert self.has_ended, "nothing is decided after a hand-over"
         assert not [*self._writing, *self._gathered], "nothing is in doubt at a hand-over"
         opened = [

@@ -1,11 +1,11 @@
 """The transaction coordinators of the cluster as one broker sees them: those it owns, and the owners of the others.
 
-    await coordinators.find(number)        its owner; this broker takes one that no broker owns
-    await coordinators.here(number)        the running one; NotOwner if another broker owns it
+    await coordinators.find_owner(number)  its owner; this broker takes one that no broker owns
+    await coordinators.load_here(number)   the running one; NotOwner if another broker owns it
     await coordinators.join(txn, topic)    and get_facts, abort_open: `Coordinators` of broker/common/transactions.py,
                                            here or over the network
-    await coordinators.look_after()        loads those that no broker owns and that have something to do
-    await coordinators.close() | drop(…)   closes them, or drops them at once
+    await coordinators.load_unowned()      loads those that no broker owns and that have something to do
+    await coordinators.close() | drop_all(error)    closes them, or drops them at once
 
 There is a fixed number of coordinators, set by the first transaction of the cluster. A coordinator has its owner as a
 bundle of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic
@@ -85,8 +85,8 @@ def coordinator_limits(config: BrokerConfig) -> Limits:
 
 
 class TransactionCoordinators:
-    """The coordinators as one ownership session of this broker sees them. `is_settled` returns whether the broker knows
-    what it owns; before that it takes no coordinator."""
+    """The transaction coordinators during one ownership session of this broker. `is_settled` returns whether the broker
+    knows which bundles it owns; before that this broker becomes the owner of no coordinator."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
@@ -110,7 +110,8 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ finding
     async def ensure_count(self) -> int:
-        """Returns how many coordinators there are. The first call in the cluster stores the number, for good."""
+        """Returns the number of coordinators of the cluster. The first call in the cluster stores the number, which
+        never changes after that."""
         if not self._count:
             wanted = self._config.transaction_coordinators
             found = await update_record(
@@ -135,7 +136,8 @@ class TransactionCoordinators:
         return found
 
     async def has_been_loaded(self, number: int) -> bool:
-        """Whether the coordinator was ever loaded; changes nothing. Raises NotFound if `number` is too large."""
+        """Whether any broker has ever loaded the coordinator; changes nothing. Raises NotFound if `number` is too
+        large."""
         count = await self.read_count()
         if number >= count:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
@@ -143,7 +145,7 @@ class TransactionCoordinators:
 
     async def find_owner(self, number: int) -> BrokerRecord:
         """Returns the broker that owns the coordinator; if there was none, this broker becomes the owner. Raises
-        NotFound if there is no such coordinator, Unavailable if this broker takes none at the moment."""
+        NotFound if there is no such coordinator, Unavailable while this broker takes no coordinators."""
         await self._check_number(number)
         if number in self._loaded:
             return self._ownership.me
@@ -162,15 +164,13 @@ class TransactionCoordinators:
 
     async def load_here(self, number: int) -> RunningCoordinator:
         """Returns a coordinator that this broker owns, after loading it if necessary. Raises NotOwner if another broker
-        owns it; the field `owner` names that one."""
+        owns the coordinator; its field `owner` is that broker's endpoint."""
         found = self._loaded.get(number)
         if found is not None:
             return found
         owner = await self.find_owner(number)
         if owner.name != self._ownership.me.name:
-            raise NotOwner(
-                f"coordinator {number} is at {owner.endpoint}; look it up again", owner=owner.endpoint
-            )
+            raise NotOwner(f"coordinator {number} is at {owner.endpoint}; look it up again", owner=owner.endpoint)
         return await self._loading.run(number, lambda: self._load(number))
 
     async def _load(self, number: int) -> RunningCoordinator:
@@ -299,7 +299,7 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes all coordinators. The caller must release the ownership afterwards."""
+        """Closes all coordinators. The caller must release the ownership of the coordinators afterwards."""
         self._closed = True
         await self._loading.drain()
         await asyncio.gather(*[running.close() for running in self.loaded])
@@ -310,4 +310,3 @@ class TransactionCoordinators:
         self._closed = True
         await asyncio.gather(*[running.abandon_epoch(error) for running in self.loaded])
         await self.peers.close()
-

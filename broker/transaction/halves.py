@@ -1,8 +1,8 @@
 """The driver of half messages: connected members that answer checks, and tasks that publish committed half messages.
 
     work = HalfDriver(publish, published, not_published)
-    with work.member() as member: …                           `await member.next()` returns its next check
-    work.put_question(AskHalf) | work.publish(PublishHalf)    effects of the core
+    with work.join_member() as member: …                      `await member.next_check()` returns its next check
+    work.put_check(AskHalf) | work.publish(PublishHalf)       effects of the core
     await work.close()                                        ends the members and cancels what is being published
 
 Each half message is published by its own task, AT_ONCE at a time, within PUBLISH_S: then its transaction times out.
@@ -41,7 +41,7 @@ class PublishHalves(Protocol):
 
 
 class GroupMember:
-    """A connected process that answers checks of half messages."""
+    """A connected process of a group, which answers checks of half messages."""
 
     def __init__(self) -> None:
         self._asked: deque[AskHalf] = deque()
@@ -67,7 +67,7 @@ class GroupMember:
 
 
 class HalfDriver:
-    """The members and publishing tasks for the half messages of one coordinator."""
+    """The connected members that answer checks, and the tasks that publish half messages, of one coordinator."""
 
     def __init__(
         self, publish: PublishHalves, published: Callable[[PublishHalf, list[Participant]], None],

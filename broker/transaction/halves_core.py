@@ -1,8 +1,8 @@
 """Half messages of one coordinator: stored, not published, until their group says commit. A part of Coordinator.
 
     halves.receive(PrepareHalf | EndHalf | ChangeHalf | WatchHalves, now)       intents
-    halves.remove_member(member) | published(…) | not_published(…) | tick(now)  facts
-    halves.durable(record) | remove_half(half)                                  facts, of the coordinator
+    halves.remove_member(member) | on_published(…) | on_not_published(…) | tick(now)    facts
+    halves.on_durable(record) | remove_half(half, how, now)                     facts, of the coordinator
 
     STORING ─stored→ WAITING ⇄ ASKED ─commit→ PUBLISHING ─published→ COMMITTING ─durable→ committed
                       │   ↑      └─rollback→ ROLLING_BACK ─durable→ rolled back
@@ -120,7 +120,7 @@ _SHOWN = {
 
 
 class MustWait(Exception):
-    """Raised when an intent was queued until a record that is in flight is durable."""
+    """Raised when an intent cannot be answered before a record in flight is durable: it was queued until then."""
 
 
 class Half(msgspec.Struct):
@@ -146,13 +146,13 @@ class Half(msgspec.Struct):
 
 
 class MemberChecks(msgspec.Struct):
-    """The half messages that one member of a group is being asked about."""
+    """The checks that one member of a group must answer now, one for each half message."""
 
     asked: set[int] = msgspec.field(default_factory=set)
 
 
 class Group(msgspec.Struct):
-    """A group of half messages, by role and name; it exists while it has halves or members."""
+    """A group of half messages, by role and name. A group exists while it has half messages or members."""
 
     halves: int = 0
     # the next one to ask comes first
@@ -182,7 +182,7 @@ class Halves:
         self._noted = now
 
     def start(self, now: float) -> None:
-        """Takes up the half messages of earlier epochs; their checks begin anew."""
+        """Starts with the half messages that earlier epochs stored; the pauses before their checks begin anew."""
         for record in self._state.open.values():
             half = Half(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
             self._add(half)
@@ -239,9 +239,7 @@ class Halves:
             text = self._coordinator.describe_half(intent.half)
             raise TransactionAborted(f"the id {text} is void: prepare the half under another one", reason="void")
         after_s = min(intent.check_after_s or self._limits.check_after_s, self._limits.open_s)
-        record = HalfStored(
-            intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages)
-        )
+        record = HalfStored(intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages))
         self._add(Half(record, now, Phase.STORING, [intent]))
         self._storing_bytes += half_bytes(record)
         self._coordinator.add_decision(record)
@@ -291,8 +289,9 @@ class Halves:
         self._decided(half, intent, is_commit=intent.verb is HalfVerb.COMMIT, now=now)
 
     def _ended_as(self, intent: EndHalf, now: float) -> TxnState:
-        """Returns the answer to an EndHalf of a half that is not open. A rollback before the half arrived makes its id
-        void. Raises TransactionAborted, TransactionEnded if it has the other outcome, TransactionForgotten."""
+        """Returns the answer to an EndHalf of a half message that is not open. A rollback of an id that was not used
+        yet makes the id void. Raises TransactionAborted for a commit after a rollback, TransactionEnded for a rollback
+        after a commit, TransactionForgotten if the outcome is not known any more."""
         self._coordinator.check_id(intent.half)
         outcome = self._state.find_outcome(intent.half)
         if outcome is None:
@@ -404,7 +403,7 @@ class Halves:
             self._resolved(half, now)
 
     def _refuse(self, half: Half, error: MagnetarError) -> None:
-        """Answers the intents that wait for the commit with `error`; the other ones go on waiting."""
+        """Answers the intents that wait for the commit with `error`; the other waiting intents are not answered."""
         later, half.waiting_intents = half.waiting_intents, []
         for intent in later:
             if isinstance(intent, EndHalf | ChangeHalf) and intent.verb == HalfVerb.COMMIT:
@@ -488,7 +487,8 @@ class Halves:
         self._ask(half.group_key, now)
 
     def _leave(self, half: Half) -> None:
-        """Ends the check of the half: it is neither being asked about nor waiting for a member any more."""
+        """Ends the check of the half message: it is removed from the member that was asked, or from those that wait for
+        a member."""
         group = self._groups[half.group_key]
         group.ready.pop(half.record.half, None)
         if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
@@ -503,8 +503,8 @@ class Halves:
         return min(self._limits.pause_s_max, doubled)
 
     def _make_ready(self, half: Half, now: float, *, ask: bool = True) -> None:
-        """Makes the half ready to be asked about by the next member with room. Until there is one, only its age
-        counts."""
+        """Makes the half message ready for a check by the next member with room. Until there is one, only its age is
+        counted."""
         self._groups[half.group_key].ready[half.record.half] = None
         self._arm(half, half.age_start + self._limits.open_s)
         if ask:
@@ -618,13 +618,14 @@ class Halves:
                     self._publish(half, now)
 
     def _expire_outcomes(self, now: float) -> None:
-        """Discards outcomes that were kept for `retention_s`, or up to an eighth longer."""
+        """Discards outcomes that are older than `retention_s`, or up to an eighth more."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
             self._coordinator.add_decision(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
 
     def age_records(self, now: float) -> list[HalfNoted]:
-        """Returns records with the present ages of the open halves that are not parked."""
+        """Returns records that store the current age of each half message that waits for a check, or is being
+        checked."""
         return [
             HalfNoted(number, half.record.unknown, now - half.age_start, "")
             for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)
@@ -632,7 +633,7 @@ class Halves:
 
     # ------------------------------------------------------------------ the end of the epoch
     def take_intents(self) -> list[Intent]:
-        """Removes all waiting intents and returns them."""
+        """Removes all waiting intents from their half messages and returns them."""
         waiting = [intent for half in self._halves.values() for intent in half.waiting_intents]
         for half in self._halves.values():
             half.waiting_intents = []

@@ -29,8 +29,8 @@ class EndVerb(enum.IntEnum):
 
 
 class AbortReason(enum.Enum):
-    """The reason why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the metric.
-    """
+    """The reason why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the
+    metric."""
 
     CLIENT = "client"
     TIMEOUT = "timeout"
@@ -59,8 +59,8 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Makes `topic` a participant; if it is empty, only the timeout of the transaction begins. `owner`: the role that
-    writes there; None: the topic itself asks."""
+    """Makes `topic` a participant; with an empty `topic`, only begins the timeout of the transaction. `owner`: the role
+    that writes in the transaction at the topic; None: the topic itself asks."""
 
     request: object
     txn: int
@@ -81,7 +81,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class CommitBatch(msgspec.Struct, frozen=True):
-    """Commits the transactions of a batch together. `sink_id` is empty: they belong to no sink."""
+    """Commits the transactions of a batch together. An empty `sink_id`: the transactions belong to no sink."""
 
     request: object
     owner: str
@@ -173,7 +173,7 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 
 class WatchHalves(msgspec.Struct, frozen=True):
-    """Makes a process a member of the group: it is asked about half messages until `Halves.remove_member`."""
+    """Makes a process a member of the group, to which checks of half messages are sent until `Halves.remove_member`."""
 
     request: object
     member: object
@@ -187,8 +187,8 @@ Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | AbortOpen | 
 
 # ---------------------------------------------------------------------------------- effects
 class BeginAnswer(NamedTuple):
-    """The answer to Begin: consecutive ids from `first` on. `already`: the sink has that batch, and there are no
-    ids."""
+    """The answer to Begin: consecutive ids from `first` on. `already`: the batch of the sink is committed already, and
+    no ids were given."""
 
     first: int
     ids: int
@@ -198,8 +198,8 @@ class BeginAnswer(NamedTuple):
 
 
 class TransactionRow(NamedTuple):
-    """A transaction as an administrator sees it. `waiting`: its participants; after its end only those that have not
-    stored the outcome."""
+    """A transaction, as administrators see it. `waiting`: its participants; after the end of the transaction only those
+    that have not stored the outcome."""
 
     txn: int
     state: TxnState
@@ -218,14 +218,14 @@ Result = BeginAnswer | TxnState | TransactionRow | bool | MagnetarError | None
 
 
 class Answer(NamedTuple):
-    """The answer to a request."""
+    """Answers the request with a result or an error."""
 
     request: object
     result: Result
 
 
 class Settle(NamedTuple):
-    """Tells the participant how the transaction ended, repeatedly until it answers; then `on_settled`."""
+    """Sends the outcome of the transaction to the participant, repeatedly until it answers; then `on_settled`."""
 
     txn: int
     committed: bool
@@ -239,7 +239,8 @@ class AbandonEpoch(NamedTuple):
 
 
 class AskHalf(NamedTuple):
-    """Asks the member about a half message. It must answer within `answer_s`, by an EndHalf with the number `check`."""
+    """Asks the member for the outcome of the half message. The member must answer within `answer_s`, by an EndHalf with
+    the number `check`."""
 
     member: object
     half: int
@@ -252,7 +253,7 @@ class AskHalf(NamedTuple):
 
 
 class PublishHalf(NamedTuple):
-    """Publishes the messages in transaction `txn`; then `published` or `not_published` of Halves."""
+    """Publishes the messages in transaction `txn`; then `Halves.on_published` or `Halves.on_not_published`."""
 
     half: int
     txn: int
@@ -271,7 +272,7 @@ Effect = Answer | Settle | AbandonEpoch | AskHalf | PublishHalf | WarnParked
 
 
 class Append(NamedTuple):
-    """Appends the records in this order; then `on_appended(number)`, or `given_up` if the outcome is unknown."""
+    """Appends the records in this order; then `on_appended(number)`, or `end_epoch` if the outcome is unknown."""
 
     number: int
     records: list[AnyRecord]
@@ -316,8 +317,8 @@ LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.
 
 
 class Counters(msgspec.Struct):
-    """Counts since the take-over. `durations`: how many transactions took how long from the first use of the id to the
-    outcome, by the bounds LASTED_S; the last count is of longer ones."""
+    """Counts since the take-over. `durations`: a histogram, by the bounds LASTED_S, of the time from the first use of
+    an id to the outcome of the transaction; the last count is of longer times."""
 
     begun: int = 0
     committed: int = 0
@@ -328,7 +329,7 @@ class Counters(msgspec.Struct):
     durations_sum_s: float = 0.0  # of all together
 
     def count_ended(self, lasted_s: float) -> None:
-        """Counts a transaction that got its outcome `durations_sum_s` after the first use of its id."""
+        """Counts a transaction that got its outcome `lasted_s` seconds after the first use of its id."""
         self.durations[bisect_left(LASTED_S, lasted_s)] += 1
         self.durations_sum_s += lasted_s
 

@@ -2,7 +2,7 @@
 
     log = CoordinatorLog(…)
     state, epoch = await log.take_over()      in the order of TAKE_OVER
-    appended = log.append_now(records)        a future, done when they are durable; None: use `append`
+    appended = log.append_nowait(records)     a future, done when they are durable; None: use `append`
     await log.append(records, state)          returns when they are durable; an error: unknown, the epoch must end
     await log.close(records, state, idle=…)   hands over
 
@@ -95,8 +95,9 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ take-over
     async def take_over(self) -> tuple[CoordinatorState, int]:
-        """Takes the coordinator over; returns its state and the epoch of this owner. Raises CoordinatorFenced if
-        another broker was faster, DataLost if the record or the ledger is lost or damaged: then nothing is claimed."""
+        """Takes over the coordinator; returns its state and the epoch of this owner. Raises CoordinatorFenced if
+        another broker took it over first, DataLost if the record or the ledger is lost or damaged; after DataLost
+        nothing was claimed."""
         for step in TAKE_OVER:
             await step(self)
         return self._state, self.epoch
@@ -201,7 +202,8 @@ class CoordinatorLog:
     # ------------------------------------------------------------------ writing
     def append_nowait(self, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
         """Appends the records without waiting if they fit into one entry and a ledger is open; returns a future that is
-        done when they are durable. If it fails, call `append` with its error. Returns None if nothing was done."""
+        done when they are durable. If the future fails, call `append` with its error. Returns None if nothing was
+        appended: then call `append`."""
         if self._writer is None or not self._writer.writable or self._is_full:
             return None
         found = stored.encode_records(records, self._next_entry)
@@ -214,9 +216,9 @@ class CoordinatorLog:
     async def append(
         self, records: Sequence[AnyRecord], state: CoordinatorState, failed: MagnetarError | None = None
     ) -> None:
-        """Appends the records; returns when they are durable. `state` must have all records before them and none of
-        these. `failed`: the error of an earlier append of the same records. If this raises, it is unknown whether they
-        are durable."""
+        """Appends the records; returns when they are durable. `state` must include every record before them and none of
+        them. `failed`: the error of an earlier append of the same records. If this raises, it is unknown whether the
+        records are durable."""
         clock = self._world.clock
         until = clock.monotonic() + self._give_up_s
         while True:

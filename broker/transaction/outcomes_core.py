@@ -1,7 +1,8 @@
 """How a transaction gets its outcome: decisions are gathered for one append, and take effect when that is durable.
 
-    take_append() → on_appended(number)    one append at a time, with all that was decided; `promote_lazy`: also what
-    may wait on_settled(txn, topic)                 a participant has stored the outcome
+    take_append() → on_appended(number)    one append at a time, with all that was decided
+    promote_lazy()                         records that could wait for another append make one due
+    on_settled(txn, topic)                 a participant has stored the outcome
 
 An abort of an open transaction writes nothing: without a record of a commit it is aborted. An abort of a prepared one,
 and each commit, is a record. Effects are gathered here; each method that handles an event returns those it caused.
@@ -56,12 +57,13 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
         self._gathered.append(Decision(record, intent))
 
     def promote_lazy(self) -> None:
-        """Makes the records that may wait for another append due now: they have waited long enough."""
+        """Makes an append due for the records that could wait for another append: they have waited long enough."""
         self._gathered += self._lazy
         self._lazy = []
 
     def take_append(self) -> Append | None:
-        """Returns the next append with all that was decided, or None if there is nothing or an append is in flight."""
+        """Returns the next append, with all records that were decided, or None if none was decided or an append is in
+        flight."""
         if self._writing or not self._gathered:
             return None
         self._writing = [*self._gathered, *self._lazy]
@@ -70,7 +72,7 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
         return Append(self._number, [each.record for each in self._writing])
 
     def on_appended(self, number: int, now: float) -> list[Effect]:
-        """Applies the records of append `number`, which is durable; returns the effects."""
+        """Fact: the records of append `number` are durable. Applies them and returns the effects."""
         assert number == self._number, "one append at a time"
         assert self._writing, "an append has records"
         decisions, self._writing = self._writing, []
@@ -92,7 +94,8 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
         self._effects.append(Answer(intent.request, result))
 
     def take_effects(self) -> list[Effect]:
-        """Removes the gathered effects and returns them. After calls of `halves` the driver must call this itself."""
+        """Removes the gathered effects and returns them. The driver must also call this after it has called a method of
+        `halves`."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -153,8 +156,8 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
 
     # ------------------------------------------------------------------ outcomes
     def _commit_nothing(self, live: LiveTransaction, now: float) -> None:
-        """Commits a transaction without participants. Its record joins the next append; it does no harm if it is lost
-        with the coordinator."""
+        """Commits a transaction without participants. Its record is added to the next append; it does no harm if the
+        record is lost."""
         self._remove(live)
         record = commit_record({live.txn: []}, owner=live.owned.owner)
         self.state.apply(record)
@@ -215,7 +218,7 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
         self._effects += [Settle(txn, is_committed, each) for each in each_waiting.values()]
 
     def on_settled(self, txn: int, topic: str) -> list[Effect]:
-        """Handles that the topic has stored the outcome; returns the effects. Repeated calls do nothing."""
+        """Fact: the topic has stored the outcome. Returns the effects. Repeated calls do nothing."""
         self._on_settled(txn, topic)
         return self.take_effects()
 
@@ -233,6 +236,7 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
             del self._ending[txn]
 
     def find_unsettled(self, txn: int, topic: str) -> Participant | None:
-        """Returns the topic's part of a durable commit that the topic has not stored yet, or None."""
+        """Returns what the topic must still store of a committed transaction; None if the topic has stored the outcome,
+        or the commit is not durable."""
         ending = self._ending.get(txn)
         return ending.waiting.get(topic) if ending is not None and ending.committed and ending.is_durable else None

@@ -47,11 +47,9 @@ class BrokerPeers:
         self._tasks = Tasks()
 
     async def join(self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
-        """Joins at the broker that owns the coordinator. Raises its error, as NotOwner or TransactionForgotten; after
-        ConnectionLost and TimedOut the outcome is unknown."""
-        item = wire.JoinItem(
-            txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner
-        )
+        """Sends a join to the broker that owns the coordinator. Raises the error that it answers, as NotOwner or
+        TransactionForgotten; after ConnectionLost and TimedOut the outcome is unknown."""
+        item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner)
         reply = await self._ask(endpoint, "Join", item, txn.most)
         if reply.HasField("error"):
             raise from_wire(reply.error)
@@ -61,8 +59,8 @@ class BrokerPeers:
         return TxnState(reply.state)
 
     async def abort_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> TransactionFacts:
-        """Asks the owner of a coordinator to abort a transaction, or with `only_tell` only for its facts. Raises the
-        same errors as `join`."""
+        """Asks the owner of a coordinator to abort a transaction if it is open, and returns its state afterwards; with
+        `only_tell`, only asks for the state. Raises the same errors as `join`."""
         item = wire.AbortOpenItem(txn=wire.TransactionId(most=txn.most, least=txn.least), only_tell=only_tell)
         reply = await self._ask(endpoint, "AbortOpen", item, txn.most)
         if reply.HasField("error"):
@@ -176,7 +174,7 @@ TOGETHER = 1_000
 
 
 class SettlingTopics(Protocol):
-    """The topics of the cluster, wherever they are served."""
+    """The topics of the cluster, at whichever broker they are loaded."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
         """Sends the settlements to the topic; returns for each None if the topic has stored it, or is certainly gone,
@@ -192,8 +190,8 @@ class _Waiting(NamedTuple):
 
 
 class Settler:
-    """Sends outcomes of transactions to topics until each has stored its own. `settled(settlement, topic)` is called
-    once for each that is added."""
+    """Sends outcomes of transactions to topics until each topic has stored its own. Calls `settled(settlement, topic)`
+    once for each settlement that was added, when it is stored."""
 
     def __init__(self, world: World, topics: SettlingTopics, settled: Callable[[Settlement, str], None]) -> None:
         self._world = world

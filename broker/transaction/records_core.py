@@ -27,8 +27,8 @@ import msgspec
 
 
 class Participant(NamedTuple):
-    """A topic of a transaction, the number of entries there and the last one, as the client knows them; -1: unknown
-    (broker/common/transactions.py `Settlement`)."""
+    """A topic of a transaction, with the number of the transaction's entries there and the position of the last one, as
+    the client reports them; -1: unknown (broker/common/transactions.py `Settlement`)."""
 
     topic: str
     entries: int = -1
@@ -94,7 +94,7 @@ class Committed(Record, frozen=True, array_like=True, tag=1):
 
 
 class Prepared(Record, frozen=True, array_like=True, tag=2):
-    """Prepares a transaction: it survives its coordinator, until its deadline."""
+    """Prepares a transaction: after a change of the coordinator's owner it stays open, until its deadline."""
 
     txn: int
     owned: TransactionOwner
@@ -124,7 +124,7 @@ class Detached(Record, frozen=True, array_like=True, tag=5):
 
 
 class Named(Record, frozen=True, array_like=True, tag=6):
-    """Makes `holder` the holder of a name and fences earlier ones."""
+    """Makes `holder` the holder of a name; earlier holders are fenced."""
 
     name: str
     holder: int
@@ -169,7 +169,7 @@ class HandedOver(Record, frozen=True, array_like=True, tag=9):
 
 
 class Kept(Record, frozen=True, array_like=True, tag=10):
-    """The outcomes of transactions that are done, in a snapshot."""
+    """In a snapshot: the outcomes of transactions that every participant has stored."""
 
     high: int  # the ids' upper 31 bits
     committed: bytes  # their lower 32 bits: a portable roaring bitmap
@@ -177,13 +177,13 @@ class Kept(Record, frozen=True, array_like=True, tag=10):
 
 
 class Counted(Record, frozen=True, array_like=True, tag=11):
-    """The largest number of a holder, in a snapshot."""
+    """In a snapshot: the largest number that a holder of a name was given."""
 
     holders: int
 
 
 class SinkKept(Record, frozen=True, array_like=True, tag=12):
-    """The last batch of a sink, and how long it was idle."""
+    """The last committed batch of a sink, and for how long the sink was idle."""
 
     sink: SinkBatch
 
@@ -210,7 +210,7 @@ class HalfStored(Record, frozen=True, array_like=True, tag=13):
 
 
 class HalfNoted(Record, frozen=True, array_like=True, tag=14):
-    """Records the age of a half message, the answers of UNKNOWN, and whether it is parked."""
+    """Records the age of a half message, how often UNKNOWN was answered, and whether it is parked."""
 
     half: int
     unknown: int  # number of answers of UNKNOWN
@@ -225,7 +225,7 @@ class HalfRolledBack(Record, frozen=True, array_like=True, tag=15):
 
 
 class HalvesKept(Record, frozen=True, array_like=True, tag=16):
-    """The outcomes of half messages, in a snapshot."""
+    """In a snapshot: the outcomes of half messages."""
 
     committed: bytes  # portable roaring bitmaps of 64 bits
     rolled_back: bytes

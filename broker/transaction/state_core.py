@@ -119,7 +119,7 @@ class StoredHalves:
         return any(half in ids for ids in self._of.values())
 
     def ended_ids(self) -> BitMap64:
-        """Returns the ids of the halves that ended and are not forgotten."""
+        """Returns the ids of the half messages that have an outcome which is not discarded yet."""
         return self._committed | self._rolled_back
 
     @property
@@ -180,7 +180,7 @@ class OwnedTable(Generic[Value]):
         return found if found is not None or not owner else self._values.get(("", name))
 
     def key(self, owner: str, name: str) -> Key:
-        """Returns the key of the value that `find` returns."""
+        """Returns the key under which `find` finds the value."""
         return (owner, name) if (owner, name) in self._values else ("", name)
 
     def put(self, owner: str, name: str, value: Value) -> None:
@@ -196,8 +196,8 @@ class OwnedTable(Generic[Value]):
             del self._counts[owner]
 
     def has_room(self, owner: str, name: str, most: int, most_of_role: int) -> bool:
-        """Whether the role has the name already, or may add it: there are fewer than `most`, and the role has fewer
-        than `most_of_role`. Callers without a role have no bound per role."""
+        """Whether `owner` may add `name`: it is in the table already, or the table has fewer than `most` values and the
+        role fewer than `most_of_role`. Callers without a role have no bound per role."""
         if (owner, name) in self._values:
             return True
         return len(self._values) < most and (not owner or self._counts.get(owner, 0) < most_of_role)
@@ -213,7 +213,8 @@ class OwnedTable(Generic[Value]):
 
 
 class CommittedIds:
-    """The ids of committed transactions that are not forgotten, as bitmaps: of no role, of any role, and per role."""
+    """The ids of committed transactions whose outcomes are not discarded, as bitmaps: of no role, of any role, and per
+    role."""
 
     __slots__ = ("_free", "_of", "_owned")
 
@@ -251,8 +252,8 @@ class CommittedIds:
             self._owned[record.high] = owned
 
     def snapshot(self) -> Iterator[Kept]:
-        """Yields the records of a snapshot. `committed` has the ids of all roles: an earlier version reads only
-        that."""
+        """Yields the records of a snapshot. Their field `committed` lists the ids of all roles, because an earlier
+        version reads only that field."""
         for high in dict.fromkeys((*self._free, *self._owned)):
             everything = self._free.get(high, BitMap()) | self._owned.get(high, BitMap())
             owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}
@@ -395,7 +396,7 @@ class CoordinatorState:
             self.sinks.put(sink.owner, sink.sink_id, sink)
 
     def snapshot(self) -> Iterator[AnyRecord]:
-        """Yields records that restore the state, each small, so that they can be divided among entries."""
+        """Yields records that restore the state. Each is small, so that they can be divided among entries."""
         yield Counted(self.last_holder)
         yield Forgotten(self.forgotten_below)
         for txn, outcome in self.unsettled.items():

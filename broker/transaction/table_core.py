@@ -50,7 +50,7 @@ IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
 
 
 class IdLease(msgspec.Struct):
-    """A block of ids that were given together: those that are not used by `until` become void."""
+    """A block of ids that were given together. Those that are not used by the time `until` become void."""
 
     owned: TransactionOwner
     until: float
@@ -103,7 +103,8 @@ class AbortedTransaction(NamedTuple):
 
 
 class TransactionTable:
-    """The table of ids. `state` is that of the ledger; from now on only the coordinator applies records to it."""
+    """The table of ids. `state` is what was read from the ledger; from now on only the coordinator applies records to
+    it."""
 
     def __init__(self, number: int, epoch: int, state: CoordinatorState, limits: Limits) -> None:
         assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
@@ -172,7 +173,7 @@ class TransactionTable:
         return self.state.kept.has_other_owner(txn, owner)
 
     def _owner_of(self, txn: int) -> str | None:
-        """Returns the role that began the transaction; None: it is not known, as the id is in no table."""
+        """Returns the role that began the transaction; None if the id is in no table, so that the role is not known."""
         found = self._unused.get(txn) or self._live.get(txn) or self._ending.get(txn)
         if found is not None and found.owned is not None:
             return found.owned.owner
@@ -228,17 +229,18 @@ class TransactionTable:
         return min((self._next, *self._unused, *self._live, *self._ending, *self.state.unsettled))
 
     def oldest_open_s(self, now: float) -> float:
-        """Returns for how many seconds the oldest transaction without an outcome has been open; 0: there is none."""
+        """Returns for how many seconds the oldest transaction without an outcome has been open; 0 if there is no such
+        transaction."""
         began = (live.began for live in self._live.values())
         return now - min(began, default=now)
 
     def find_sink_batch(self, sink_id: str, owner: str = "") -> SinkBatch | None:
-        """Returns the last committed batch of a sink of that role, or None."""
+        """Returns the last committed batch of the sink of the role `owner`, or None."""
         return self.state.sinks.find(owner, sink_id)
 
     def transaction_rows(self, now: float, txn: int | None, limit: int) -> list[TransactionRow]:
-        """Returns up to `limit` transactions that are not settled, the oldest first; if `txn` is given, only that
-        one."""
+        """Returns rows of up to `limit` transactions that are not settled, the oldest first; only of `txn` if it is
+        given."""
         found = sorted({*self._live, *self._ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self._row(each, now)) is not None]
 

@@ -1,8 +1,8 @@
 """Several requests to coordinators that came in one RPC: one wait for all of their answers, without a task for each.
 
-    together = Together()
-    running.ask_end(together.one(), txn, Verb.COMMIT, …)      each is sent to the core in this turn
-    results = await together.wait_answers(timeout_s)           in the order in which they were made
+    questions = QuestionSet()
+    running.start_end(questions.add_question(), txn, EndVerb.COMMIT, …)    each is sent to the core in this turn
+    results = await questions.wait_answers(timeout_s)           in the order in which they were added
 
 A Question is the `request` of an intent. Its first answer counts; one without an answer in time gets TimedOut: its
 outcome is unknown.
@@ -19,7 +19,7 @@ from .intents_core import Result
 
 
 class Question:
-    """One request to a coordinator, and its answer when there is one."""
+    """One request to a coordinator, and its answer as soon as it is answered."""
 
     __slots__ = ("_together", "is_answered", "result")
 
