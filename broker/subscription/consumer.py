@@ -1,4 +1,5 @@
-"""A connected consumer, as its subscription sees it: where its deliveries go, and its member of the dispatcher."""
+"""A connected consumer, as its subscription sees it: its outlet, to which deliveries go, its member of the dispatcher,
+and the times of its last activity."""
 
 from __future__ import annotations
 

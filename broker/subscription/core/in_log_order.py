@@ -1,5 +1,5 @@
-"""Waiting entries of the policies that hand them out in log order to any consumer that can take them: a set of
-positions.
+"""The policies that deliver waiting entries in log order, to any consumer that can take them: what they have in common
+(`InLogOrder`), and Exclusive and Failover. What waits is a set of positions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Key_Shared: the messages of a key are outstanding at one consumer at a time, and are delivered in log order.
+"""Key_Shared: the messages of a key are outstanding at one consumer at a time, and are delivered in log order. After
+it, the policy of Shared.
 
 A key (the ordering key, else the key) is hashed to one of the slots 1 … 65535; slot_owners.py assigns each to an owner.
 An entry *occupies* the slots of its keys: one, or all of its messages' when a producer has batched several keys. What
