@@ -124,8 +124,8 @@ class Log(ReadableLog, Protocol):
         """Returns the bookies of the ledger that is written, by ledger id."""
 
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over, after `create`, if it is given, has created a topic that does not exist. Raises
-        TopicNotFound if the topic does not exist and `create` is None."""
+        """Takes the topic over. If it does not exist, awaits `create()` first, which creates it; raises TopicNotFound
+        if `create` is None."""
 
     async def is_ours(self) -> bool:
         """Returns True if no other broker has taken the topic over. Raises the error of the metadata store if that

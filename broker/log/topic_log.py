@@ -113,7 +113,7 @@ class TopicLog:
 
     # ------------------------------------------------------------------ take-over
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over, after `create`, if it is given, has created a topic that does not exist.
+        """Takes the topic over. If it does not exist, awaits `create()` first, which creates it.
 
         Raises TopicNotFound if the topic does not exist and `create` is None; TopicFenced if another broker was faster;
         Unavailable, or another error of bookies and metadata, if they do not answer."""

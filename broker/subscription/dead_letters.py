@@ -281,8 +281,8 @@ class DeadLetters:
 
     @property
     def is_active(self) -> bool:
-        """Returns True if entries that are given back have a back-off or may become dead letters here; the dispatcher
-        alone counts them else."""
+        """Returns True if an entry that is given back may get a back-off or become a dead letter. If False, the caller
+        only counts its redelivery."""
         return self._dispatcher.ordered or self.must_count_lost
 
     @property

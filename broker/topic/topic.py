@@ -158,10 +158,10 @@ class Topic:
 
     # ------------------------------------------------------------------ loading
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over, after `create`, if it is given, has created a topic that does not exist.
+        """Takes the topic over. If it does not exist, awaits `create()` first, which creates it.
 
-        Raises TopicNotFound if the topic does not exist; NotOwner if another broker was faster; DataLost if a ledger is
-        lost; Unavailable if bookies or the metadata do not answer."""
+        Raises TopicNotFound if the topic does not exist and `create` is None; NotOwner if another broker was faster;
+        DataLost if a ledger is lost; Unavailable if bookies or the metadata do not answer."""
         try:
             await self.log.open(create)
             for part in self.parts:

@@ -245,8 +245,8 @@ class LetterOrigin(NamedTuple):
 
 def letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
     """Returns the dead letters of an entry, as client-parts, in order: one for each message whose batch index is not in
-    `done` (the acknowledged ones). An entry whose messages cannot be told apart (encrypted, damaged, a chunk) gives one
-    letter."""
+    `done` (the acknowledged ones). If the entry's messages cannot be told apart (encrypted, damaged, a chunk), returns
+    one dead letter."""
     reason = source.reason
     try:
         body = split_broker_part(entry)[2]
