@@ -1,4 +1,5 @@
-"""Sends published entries to the ledger that is written, and confirms them in order. The driver of log_queue_core.py.
+"""Sends published entries (`Publish`) to the ledger that is written, and confirms them in order. The driver of
+log_queue_core.py.
 
     log: `queue.add` → `send` → ledger → `on_appended` → cache, publisher, `on_confirmed`
 
@@ -36,15 +37,15 @@ from .managed_ledger import ManagedLedger
 
 
 class Publisher(Protocol):
-    """Gets the outcome of each of its publishes. Neither method may wait or raise."""
+    """The port for the outcomes of publishes: the producer of each. No method may wait or raise."""
 
     def on_confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
     def on_failed(self, publish: Publish, error: MagnetarError) -> None: ...
 
 
 class Publish(Queued):
-    """An entry in flight, from the frame in which it came to its receipt: the log queues it, the ledger's writer has it
-    pending and its sender sends it."""
+    """An entry in flight, from the frame that contained it to its receipt: in the log's queue, pending at the ledger's
+    writer, and with its sender."""
 
     __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "name", "numbers", "publisher",
                  "timestamp_ms", "txn")  # fmt: skip
@@ -79,8 +80,8 @@ AGE_LOOK_MS = 1000
 
 
 class Appender:
-    """Appends the publishes of one log. `writer` None: no ledger is written yet. `timestamp_ms`: of the last publish.
-    """
+    """Appends the publishes of one log to the ledger that is written. `writer`: None until the first ledger;
+    `timestamp_ms`: that of the last publish."""
 
     __slots__ = (
         "_age_due_ms",
@@ -125,8 +126,8 @@ class Appender:
 
     # ------------------------------------------------------------------ sending
     def send(self) -> None:
-        """Sends queued publishes as long as the ledger has room. Calls `on_stopped` if there is no ledger, or it is
-        full or has failed."""
+        """Sends queued publishes while the ledger has room. Calls `on_stopped` if no ledger is written, or it is full
+        or has failed."""
         writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
         if writer is None:
             self._on_stopped()
@@ -147,7 +148,7 @@ class Appender:
             self._on_stopped()
 
     def _wait_room(self, writer: LedgerWriter) -> None:
-        """Starts a task that continues sending when the ledger has room again, or has ended."""
+        """Starts a task that continues sending when the ledger has room, or has ended."""
         if self._room is None:
             self._room = self._tasks.spawn(writer.wait_room(), "topic-log-room")
             self._room.add_done_callback(self._has_room)
@@ -169,14 +170,14 @@ class Appender:
 
     # ------------------------------------------------------------------ confirming
     def start_ledger(self, writer: LedgerWriter) -> None:
-        """Begins to write the ledger, which the committed list must name."""
+        """Starts to write a ledger, which the committed list must name already."""
         self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail
         writer.listener = self
         self.queue.start_ledger(writer.ledger_id)
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
-        """Called when the ledger has the entries up to `last_entry`: confirms them, in order. Entries that one answer
-        of the bookies confirms get their receipts together."""
+        """Called when the ledger has stored the entries up to `last_entry`: confirms these publishes, in order. Those
+        that one answer of the bookies confirms get their receipts together."""
         if writer is not self.writer:
             return  # its end is known, and so is what of it was confirmed
         if confirmed := self.queue.take_confirmed(last_entry):
@@ -184,12 +185,13 @@ class Appender:
             self._on_confirmed()
 
     def on_append_failed(self, writer: LedgerWriter) -> None:
-        """Called when the ledger's writer has failed."""
+        """Called when the ledger's writer has failed: the log continues in another ledger."""
         if writer is self.writer:
             self._on_stopped()
 
     def confirm(self, confirmed: Sequence[Publish]) -> None:
-        """Confirms publishes, in order. They must all be in the ledger that is written, or was written last."""
+        """Confirms publishes, in order. All of them must be stored in the ledger that is written, or was written
+        last."""
         span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
         waits = seconds.waiting
         for publish in confirmed:
@@ -211,8 +213,8 @@ class Appender:
             seconds.count_waiting()
 
     def end_ledger(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
-        """Ends the ledger that is written at `last_entry`. Returns the publishes in it that are not confirmed yet, and
-        its closed row for the list; None instead of the row if no ledger is written."""
+        """Ends the ledger that is written, at `last_entry`. Returns the stored publishes that are not confirmed yet,
+        and the ledger's closed row for the list. ([], None) if no ledger was written yet."""
         if self.writer is None:
             return [], None
         stored = self.queue.end_ledger(last_entry)
@@ -230,7 +232,7 @@ class Appender:
 
     @property
     def degraded(self) -> bool:
-        """Returns True if that ledger is on fewer bookies, or has fewer copies, than the policy asked for."""
+        """Returns True if the ledger that is written has fewer bookies, or fewer copies, than the policy asked for."""
         writer = self.writer
         return writer is not None and (
             writer.record.ensemble_size < self._managed_ledger.wanted_replication.ensemble_size

@@ -26,7 +26,8 @@ for one that was published, 470 for one that was read."""
 
 
 class StoredEntry:
-    """An entry of a topic as it is delivered: its position, how many messages it has, and its bytes."""
+    """An entry of a topic for delivery: its bytes (`frames`), its position, and the number and indexes of its
+    messages."""
 
     __slots__ = (
         "_slots", "chunk_of", "count", "deliver_at_ms", "frames", "index", "position", "size", "timestamp_ms",
@@ -48,7 +49,8 @@ class StoredEntry:
 
     @classmethod
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
-        """Returns the entry that was read from a bookie. Raises CorruptEntry if it does not parse."""
+        """Returns the entry at `position`, from the bytes that a bookie returned. Raises CorruptEntry if they do not
+        parse."""
         index, timestamp_ms, metadata, _ = parse_stored(entry)
         if metadata.HasField("num_messages_in_batch"):
             count, slots = metadata.num_messages_in_batch, None
@@ -61,8 +63,8 @@ class StoredEntry:
 
     @property
     def has_more_chunks(self) -> bool:
-        """Returns True if this is a chunk of a message, and not its last one. Parses the entry's head where it has a
-        `chunk_of`."""
+        """Returns True if the entry is a chunk of a message, and not its last one. Parses the header of a chunk each
+        time."""
         if not self.chunk_of:
             return False
         metadata = parse_stored(self.frames[-1]).metadata
@@ -70,14 +72,14 @@ class StoredEntry:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Returns the Key_Shared slots of its messages' keys, that of the first message first. `find_slots` must have
-        been called before."""
+        """Returns the Key_Shared slots of the keys of its messages, that of the first message first. `find_slots` or
+        `set_slots` must have been called before."""
         assert self._slots is not None, "find_slots comes before"
         return self._slots
 
     def find_slots(self) -> bool:
-        """Computes the slots and stores them in the entry. Returns False if that would take long (unfolding.py): the
-        caller then has them computed in a thread, and sets them by `set_slots`."""
+        """Computes the slots and stores them in the entry. Returns False if that would take long (unfolding.py): then
+        the caller must compute them in a thread, and call `set_slots`."""
         if self._slots is None:
             self._slots = _slots_of(self.frames[-1])
         return self._slots is not None
@@ -92,18 +94,18 @@ class StoredEntry:
 
     @property
     def memory_bytes(self) -> int:
-        """Returns the bytes of memory that the entry takes, with its objects."""
+        """Returns the bytes of memory that the entry takes, with its Python objects."""
         return self.size + ENTRY_BYTES
 
     def copy_views(self) -> None:
-        """Copies frames that are views, because the entry may be kept for long: a view would keep in memory all that
-        was read with it."""
+        """Copies frames that are views of a larger buffer, so that an entry that is kept for long does not keep the
+        buffer in memory."""
         if any(isinstance(frame, memoryview) for frame in self.frames):
             self.frames = (b"".join(self.frames),)
 
     @property
     def payload(self) -> bytes:
-        """Returns the bytes of the entry in one piece: a copy."""
+        """Returns a copy of the entry's bytes, broker-part and client-part, in one piece."""
         return b"".join(self.frames)
 
     @property
@@ -129,7 +131,7 @@ def _slots_of_one(metadata: MessageMetadata) -> tuple[int, ...]:
 
 
 class _Slots(dict[bytes, tuple[int, ...]]):
-    """The slots of keys: the keys of a topic recur, and their entries share the tuples."""
+    """A cache of the slots of keys: the keys of a topic recur, and their entries share the tuples."""
 
     def __missing__(self, key: bytes) -> tuple[int, ...]:
         if len(self) >= KNOWN_KEYS_MAX:
@@ -146,7 +148,7 @@ _SLOTS = _Slots()
 
 
 class TailCache:
-    """A cache of entries, bounded in bytes; what was added first is evicted first."""
+    """A cache of entries, bounded in bytes. Evicts the entries that were added first."""
 
     def __init__(self, bytes_max: int, recent: TailCache | None = None) -> None:
         self.bytes_max = bytes_max
@@ -185,7 +187,7 @@ class TailCache:
             self._drop_oldest()
 
     def resize(self, bytes_max: int) -> None:
-        """Sets the bound, and evicts the oldest entries beyond it."""
+        """Sets the bound in bytes, and evicts the oldest entries above it."""
         self.bytes_max = bytes_max
         while self.bytes > bytes_max:
             self._drop_oldest()
@@ -205,8 +207,8 @@ class TailCache:
         return entries.get(position[1]) if entries is not None else None
 
     def run_from(self, position: Position, last_entry: int, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns entries of one ledger from `position` on, without a gap, up to `last_entry` and the bounds; none if
-        the entry at `position` is not cached."""
+        """Returns cached entries of one ledger from `position` on, without a gap: up to `last_entry`, `entries_max` and
+        `bytes_max`, at least one. Empty if the entry at `position` is not cached."""
         entries = self._ledgers.get(position[0])
         found: list[StoredEntry] = []
         if entries is None:
@@ -221,7 +223,7 @@ class TailCache:
         return found
 
     def discard(self, ledger_id: int) -> None:
-        """Drops the entries of a ledger that is no longer needed, also those in `recent`; their memory is freed at
+        """Drops the entries of a ledger that is no longer needed, here and in `recent`. Their memory is freed at
         once."""
         if self.recent is not None:
             self.recent.discard(ledger_id)

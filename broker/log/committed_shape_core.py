@@ -1,7 +1,7 @@
 """The positions of a log for readers of committed entries: it ends at the last stable position, without gaps.
 
     shape = CommittedShape(log.shape)        as the log itself, at no cost
-    shape.set_decided(decided)               from here on it ends where `outcomes` says, and leaves out what is aborted
+    shape.set_outcomes(outcomes)             from here on it ends where `outcomes` says, and leaves out what is aborted
 
 The *last stable position* is the last entry before which, and at which, each entry is plain, committed or aborted. What
 is aborted is skipped by every question: `after`, `before`, `at_or_after`, `last`, counts. So a cursor's mark moves over
@@ -54,27 +54,28 @@ def run_start(entries: BitMap, last: int) -> int:
 
 
 class TxnOutcomes(Protocol):
-    """What is decided of a topic's transactions: which entries are aborted, and up to where all transactions have
+    """The outcomes of a topic's transactions: which entries are aborted, and up to where all transactions have
     ended."""
 
     @property
     def aborted(self) -> Mapping[int, BitMap]:
-        """Returns the aborted entries, which are never shown, by ledger."""
+        """Returns the entries of aborted transactions, by ledger."""
 
     @property
     def stable(self) -> Position:
-        """Returns the last stable position; the position before the first entry if nothing is stable."""
+        """Returns the last stable position; the position before the first entry of the log if there is none."""
 
     @property
     def stable_index(self) -> int:
         """Returns the index after the last message at or before the last stable position."""
 
     def aborted_messages(self, first: int, end: int) -> int:
-        """Returns how many of the messages `first` … `end - 1` are aborted."""
+        """Returns the number of messages with indexes `first` … `end - 1` that are in aborted transactions."""
 
 
 class CommittedShape(LogShape):
-    """The shape for readers of committed entries; it follows the shape of the log. See the module."""
+    """The shape of a log for readers of committed entries. It follows the shape of the log itself
+    (`LogShape.add_follower`)."""
 
     __slots__ = ("_decided",)
 
@@ -84,7 +85,7 @@ class CommittedShape(LogShape):
         log.add_follower(self)
 
     def set_outcomes(self, decided: TxnOutcomes) -> None:
-        """Sets the source of outcomes: from here on the shape ends at the last stable position, and leaves out aborted
+        """Sets the source of outcomes: from now on the shape ends at the last stable position, and skips aborted
         entries."""
         self._decided = decided
 
@@ -105,7 +106,7 @@ class CommittedShape(LogShape):
         return position
 
     def _following(self, position: Position) -> Position:
-        """Returns the position after the given one, like `after`, but without leaving out aborted entries."""
+        """Returns the position after `position`, as `after` does, but without skipping aborted entries."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
@@ -170,7 +171,7 @@ class CommittedShape(LogShape):
         return found
 
     def shows_all(self, first: Position, last: Position) -> bool:
-        """Returns True if all entries from `first` to `last`, which must be in one ledger, are shown."""
+        """Returns True if readers see each entry from `first` to `last`, which must be in one ledger."""
         decided = self._decided
         if decided is None:
             return True

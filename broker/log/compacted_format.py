@@ -43,7 +43,7 @@ class DamagedCompaction(ValueError):
 
 
 class SurvivorRow(msgspec.Struct):
-    """A row of the table: the entries of one ledger of the topic that survived."""
+    """A row of a compacted ledger's table: the surviving entries of one ledger of the topic."""
 
     ledger_id: int
     entries: int
@@ -76,12 +76,13 @@ def _body(data: Buffer, kind: int) -> bytes:
 
 
 def encode_survivor(position: Position, entry: bytes) -> bytes:
-    """Returns the entry of the compacted ledger for a surviving entry of the topic."""
+    """Returns a surviving entry of the topic as an entry of the compacted ledger, with its original position."""
     return _record(SURVIVOR, _POSITION.pack(*position) + entry)
 
 
 def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
-    """Returns the original position of a survivor, and its bytes. Raises DamagedCompaction."""
+    """Returns the original position and the stored bytes of a surviving entry. Raises DamagedCompaction if `data` is
+    damaged."""
     body = _body(data, SURVIVOR)
     if len(body) < _POSITION.size:
         raise DamagedCompaction("a survivor ends inside its position")
@@ -89,7 +90,7 @@ def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
 
 
 def encode_table(rows: list[SurvivorRow]) -> list[bytes]:
-    """Returns the entries that end a compacted ledger: the pieces of its table."""
+    """Returns the pieces of the table that ends a compacted ledger, as entries of the ledger."""
     parts: list[bytes] = []
     for row in rows:
         bitmap = row.survivors.serialize()
@@ -102,8 +103,8 @@ def encode_table(rows: list[SurvivorRow]) -> list[bytes]:
 
 
 def decode_piece(data: Buffer) -> tuple[int, int, bytes]:
-    """Returns the number of a table's piece, the number of pieces, and its part of the rows. Raises DamagedCompaction.
-    """
+    """Returns the number of a piece of the table, the number of all pieces, and the bytes of the rows in it. Raises
+    DamagedCompaction if `data` is damaged."""
     body = _body(data, TABLE)
     if len(body) < _PIECE.size:
         raise DamagedCompaction("a piece of a table ends inside its head")
@@ -114,7 +115,8 @@ def decode_piece(data: Buffer) -> tuple[int, int, bytes]:
 
 
 def decode_rows(body: bytes) -> list[SurvivorRow]:
-    """Returns the rows of a table from the concatenated pieces. Raises DamagedCompaction."""
+    """Returns the rows of a table. `body`: the rows' bytes of all pieces, concatenated. Raises DamagedCompaction if it
+    is damaged."""
     rows: list[SurvivorRow] = []
     offset = 0
     while offset < len(body):

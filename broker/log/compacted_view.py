@@ -39,7 +39,7 @@ from .snapshot_ledger import StateLedgers
 
 
 class CompactedLog:
-    """A compacted ledger, opened by `open`. `read` returns survivors as entries of the topic, at their original
+    """An open compacted ledger. `read` returns surviving entries as entries of the topic, at their original
     positions."""
 
     def __init__(self, record: Compacted, reader: LedgerReader, rows: list[SurvivorRow]) -> None:
@@ -50,8 +50,8 @@ class CompactedLog:
 
     @classmethod
     async def open(cls, ledgers: StateLedgers, record: Compacted) -> CompactedLog:
-        """Opens the ledger and reads its table. Raises DataLost if it is damaged or lost; LedgerNotFound if there is no
-        such ledger; Unavailable if bookies do not answer."""
+        """Opens the compacted ledger and reads its table. Raises DataLost if it is damaged or lost; LedgerNotFound if
+        the ledger does not exist; Unavailable if bookies do not answer."""
         reader = await ledgers.open(record.ledger_id)
         try:
             _, pieces, body = decode_piece((await reader.read(reader.last_entry, reader.last_entry))[0].payload)
@@ -71,7 +71,8 @@ class CompactedLog:
         return self.record.entries
 
     def number_of(self, position: Position) -> int:
-        """Returns the number of the first survivor at or after `position`; `entries` if there is none."""
+        """Returns the number (from 0) of the first surviving entry at or after `position`; `entries` if there is
+        none."""
         at = bisect_left(self._ids, position[0])
         if at == len(self.rows):
             return self.entries
@@ -80,12 +81,12 @@ class CompactedLog:
         return row.first + before
 
     def row(self, ledger_id: int) -> SurvivorRow | None:
-        """Returns the table's row for that ledger of the topic; None if nothing of it survives."""
+        """Returns the table's row for a ledger of the topic; None if no entry of the ledger survives."""
         at = bisect_left(self._ids, ledger_id)
         return self.rows[at] if at < len(self.rows) and self._ids[at] == ledger_id else None
 
     async def read(self, first: int, bytes_max: int) -> list[StoredEntry]:
-        """Reads survivors from number `first` on, at least one. Raises DataLost if one is damaged."""
+        """Reads surviving entries from number `first` on, at least one. Raises DataLost if one is damaged."""
         found = await self._reader.read(first, self.entries - 1, bytes_max)
         try:
             return [StoredEntry.parse(*decode_survivor(each.payload)) for each in found]
@@ -96,12 +97,13 @@ class CompactedLog:
         return (await self.read(number, 1))[0]
 
     async def first_since(self, time_ms: int) -> StoredEntry | None:
-        """Returns the first survivor that arrived at or after `time_ms`; None if there is none."""
+        """Returns the first surviving entry that arrived at or after `time_ms` (ms since the epoch); None if there is
+        none."""
         return (await bisect_entries(self.entries - 1, self.entry, lambda entry: entry.timestamp_ms >= time_ms)).entry
 
     async def last_survivor(self) -> tuple[StoredEntry, int] | None:
-        """Returns the last survivor, and the batch index of its last message that is shown (-1: it is no batch); None
-        if nothing survives."""
+        """Returns the last surviving entry, and the batch index of its last message that was not removed (-1: the entry
+        is no batch); None if no entry survives."""
         if not self.entries:
             return None
         entry = await self.entry(self.entries - 1)
@@ -109,7 +111,7 @@ class CompactedLog:
 
 
 class CompactedShape(CommittedShape):
-    """The positions of the topic for a consumer that reads compacted."""
+    """The shape of a topic for consumers that read the compacted form."""
 
     __slots__ = ("_ghosts", "_rows")
 
@@ -119,7 +121,8 @@ class CompactedShape(CommittedShape):
         super().__init__(log)
 
     def cover(self, rows: list[SurvivorRow]) -> None:
-        """Sets the rows of the compacted ledger: survivors can be read also in ledgers that the log has no more."""
+        """Sets the rows of the compacted ledger: its surviving entries can be read also where the log has trimmed their
+        ledger."""
         self._rows = {row.ledger_id: row for row in rows}
         for row in rows:
             if row.ledger_id not in self._spans:
@@ -136,12 +139,12 @@ class CompactedShape(CommittedShape):
             self._ghosts.add(ledger_id)
 
     def is_trimmed(self, ledger_id: int) -> bool:
-        """Returns True if the log itself has the ledger no more."""
+        """Returns True if the log has trimmed the ledger, of which entries survive here."""
         return ledger_id in self._ghosts
 
 
 def _ghost(row: SurvivorRow) -> Span:
-    """Returns a span for a ledger that was trimmed, and of which something survives."""
+    """Returns the span of a trimmed ledger of which entries survive."""
     return Span(row.ledger_id, row.first_index, row.entries - 1, row.end_index)
 
 
@@ -157,11 +160,11 @@ class CompactedReader:
         self._log = log
 
     def read_on_in(self, log: SegmentReader) -> None:
-        """Sets the reader that is used after the horizon."""
+        """Sets the reader of the entries after the horizon."""
         self._log = log
 
     def _covers(self, position: Position) -> CompactedLog | None:
-        """Returns the compacted ledger if the position is at or before its horizon, else None."""
+        """Returns the compacted ledger if `position` is at or before its horizon, else None."""
         compacted = self.compacted
         return compacted if compacted is not None and position <= compacted.horizon else None
 
@@ -172,8 +175,8 @@ class CompactedReader:
         return None if self._covers(position) else self._log.get(position)
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Reads from the first entry at or after `position` that survived; returns none if compaction removed all of
-        those, and nothing follows."""
+        """Returns entries from the first surviving one at or after `position` on; after the horizon those of the log.
+        Empty if compaction removed all of them and none follows."""
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
@@ -219,7 +222,7 @@ class CompactedReader:
 
 
 class CompactedView:
-    """The ReadableLog of a consumer that reads compacted."""
+    """The ReadableLog for consumers that read the compacted form."""
 
     is_compacted = True
 
@@ -238,7 +241,8 @@ class CompactedView:
         return self._log.state
 
     def hide_uncommitted(self, log: ReadableLog) -> None:
-        """Reads committed entries only after the horizon from here on: `log` is their view (log.py)."""
+        """From now on, only committed entries are read after the horizon. `log`: the view of the log with these entries
+        (log.py)."""
         self._log = log
         self.reader.read_on_in(log.reader)
         assert isinstance(log.shape, CommittedShape), "it is the view of what is committed"
@@ -249,7 +253,7 @@ class CompactedView:
         return self.reader.compacted
 
     def switch_to(self, compacted: CompactedLog) -> None:
-        """Reads from this compacted ledger from here on."""
+        """Reads from another compacted ledger from now on."""
         self.shape.cover(compacted.rows)
         self.reader.compacted = compacted
 

@@ -68,7 +68,7 @@ one starts over."""
 
 
 class CompactionProgress:
-    """The progress of the last compaction."""
+    """The progress of the running compaction, or of the last one."""
 
     def __init__(self) -> None:
         self.state = CompactionState.NOT_RUN
@@ -80,7 +80,7 @@ class CompactionProgress:
 
 
 class Compaction:
-    """The compaction of one topic. `changed` is called when readers have to go over to another compacted ledger."""
+    """The compaction of one topic. `changed` is called when another compacted ledger is published."""
 
     __slots__ = (
         "_changed", "_ledger_client", "_progress", "_replication", "_task", "_tasks", "_turn", "_view", "config", "log",
@@ -114,7 +114,7 @@ class Compaction:
 
     @property
     def progress(self) -> CompactionProgress:
-        """Returns the progress of the last compaction."""
+        """Returns the progress of the running compaction, or of the last one."""
         if self._progress is None:
             self._progress = CompactionProgress()
         return self._progress
@@ -130,8 +130,8 @@ class Compaction:
 
     @property
     def shape(self) -> LogShape:
-        """Returns the shape that a consumer sees that reads compacted; of a topic that was never compacted it is the
-        log's."""
+        """Returns the shape for consumers that read the compacted form; that of the log if the topic was never
+        compacted."""
         return self.view.shape if self.record is not None else self.log.shape
 
     @property
@@ -139,13 +139,14 @@ class Compaction:
         return self._task is not None
 
     def hide_uncommitted(self, log: ReadableLog) -> None:
-        """Compacts only committed entries from here on: `log` is their view, and is also read after the horizon."""
+        """From now on, only committed entries are compacted, and read after the horizon. `log`: the view of the log
+        with these entries."""
         view = self.view
         self.shown = log
         view.hide_uncommitted(log)
 
     def trim_limit(self, applied: Applied) -> TrimLimit | None:
-        """Returns what compaction no longer needs of the log, as a durable cursor does; None if it keeps nothing."""
+        """Returns what compaction no longer needs of the log; None if it needs nothing."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.running or applied.compaction_threshold_bytes:
@@ -158,7 +159,7 @@ class Compaction:
         return [self.record.ledger_id] if self.record is not None else []
 
     def due_bytes(self) -> int:
-        """Returns about how many bytes are stored after the horizon, that is, are not compacted."""
+        """Returns an estimate of the bytes after the horizon, which are not compacted yet."""
         horizon = self.record
         size = 0.0
         for span in self.log.shape.spans:
@@ -171,8 +172,8 @@ class Compaction:
 
     # ------------------------------------------------------------------ life
     async def open(self, applied: Applied) -> None:
-        """Opens the compacted ledger that the topic's record names; the log must be taken over before. Raises the error
-        if it cannot be read."""
+        """Opens the compacted ledger that the topic's record names. The log must be taken over before. Raises the error
+        with which the ledger cannot be read."""
         record = self.record
         if record is None:
             return
@@ -197,7 +198,7 @@ class Compaction:
         return True
 
     def run_due(self, applied: Applied) -> None:
-        """Starts a compaction if as many bytes as the policy's threshold are not compacted."""
+        """Starts a compaction if at least as many bytes as the threshold of the policy are not compacted."""
         threshold_bytes = applied.compaction_threshold_bytes
         if threshold_bytes and self.due_bytes() >= threshold_bytes:
             self.start()
@@ -208,7 +209,7 @@ class Compaction:
             await asyncio.shield(self._task)
 
     def stop(self) -> None:
-        """Cancels a running compaction, because the topic ends here; the next owner deletes its ledger."""
+        """Cancels a running compaction, because the topic ends at this broker. The next owner deletes its ledger."""
         if self._task is not None:
             self._task.cancel()
 
@@ -234,13 +235,13 @@ class Compaction:
             self._task = None
 
     def on_published(self, compacted: CompactedLog) -> None:
-        """Called when the record names another compacted ledger: reads from that one from here on."""
+        """Called when the topic's record names another compacted ledger: reads from that one from now on."""
         self.view.switch_to(compacted)
         self._changed()
 
 
 class CompactionRun:
-    """One run of a compaction, in the order of `STEPS`."""
+    """One run of a compaction: does `STEPS` in their order."""
 
     def __init__(self, of: Compaction) -> None:
         self._of = of
@@ -261,7 +262,8 @@ class CompactionRun:
         self._breath = 0
 
     async def run(self) -> None:
-        """Runs all steps; does nothing if nothing new was stored. Raises the error of the step that fails."""
+        """Runs all steps; does nothing if nothing was stored since the last compaction. Raises the error of the step
+        that fails."""
         old = self._old
         if self._horizon.entry_id < 0 or (old is not None and self._horizon <= old.horizon):
             return  # nothing is new
@@ -274,7 +276,8 @@ class CompactionRun:
             raise
 
     async def _give_up(self, error: BaseException) -> None:
-        """Deletes the new ledger if it is certain that the record does not name it; else the next owner decides."""
+        """Abandons the new ledger, and deletes it if the topic's record certainly does not name it as the compacted
+        one; else the next owner decides."""
         writer, step = self._writer, self._of.progress.step
         if writer is None or step == "delete":
             return
@@ -352,7 +355,7 @@ class CompactionRun:
 
     # ------------------------------------------------------------------ reading and writing
     def _live(self) -> int:
-        """Returns the number of messages to read in one pass."""
+        """Returns the number of messages that one pass reads."""
         first = self._old.record.end_index if self._old is not None else self._log.shape.first_index
         return self._end_index - first + (self._old.record.messages if self._old is not None else 0)
 
@@ -372,7 +375,7 @@ class CompactionRun:
             position = shape.after(entries[-1].position)
 
     async def _tried(self, read: Callable[[], Awaitable[list[StoredEntry]]]) -> list[StoredEntry]:
-        """Returns what `read` returns, retried while bookies do not answer."""
+        """Returns the entries that `read` returns, retried while bookies do not answer."""
         for left in reversed(range(READ_TRIES)):
             try:
                 return await read()
@@ -386,7 +389,7 @@ class CompactionRun:
         return run_off_loop(entry.frames[-1], self._of.world, work, *args, **kwargs)
 
     async def _breathe(self, messages: int) -> None:
-        """Counts messages as read, and lets other tasks run after each BREATH_MESSAGES."""
+        """Counts messages as read, and yields to other tasks after each BREATH_MESSAGES."""
         self._of.progress.looked_at += messages
         self._breath += messages
         if self._breath >= BREATH_MESSAGES:
@@ -398,7 +401,7 @@ class CompactionRun:
         self._written.append(self._writer.append(record))
 
     async def _stored(self) -> None:
-        """Waits until the entries that were appended are confirmed."""
+        """Waits until all appended entries are confirmed."""
         written, self._written = self._written, []
         await asyncio.gather(*written)
 

@@ -4,7 +4,7 @@
     while not survey.is_done:                    # one round reads everything once
         for entry in …: survey.add_entry(entry.first_index, entry.count, parse_entry(entry.bytes))
         survey.end_round()
-    cut(entry.bytes, entry.first_index, entry.count, survey.survivors)   # the bytes to keep; None: nothing survives
+    compact_entry(entry.bytes, entry.first_index, entry.count, survey.survivors)   # the bytes to keep; None: nothing
 
 Rules (Pulsar CP1, its complaints 24 and 49)
 - Of each key the latest message survives, inside batches too, and keeps its message id and index.
@@ -59,8 +59,8 @@ Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
 
 
 def parse_entry(entry: Buffer) -> Opened | None:
-    """Returns the header of a stored entry, and metadata and payload of each of its messages; None if it cannot be
-    parsed or is an encrypted batch. A chunk, or an encrypted message, has a placeholder as its payload."""
+    """Returns the header of a stored entry, and the metadata and the payload of each of its messages; None if the entry
+    does not parse or is an encrypted batch. The payload of a chunk, or of an encrypted message, is a placeholder."""
     try:
         part = split_broker_part(entry)[2]
         header = parse_header(part, verify=False)
@@ -74,7 +74,7 @@ def parse_entry(entry: Buffer) -> Opened | None:
 
 
 class KeySurvey:
-    """The first pass of a compaction: finds which messages survive."""
+    """The first pass of a compaction: finds the messages that survive (`survivors`, their indexes)."""
 
     def __init__(self, keys_max: int, *, retain_null_key: bool = False, salt: bytes = b"") -> None:
         assert keys_max >= 1
@@ -93,7 +93,7 @@ class KeySurvey:
         return self._low >= _SPACE
 
     def add_entry(self, first_index: int, count: int, entry: Opened | None) -> None:
-        """Adds the next entry, in log order. `entry` None: it cannot be parsed, and all of its messages survive."""
+        """Adds the next entry, in log order. `entry` None: the entry does not parse, so all of its messages survive."""
         if entry is None:
             if not self._low:
                 self.survivors.add_range(first_index, first_index + count)
@@ -123,7 +123,7 @@ class KeySurvey:
             self._narrow()
 
     def _hashed(self, key: str) -> bytes | None:
-        """Returns the hash of the key; None if the key belongs to another round."""
+        """Returns the hash of the key; None if another round is responsible for the key."""
         digest = blake2b(key.encode(), digest_size=16, key=self._salt).digest()
         return digest if self._low <= int.from_bytes(digest[:4]) < self._high else None
 
@@ -142,8 +142,8 @@ class KeySurvey:
             self._latest[key] = tuple(self._chunks.pop(name)[1])
 
     def _narrow(self) -> None:
-        """Leaves half of the keys to a later round, as often as needed. The keys that stay were followed from the
-        beginning."""
+        """Leaves half of the keys to a later round, as often as necessary. The other half was followed from the
+        beginning of the log."""
         while len(self._latest) > self._keys_max and self._high - self._low > 1:
             self._high = (self._low + self._high) // 2
             high = self._high
@@ -151,7 +151,8 @@ class KeySurvey:
             self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
 
     def end_round(self) -> None:
-        """Ends a round, after everything was read: adds the surviving messages of its keys to `survivors`."""
+        """Ends a round, in which the whole log was read: adds the latest message of each key of this round to
+        `survivors`."""
         for value in self._latest.values():
             if isinstance(value, tuple):
                 self.survivors.update(value)
@@ -165,8 +166,8 @@ class KeySurvey:
 
 
 def compact_entry(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> bytes | None:
-    """Returns what compaction keeps of a stored entry: all of its bytes, or a batch in which removed messages are
-    empty; None if no message of it survives."""
+    """Returns the bytes that survive of a stored entry: all of it, or a batch in which the removed messages are empty;
+    None if no message survives."""
     kept = survivors.range_cardinality(first_index, first_index + count)
     if kept == 0:
         return None
@@ -189,8 +190,8 @@ def compact_entry(entry: Buffer, first_index: int, count: int, survivors: BitMap
 
 
 def last_batch_index(entry: Buffer) -> int:
-    """Returns the batch index of the last message of an entry that no compaction removed; -1 if the entry is no batch,
-    or cannot be parsed."""
+    """Returns the batch index of the entry's last message that no compaction removed; -1 if the entry is no batch, or
+    does not parse."""
     found = parse_entry(entry)
     if found is None or not found[0].batched:
         return -1
@@ -201,5 +202,5 @@ def last_batch_index(entry: Buffer) -> int:
 
 
 def _is_out(fields: MessageFields) -> bool:
-    """Returns True if an earlier compaction removed this message from its batch."""
+    """Returns True if an earlier compaction removed the message from its batch."""
     return isinstance(fields, SingleMessageMetadata) and fields.compacted_out

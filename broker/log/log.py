@@ -5,6 +5,8 @@
     Log             what a topic publishes to: on bookies (broker/log/topic_log.py), or in memory alone
                     (broker/topic/nonpersistent.py)
 
+And the log for readers of committed entries (`CommittedReader`, `CommittedView`).
+
 Rule: nothing after the last confirmed entry (`shape.last`) is read.
 """
 
@@ -30,41 +32,42 @@ from .reader import IndexedPosition
 
 
 class SegmentReader(Protocol):
-    """Reads entries of a log, wherever its segments are: caches, bookies, a compacted ledger, memory."""
+    """Reads entries of a log from where they are: caches, bookies, a compacted ledger, or memory."""
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns confirmed entries of one ledger from `position` on that are in memory; there may be none."""
+        """Returns confirmed entries of one ledger from `position` on, without a gap, that are in memory; empty if the
+        first one is not."""
 
     def get(self, position: Position) -> StoredEntry | None:
         """Returns the entry if it is in memory, else None."""
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Returns entries of one ledger from `position` on, up to `last_entry`. Raises InvalidRequest if no entry is at
-        `position` (any more)."""
+        """Returns entries of one ledger from `position` on, up to `last_entry`, at least one. Raises InvalidRequest if
+        no entry is at `position`, or it was trimmed."""
 
     async def read_entry(self, position: Position) -> StoredEntry: ...
 
     async def locate(self, index: int) -> IndexedPosition:
-        """Returns the position of the entry that contains message `index`, or of the first entry after it; at or past
-        the end, the position after the last entry."""
+        """Returns the position of the entry that contains message `index`, or of the first entry after it. If there is
+        none, returns the position after the last entry."""
 
     async def locate_time(self, time_ms: int) -> IndexedPosition:
-        """Returns the position of the first entry that arrived at or after `time_ms`; the position after the last entry
-        if there is none."""
+        """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
+        after the last entry if there is none."""
 
     def cached_index_after(self, mark: Position) -> int | None:
-        """Returns what `index_after` returns, or None if an entry would have to be read for it."""
+        """Returns the same as `index_after`, without reading an entry; None if one would have to be read."""
 
     async def index_after(self, mark: Position) -> int:
         """Returns the index of the first message after the entry `mark`."""
 
     async def last_shown(self) -> tuple[Position, int, int] | None:
-        """Returns the last message that is shown: the position of its entry, its batch index (-1: the entry is no
+        """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is no
         batch) and its index; None if there is none."""
 
 
 class ReadableLog(Protocol):
-    """A log as a subscription reads it."""
+    """A log as a subscription reads it: all entries, the committed ones, or the compacted form."""
 
     @property
     def topic(self) -> TopicName: ...
@@ -78,19 +81,19 @@ class ReadableLog(Protocol):
     def world(self) -> World: ...
     @property
     def is_compacted(self) -> bool:
-        """Returns True if messages that a compaction removed are left out, as far as the topic is compacted."""
+        """Returns True if this is the compacted form, without the messages that a compaction removed."""
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns the entries that a compaction removed, by ledger. No consumer gets them, so they count as
-        acknowledged."""
+        """Returns the entries that a compaction removed, by ledger. No consumer gets them, so subscriptions acknowledge
+        them."""
 
 
 class Log(ReadableLog, Protocol):
-    """A log as a topic publishes to it; the outcome goes to the publisher of each entry (broker/log/appender.py)."""
+    """A log as a topic publishes to it. The publisher of each entry gets its outcome (broker/log/appender.py)."""
 
     @property
     def record(self) -> TopicRecord:
-        """Returns the topic's record as it was committed last; an empty one where nothing is stored."""
+        """Returns the topic's record as it was last committed; an empty one where nothing is stored."""
 
     @property
     def next_index(self) -> int:
@@ -100,8 +103,7 @@ class Log(ReadableLog, Protocol):
     def pending_entries(self) -> int: ...
     @property
     def published_ms(self) -> int:
-        """Returns when the last message was published, in ms since the epoch; 0 if none was since the log was opened.
-        """
+        """Returns when the last message was published (ms since the epoch); 0 if none was since the log was opened."""
 
     @property
     def age_s(self) -> float:
@@ -113,43 +115,45 @@ class Log(ReadableLog, Protocol):
 
     @property
     def wanted_replication(self) -> Replication:
-        """Returns the replication that the policy asked for when that ledger was made."""
+        """Returns the replication that the policy asked for when the ledger that is written was created."""
 
     @property
     def degraded(self) -> bool: ...
     @property
     def ensemble(self) -> Mapping[int, tuple[str, ...]]:
-        """Returns the bookies of the ledger that is written, by its id."""
+        """Returns the bookies of the ledger that is written, by ledger id."""
 
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over. If it does not exist, and `create` is given, `create` makes it first; else raises
-        TopicNotFound."""
+        """Takes the topic over. If it does not exist, awaits `create()` first, which creates it; raises TopicNotFound
+        if `create` is None."""
 
     async def is_ours(self) -> bool:
-        """Returns True if no other broker has taken the topic over. Raises the metadata's errors if that is not known.
-        """
+        """Returns True if no other broker has taken the topic over. Raises the error of the metadata store if that
+        cannot be read."""
 
     def publish(self, publish: Publish) -> None:
-        """Queues an entry; its publisher gets the outcome later. Raises at once if the log takes no entries."""
+        """Queues an entry. Its publisher gets the outcome later. Raises at once if the log accepts no entries."""
 
     async def roll(self) -> None:
-        """Switches to a new ledger."""
+        """Switches to a new ledger, although the one that is written is not full."""
 
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
-        """Removes the ledgers that `choose` returns; returns those that were removed."""
+        """Removes the ledgers that `choose` returns, and deletes them. Returns those that were removed."""
 
     async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
-        """Commits other fields of the topic's record, and in the same commit the changes `together`. `within`: the
-        caller is part of work that runs to its end."""
+        """Commits other `fields` of the topic's record, and in the same commit the changes `together`. `within`: the
+        caller runs in a task that is not cancelled, so that no further one is needed."""
 
     async def terminate(self) -> Position:
-        """Terminates the log, which takes nothing more from then on; returns its last entry. Idempotent."""
+        """Terminates the log, which accepts no entries from then on. Returns the position of its last entry.
+        Idempotent."""
 
     def abandon(self, error: MagnetarError) -> None:
-        """Gives the topic up at once and stops all work; the publishes in flight fail with an unknown outcome."""
+        """Stops all work at once, because another broker has the topic or it cannot be served; publishes in flight fail
+        with an unknown outcome."""
 
     async def close(self) -> None:
-        """Stops in order: the publishes in flight get their outcome first. Idempotent."""
+        """Stops in order: publishes in flight get their outcome first. Idempotent."""
 
 
 # ------------------------------------------------------------------------------------------------ committed_view
@@ -163,8 +167,8 @@ class Log(ReadableLog, Protocol):
 
 
 class CommittedReader:
-    """The SegmentReader that leaves out entries of open and aborted transactions. Everything that reads committed
-    entries reads through it."""
+    """The SegmentReader that leaves out entries of open and aborted transactions. Each reader of committed entries uses
+    it."""
 
     def __init__(self, shape: CommittedShape, log: SegmentReader) -> None:
         self._shape = shape
@@ -183,8 +187,8 @@ class CommittedReader:
         return self._log.get(position) if self._shape.readable(position) else None
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Returns entries from `position` on, where a committed entry must be. Raises InvalidRequest if there is none.
-        """
+        """Returns committed entries from `position` on. Raises InvalidRequest if no committed entry is at
+        `position`."""
         self._check(position)
         stable = self._shape.stable
         if position[0] == stable[0]:
@@ -228,7 +232,7 @@ class CommittedReader:
 
 
 class CommittedView:
-    """The ReadableLog of the committed entries only."""
+    """The ReadableLog with committed entries only."""
 
     is_compacted = False
 
@@ -248,5 +252,5 @@ class CommittedView:
         return self._log.state
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns nothing: the shape leaves out aborted entries, and nothing is acknowledged for them."""
+        """Returns (): aborted entries are not in the shape, so that no subscription need acknowledge them."""
         return ()

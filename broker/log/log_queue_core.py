@@ -11,6 +11,7 @@ Rules (ledger protocol §3.3, §1.6; invariants 30 and 31)
 - When the ledger ends at `last_entry` for good, sent entries up to it are in the log: they are confirmed. The others
   are certainly not: they go to the next ledger, in the same order. So nothing is lost, doubled or reordered.
 - An entry's index was given when it was queued; the queue keeps its order, so the index stays right on any ledger.
+After it, the sequence ids of an entry (`SequenceRange`).
 Guarding tests: tests/broker/log/test_log_queue.py.
 """
 
@@ -25,7 +26,7 @@ from ...ledger.reader_core import Payload
 
 
 class Queued(Payload):
-    """A publish in flight. `index` is that of its last message; `entry` is its entry id while it is sent."""
+    """A publish in flight. `index`: that of its last message; `entry`: its entry id while it is sent, else -1."""
 
     __slots__ = ("index",)
 
@@ -42,7 +43,7 @@ _NONE: deque[Any] = deque()
 
 
 class LogQueue(Generic[Q]):
-    """The unconfirmed publishes of one topic."""
+    """The queue of one topic's publishes that are not confirmed: first the sent ones, then the pending ones."""
 
     __slots__ = ("_sent", "end_index", "ledger_id", "next_entry", "pending")
 
@@ -55,7 +56,7 @@ class LogQueue(Generic[Q]):
 
     # ------------------------------------------------------------------ intents
     def add(self, queued: Q, count: int) -> None:
-        """Queues an entry of `count` messages and assigns its index."""
+        """Queues a publish of `count` messages, and assigns its index."""
         assert count > 0, "an entry holds at least one message"
         self.end_index += count
         queued.index, queued.entry = self.end_index - 1, -1
@@ -64,7 +65,7 @@ class LogQueue(Generic[Q]):
         self.pending.append(queued)
 
     def on_sent(self) -> None:
-        """Called when the ledger has taken the first of the pending entries: assigns its entry id."""
+        """Called when the ledger's writer has accepted the first pending publish: assigns its entry id."""
         queued = self.pending.popleft()
         queued.entry = self.next_entry
         self.next_entry += 1
@@ -72,26 +73,26 @@ class LogQueue(Generic[Q]):
 
     # ------------------------------------------------------------------ facts
     def start_ledger(self, ledger_id: int) -> None:
-        """Begins a new ledger, which takes entries from now on. The committed list must name it."""
+        """Starts a new ledger, to which publishes are sent from now on. The committed list must name it already."""
         assert self.ledger_id < 0, "one ledger takes entries at a time"
         assert not self._sent, "nothing is outstanding on another ledger"
         self.ledger_id, self.next_entry = ledger_id, 0
 
     def take_confirmed(self, last_entry: int) -> list[Q]:
-        """Removes and returns the publishes up to `last_entry`, which are in the ledger."""
+        """Removes and returns the sent publishes up to entry `last_entry`, which are stored."""
         sent, found = self._sent, list[Q]()
         while sent and sent[0].entry <= last_entry:
             found.append(sent.popleft())
         return found
 
     def on_ledger_stopped(self) -> None:
-        """Called when the ledger takes no more entries: it failed, or it is full. Entries that were sent stay in the
+        """Called when the ledger accepts no more entries, because it failed or is full. Sent publishes stay in the
         queue until the ledger's end is known."""
         self.ledger_id = -1
 
     def end_ledger(self, last_entry: int) -> list[Q]:
-        """Ends the ledger at `last_entry`. Returns the sent publishes that are in it, and so are confirmed; the other
-        sent ones become pending again, in order, before those that are pending already."""
+        """Ends the ledger at `last_entry`. Returns the sent publishes that are stored in it; the other sent ones become
+        pending again, before those that are pending already."""
         assert self.ledger_id < 0, "a ledger that ended takes no entries"
         stored: list[Q] = []
         while self._sent and self._sent[0].entry <= last_entry:
@@ -103,8 +104,8 @@ class LogQueue(Generic[Q]):
         return stored
 
     def take_all(self) -> list[Q]:
-        """Removes and returns all publishes, in order: sent ones, whose outcome is unknown, and pending ones. No ledger
-        takes entries from then on."""
+        """Removes and returns all publishes, in order: the sent ones, whose outcome is unknown, and the pending ones.
+        No ledger accepts entries after that."""
         left = [*self._sent, *self.pending]
         self._sent.clear()
         self.pending.clear()
@@ -120,7 +121,7 @@ class LogQueue(Generic[Q]):
         return len(self._sent)
 
     def check(self) -> None:
-        """Checks that sent entries follow each other, and that indexes never fall."""
+        """Checks that the entry ids of sent publishes are consecutive, and that indexes never decrease."""
         ids = [queued.entry for queued in self._sent]
         assert ids == list(range(self.next_entry - len(ids), self.next_entry)), "sent entries do not follow each other"
         indexes = [queued.index for queued in [*self._sent, *self.pending]]
@@ -139,7 +140,8 @@ ID_END = 1 << 63
 
 
 class SequenceRange(NamedTuple):
-    """The first and last sequence id of an entry, from its header; of a chunk, also its message and place."""
+    """The first and the last sequence id of an entry, from its header; of a chunk, also the uuid of its message, its
+    number, and the number of chunks."""
 
     first: int
     last: int
@@ -149,11 +151,11 @@ class SequenceRange(NamedTuple):
 
     @property
     def is_wide(self) -> bool:
-        """Returns True if there are too many ids to record each of them. A header may declare any first and last id,
-        whatever the entry contains."""
+        """Returns True if the range has too many ids to record each of them: a header may declare any first and last
+        id."""
         return self.last - self.first >= SPAN_MAX or self.last >= ID_END
 
     def add_to(self, ids: BitMap64) -> None:
-        """Adds the ids to `ids`; those of a wide range are left out."""
+        """Adds each id of the range to `ids`, unless the range is wide."""
         if not self.is_wide:
             ids.add_range(self.first, self.last + 1)

@@ -1,4 +1,5 @@
-"""The shape of a topic's log: which ledgers it has, in which order, and where each ends.
+"""The shape of a topic's log: which ledgers it has, in which order, and where each ends. After it: a search among
+entries some of which are lost, the rules of trimming, and the risks of quorums.
 
 A topic is a list of ledgers whose ids increase, so positions (ledger, entry) compare as tuples. All but the last are
 closed and end at a known entry; the last one is open (until the topic is terminated) and grows. Positions are made
@@ -25,7 +26,7 @@ from .cache import StoredEntry
 
 
 class Span(msgspec.Struct):
-    """The part of the log that one ledger of the list has. `last_entry` is -1 while it is empty."""
+    """The part of a log that is in one ledger. `last_entry`: -1 while it is empty."""
 
     ledger_id: int
     first_index: int
@@ -41,8 +42,8 @@ class Span(msgspec.Struct):
 
 
 class LogShape:
-    """The spans of a log, oldest first. Changed by `add`, `close_span` and `remove`; the tail span grows as entries are
-    confirmed."""
+    """The ledgers of a log as spans, oldest first. `add`, `close_span` and `remove` change them; the last span grows
+    with each confirmed entry."""
 
     __slots__ = ("_followers", "_holes", "_ids", "_least_index", "_spans")
 
@@ -55,7 +56,7 @@ class LogShape:
 
     # ------------------------------------------------------------------ changes
     def add(self, span: Span) -> Span:
-        """Appends a ledger. Its id must be above all before it, and these must be closed."""
+        """Appends a span. Its ledger id must be above all others, and all other spans must be closed. Returns it."""
         assert not self._ids or span.ledger_id > self._ids[-1], "ledger ids of a topic increase"
         assert not self._ids or not self._spans[self._ids[-1]].open, "only the last ledger of a topic is open"
         self._ids.append(span.ledger_id)
@@ -65,14 +66,14 @@ class LogShape:
         return span
 
     def close_span(self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int) -> None:
-        """Closes a span at its end, which is final: the ledger must be CLOSED in its metadata."""
+        """Closes a span at its final end. Its ledger must be CLOSED in the metadata."""
         span = self._spans[ledger_id]
         assert last_entry >= span.last_entry, "a ledger closes at or after what was confirmed"
         span.last_entry, span.end_index, span.size = last_entry, end_index, size
         span.open, span.closed_ms = False, closed_ms
 
     def remove(self, ledger_id: int) -> None:
-        """Removes a ledger that was trimmed from the committed list."""
+        """Removes the span of a ledger that the committed list no longer names."""
         assert not self._spans[ledger_id].open, "the open ledger is never trimmed"
         self._ids.remove(ledger_id)
         del self._spans[ledger_id]
@@ -80,27 +81,27 @@ class LogShape:
             follower.remove(ledger_id)
 
     def set_lost_runs(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
-        """Sets the lost entries that an operator passed over, by ledger: no consumer waits for them. No message gets an
-        index below `least_index` any more."""
+        """Sets the lost entries that an operator has skipped, by ledger: no consumer waits for them. No message gets an
+        index below `least_index` from now on."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
             follower.set_lost_runs(holes, least_index)
 
     def lost_run_end(self, position: Position) -> Position | None:
-        """Returns the last entry of the passed-over lost entries that `position` is among; None if it is not among any.
-        """
+        """Returns the last one of the skipped lost entries among which `position` is; None if the entry at `position`
+        was not skipped."""
         found = self.lost_run(position)
         return None if found is None else Position(position[0], found[1])
 
     def lost_run(self, position: Position) -> tuple[int, int] | None:
-        """Returns the first and the last entry id of the passed-over lost entries that `position` is among; None if it
-        is not among any."""
+        """Returns the first and the last entry id of the skipped lost entries among which `position` is; None if the
+        entry at `position` was not skipped."""
         found = self._holes.get(position[0]) if self._holes else None
         return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
 
     def next_existing(self, position: Position) -> Position:
-        """Returns the first position at or after `position`, like `at_or_after`, that is not among passed-over lost
-        entries."""
+        """Returns the first position at or after `position`, as `at_or_after` does, that is not a skipped lost
+        entry."""
         position = self.at_or_after(position)
         while (last := self.lost_run_end(position)) is not None:
             position = self.after(last)
@@ -108,14 +109,14 @@ class LogShape:
 
     @property
     def last_existing(self) -> Position:
-        """Returns the last position, like `last`, that is not among passed-over lost entries."""
+        """Returns the last position, as `last` does, that is not a skipped lost entry."""
         position = self.last
         while (run := self.lost_run(position)) is not None:
             position = self.before(Position(position[0], run[0]))
         return position
 
     def add_follower(self, follower: LogShape) -> None:
-        """Adds a shape that gets every span of this shape, those of now and later ones."""
+        """Adds a shape to which each span of this shape is added, present ones and later ones."""
         self._followers.append(follower)
         follower.set_lost_runs(self._holes, self._least_index)
         for span in self.spans:
@@ -148,7 +149,7 @@ class LogShape:
         return max(self.tail.end_index, self._least_index) if self._ids else self._least_index
 
     def messages_from(self, index: int) -> int:
-        """Returns how many messages with `index` or a later index are in the log."""
+        """Returns the number of messages in the log with an index of at least `index`."""
         if not self._ids or index >= self.tail.end_index:
             return 0
         count = 0
@@ -160,7 +161,7 @@ class LogShape:
         return count
 
     def index_ahead(self, index: int, messages: int) -> int:
-        """Returns the index that is so many kept messages after `index`; the end index if there are fewer."""
+        """Returns the index that is `messages` existing messages after `index`; the end index if there are fewer."""
         for ledger_id in self._ids:
             span = self._spans[ledger_id]
             index = max(index, span.first_index)
@@ -180,18 +181,19 @@ class LogShape:
 
     @property
     def last(self) -> Position:
-        """Returns the last entry that is shown: the last confirmed one; `start` if there is none."""
+        """Returns the position of the last entry that readers see: the last confirmed one; `start` if there is none."""
         return self.last_confirmed
 
     @property
     def stable(self) -> Position:
-        """Returns the position up to which all transactions have ended; without transactions the last confirmed entry.
-        """
+        """Returns the position up to which all transactions have ended; that of the last confirmed entry if there are
+        none."""
         return self.last_confirmed
 
     @property
     def last_confirmed(self) -> Position:
-        """Returns the last confirmed entry, shown or not (committed_shape_core.py); `start` if nothing is stored."""
+        """Returns the position of the last confirmed entry, whether readers see it or not (committed_shape_core.py);
+        `start` if the log is empty."""
         for ledger_id in reversed(self._ids):
             span = self._spans[ledger_id]
             if span.last_entry >= 0:
@@ -199,7 +201,7 @@ class LogShape:
         return self.start
 
     def at_or_after(self, position: Position) -> Position:
-        """Returns the first position at or after `position` where an entry is or will be."""
+        """Returns the first position at or after `position` at which an entry exists or will be stored next."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id <= span.last_entry):
@@ -212,7 +214,7 @@ class LogShape:
         return Position(self._ids[-1], self.tail.last_entry + 1)
 
     def after(self, position: Position) -> Position:
-        """Returns the position that follows `position`, across ledgers; its entry may not be written yet."""
+        """Returns the position that follows `position`, across ledgers. Its entry may not be stored yet."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
@@ -233,29 +235,30 @@ class LogShape:
         return self.start
 
     def readable(self, position: Position) -> bool:
-        """Returns True if an entry is at exactly this position, is confirmed, and is shown."""
+        """Returns True if a confirmed entry that readers see is at `position`."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
     def hidden_in(self, ledger_id: int) -> BitMap | None:
-        """Returns the entries of the ledger that are never shown; None if there are none."""
+        """Returns the entries of the ledger that readers never see; None if there are none."""
         return None
 
     def count_shown(self, ledger_id: int, first: int) -> int:
-        """Returns how many entries of the ledger are shown, from entry id `first` on."""
+        """Returns the number of entries of the ledger, from entry id `first` on, that readers see."""
         span = self._spans.get(ledger_id)
         return max(0, span.last_entry - first + 1) if span is not None else 0
 
     def aborted_messages(self, first: int, end: int) -> int:
-        """Returns how many of the messages `first` … `end - 1` are in aborted transactions."""
+        """Returns the number of messages with indexes `first` … `end - 1` that are in aborted transactions."""
         return 0
 
     def skip_hidden(self, mark: Position) -> Position:
-        """Returns the last of the hidden entries that directly follow `mark`; `mark` itself if none does."""
+        """Returns the last one of the entries directly after `mark` that readers never see; `mark` if there are
+        none."""
         return mark
 
     def has(self, position: Position) -> bool:
-        """Returns True if an entry is at exactly this position and is confirmed, shown or not."""
+        """Returns True if a confirmed entry is at `position`, whether readers see it or not."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
@@ -264,8 +267,7 @@ class LogShape:
         return min(max(mark, self.start), max(self.last, self.start))
 
     def span_of_index(self, index: int) -> Span | None:
-        """Returns the span of the first message that is kept and has `index` or a later index; None if there is none.
-        """
+        """Returns the span with the first existing message of an index of at least `index`; None if there is none."""
         spans = [span for span in self.spans if span.last_entry >= 0]
         place = bisect_right(spans, index, key=lambda span: span.end_index)
         return spans[place] if place < len(spans) else None
@@ -302,7 +304,7 @@ EntryOf = Callable[[int], Awaitable[StoredEntry]]
 
 
 class LookupResult(NamedTuple):
-    """The result of a search: the entry, and the lost entries directly before it."""
+    """The result of a search: the entry that was found, and the lost entries directly before it."""
 
     entry: StoredEntry | None
     lost: Run | None = None  # directly before it, or at the end of the ledger
@@ -312,8 +314,9 @@ async def bisect_entries(
     last: int, entry_of: EntryOf, reached: Callable[[StoredEntry], bool],
     passed_over: Callable[[int], Run | None] = lambda entry_id: None,
 ) -> LookupResult:  # fmt: skip
-    """Returns, by bisection, the first entry from 0 to `last` that exists and for which `reached` is true; `reached`
-    must be true for all entries after it. Raises DataLost if more than LOST_LOOKED_AT entries in a row are lost."""
+    """Returns, by bisection, the first existing entry from 0 to `last` for which `reached` is true. `reached` must be
+    true for all entries after it. `passed_over` returns the skipped lost entries among which an entry is. Raises
+    DataLost if more than LOST_LOOKED_AT entries in a row are lost."""
     lost: set[int] = set()
 
     async def there(first: int, end: int) -> StoredEntry | None:
@@ -347,8 +350,8 @@ async def bisect_entries(
 
 
 def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | None]) -> Run | None:
-    """Returns the first and the last lost entry in the gap directly before the entry; None if none of that gap is lost.
-    """
+    """Returns the first and the last lost entry of the gap directly before the entry; None if no entry of the gap is
+    newly lost."""
     found: list[int] = []
     at = entry_id - 1
     while at >= 0:
@@ -362,8 +365,8 @@ def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | No
 
 
 def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
-    """Returns the error for entries that every replica lost. `about`: a prefix that names the subscription or topic,
-    with a colon."""
+    """Returns the error for entries that every replica has lost. `about`: a prefix of its message, with a colon, that
+    names the subscription or the topic."""
     first, last = run
     return DataLost(
         f"{about}entries {first} to {last} of ledger {ledger_id} are lost: every replica is certain to lack them. "
@@ -399,8 +402,8 @@ def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
 
 
 class TrimLimit(NamedTuple):
-    """What a holder no longer needs of the log, neither now nor after a crash: everything up to `mark`, and the ledgers
-    `done`."""
+    """What a holder no longer needs of the log, neither now nor after a crash: everything up to `mark`, and the later
+    ledgers `done`."""
 
     mark: Position
     done: frozenset[int] = frozenset()  # ledgers after the mark
@@ -412,13 +415,13 @@ class TrimLimit(NamedTuple):
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """The retention of a topic's ledgers: a time and a size."""
+    """The retention of a topic's acknowledged ledgers: a time and a size."""
 
     minutes: int = 0
     mib: int = 0
 
     def in_words(self) -> str:
-        """Returns the retention in words; empty: nothing is kept."""
+        """Returns the retention as a text for users; empty if nothing is retained."""
         if not self.minutes:
             return ""
         time = "for ever" if self.minutes < 0 else f"for {self.minutes} minutes"
@@ -431,8 +434,8 @@ NOTHING = Retention()
 def judge_ledgers(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, LedgerStays | None]]:
-    """Returns (ledger id, why it stays), oldest first; None instead of the reason: the ledger is to be deleted.
-    `unread`: the retention of messages in a topic without durable subscriptions."""
+    """Returns (ledger id, why it stays) of each ledger, oldest first; instead of the reason None if the ledger is to be
+    deleted. `unread`: the retention for a topic without durable subscriptions."""
     result: list[tuple[int, LedgerStays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
@@ -450,14 +453,14 @@ def judge_ledgers(
 def find_trimmable(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[int]:
-    """Returns the ids of the ledgers that are to be deleted; see `judge_ledgers`."""
+    """Returns the ids of the ledgers that are to be deleted, as `judge_ledgers` decides."""
     return [ledger for ledger, stays in judge_ledgers(shape, holders, retention, now_ms, unread) if stays is None]
 
 
 def may_trim_last(
     last: Span, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> bool:
-    """Returns True if the last ledger, which must be closed, would be deleted once another one follows it."""
+    """Returns True if the last ledger, which must be closed, may be deleted once another one follows it."""
     return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
 
 
@@ -508,13 +511,14 @@ def _holder(span: Span, holders: Sequence[TrimLimit]) -> TrimLimit | None:
 
 
 def allowed_shrink(*, degraded_writes: bool) -> Shrink:
-    """Returns how a new ledger may shrink while bookies are missing: to fewer bookies in any case, to fewer copies if
-    `degraded_writes` is set."""
+    """Returns in what a new ledger may fall short of its replication while bookies are missing: the number of bookies,
+    or with `degraded_writes` also the number of copies."""
     return Shrink.COPIES if degraded_writes else Shrink.BOOKIES
 
 
 def risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
-    """Returns the risks of these quorums, one sentence each. `bookies`: how many bookies are writable now."""
+    """Returns the risks of these quorums, one sentence for each. `bookies`: the number of bookies that are writable
+    now."""
     found = []
     if ack_quorum < 2:
         found.append("an ack quorum of 1 confirms with one synced copy: what is confirmed is lost with one disk")

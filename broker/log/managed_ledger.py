@@ -65,7 +65,7 @@ from .reader import TopicLogReader
 
 
 class TopicFenced(NotOwner):
-    """Another broker has taken the topic over; this one stops all work on it. (On the wire: NotOwner.)"""
+    """Raised if another broker has taken the topic over: this one stops all work on it. (On the wire: NotOwner.)"""
 
     unwritten = True
     """Whether the refused change was certainly never written. False: an attempt of unknown outcome came before, and the
@@ -77,8 +77,8 @@ def path_of(topic: TopicName) -> str:
 
 
 def claim_check(topic: TopicName, claim: str) -> Change:
-    """Returns a change that changes nothing, but lets its commit succeed only while the topic has this claim: its
-    transform raises TopicFenced otherwise."""
+    """Returns a change that writes nothing, and lets its commit succeed only while the topic has this claim. Otherwise
+    the commit raises TopicFenced."""
     path = path_of(topic)
 
     def transform(node: Versioned | None) -> bytes | None:
@@ -90,7 +90,7 @@ def claim_check(topic: TopicName, claim: str) -> Change:
 
 
 class ManagedLedgerRecord:
-    """The record of a topic's ledgers in the metadata, as it was read or written last."""
+    """The topic's record in the metadata, with the list of its ledgers, as this broker last read or wrote it."""
 
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self.store = store
@@ -101,7 +101,7 @@ class ManagedLedgerRecord:
         self.record = TopicRecord()
 
     async def read(self) -> TopicRecord:
-        """Reads the record. Raises TopicNotFound if there is none; DataLost if it is damaged."""
+        """Reads the record and returns it. Raises TopicNotFound if there is none; DataLost if it is damaged."""
         node = await self.store.get(self._path)
         if node is None:
             raise TopicNotFound(f"topic {self.topic} does not exist", topic=self.topic)
@@ -113,7 +113,7 @@ class ManagedLedgerRecord:
         return self.record
 
     async def is_current(self) -> bool:
-        """Returns True if the metadata still has what was read or written last."""
+        """Returns True if the stored record is still the one that this broker last read or wrote."""
         node = await self.store.get(self._path)
         return node is not None and node.value == self.stored
 
@@ -122,8 +122,8 @@ class ManagedLedgerRecord:
         **fields: object,
     ) -> None:  # fmt: skip
         """Writes the list of ledgers and other `fields` of the record, and in the same commit the changes `together`.
-        Raises TopicFenced if another broker certainly has the topic, and what a transform of `together` raises; after
-        any other error the outcome is unknown."""
+        Raises TopicFenced if another broker certainly has the topic, and any error that a change of `together` raises.
+        After any other error the outcome is unknown."""
         before = self.record
         after = msgspec.structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
@@ -171,13 +171,13 @@ topic. What it leaves out is claimed when it is opened."""
 
 
 def no_claims(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[Change]:
-    """Returns no claims: the owner of the topic has nothing else to claim."""
+    """Returns (): the owner of the topic claims nothing else in the same commit."""
     return ()
 
 
 class ManagedLedger:
-    """The ledgers of a topic. A take-over calls `read`, `recover` and `claim`, in this order; each new ledger is made
-    by `draft`, `add` and `install`.
+    """The ledgers of a topic. A take-over calls `read`, `recover` and `claim`, in this order. Each new ledger is made
+    by `draft`, `add` and `install`, also in this order.
 
     Before the next ledger is made, `end_ledger` ends the one that is written; `closed_row` returns its row for the
     list, and `close_tail` closes it in the shape."""
@@ -213,8 +213,8 @@ class ManagedLedger:
         await self.listed.read()
 
     async def recover(self) -> list[TopicLedger]:
-        """Recovers every ledger that is not known to be closed, the last one first; returns the rows of all ledgers.
-        The last one is fenced and its end is known then, but only `claim` closes it. Raises DataLost if a ledger is
+        """Recovers each ledger that is not known to be closed, the last one first. Returns the rows of all ledgers. The
+        last one is fenced and its end is known then, but only `claim` closes it. Raises DataLost if a ledger is
         lost."""
         closed, self._end = list(self.listed.record.ledgers), None
         for number in reversed(range(len(closed))):
@@ -223,8 +223,9 @@ class ManagedLedger:
         return closed
 
     async def claim(self, closed: list[TopicLedger]) -> None:
-        """Commits the recovered list as this owner's; the same commit closes its last ledger, and has the `claims` of
-        what else the owner takes over. Raises TopicFenced if another broker was faster."""
+        """Commits the recovered list with a new claim of this owner. The same commit closes the last ledger, and
+        contains the changes of `claims`, for what else the owner takes over. Raises TopicFenced if another broker was
+        faster."""
         claim = self._world.rng.randbytes(16).hex()
         claims = self._claims(self._topic, self.listed.record, claim)
         while True:
@@ -281,8 +282,8 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the next ledger
     async def draft(self) -> LedgerRecord:
-        """Returns the record of a new ledger, without storing it. Its id is above all in the list: ids come in blocks,
-        and another broker may have a later block. Raises NotEnoughBookies if no ledger can be made now."""
+        """Returns the record of a new ledger, without storing it. Its id is above all in the list, even if another
+        broker got a later block of ids. Raises NotEnoughBookies if no ledger can be made now."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
         above = max([above, *(lost.ledger_id for lost in self.listed.record.lost)])  # a mark may still be there
         wanted = self.wanted_replication = await self._replication()
@@ -294,8 +295,8 @@ class ManagedLedger:
     async def add_with_retries(
         self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
     ) -> tuple[LedgerWriter, list[int]]:
-        """Adds a ledger like `add`, from the given draft or from one of its own. Retries until it succeeds, or the
-        caller's deadline cancels it; every TELL_EVERY_S `on_waits` is called with the reason.
+        """Adds a ledger as `add` does, from `draft` or else from a new draft. Retries until it succeeds, or the
+        caller's deadline cancels it; calls `on_waits` with the reason every TELL_EVERY_S.
 
         A draft is used again while it may have been committed, so that the next attempt finds its own ledger in the
         list."""
@@ -323,10 +324,10 @@ class ManagedLedger:
     async def add(
         self, draft: LedgerRecord, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
     ) -> tuple[LedgerWriter, list[int]]:
-        """Creates the ledger of the draft and commits the list with it at the end. `ended` is the closed row of the
-        ledger that was the last; None: all of the list are closed.
+        """Creates the ledger of the draft, and in the same commit appends it to the list. `ended`: the closed row of
+        the last ledger; None if all ledgers in the list are closed already.
 
-        Returns its writer, and the ids of ledgers that closed empty: the list does not name them any more, and
+        Returns its writer, and the ids of the ledgers that closed empty: the list does not name them any more, and
         `install` deletes them."""
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
@@ -334,7 +335,7 @@ class ManagedLedger:
         return self._ledgers.make_writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
-        """Applies the list that was committed: adds the new ledger to the shape, and removes and deletes the ledgers in
+        """Applies the committed list: adds the new ledger to the shape, and removes and deletes the ledgers in
         `empty`."""
         self._discard_ledgers(empty)
         self.shape.add(Span(writer.ledger_id, end_index, open=True))
@@ -343,9 +344,9 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the end of a ledger
     async def end_ledger(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
-        """Closes the ledger, or recovers it if another process fenced it or the outcome is unknown; returns its last
-        entry and its size in bytes. Retries while bookies do not answer. Raises TopicFenced if the topic is no longer
-        this broker's."""
+        """Closes the ledger, or recovers it if another process fenced it or the outcome is unknown. Returns its last
+        entry and its size in bytes. Retries while bookies do not answer. Raises TopicFenced if this broker no longer
+        owns the topic."""
         throttle = LogThrottle(self._world.clock)
         while True:
             try:
@@ -368,22 +369,23 @@ class ManagedLedger:
             await asyncio.sleep(REROUTE_RETRY_S)
 
     def closed_row(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
-        """Returns the list's row for the last ledger, which ended at `last_entry`."""
+        """Returns the row of the last ledger, closed at `last_entry`."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail.size
         assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
     async def is_ours(self) -> bool:
-        """Returns True if the list is as this owner wrote it: a broker that takes the topic over changes it."""
+        """Returns True if the stored list is the one that this owner wrote: a broker that takes the topic over changes
+        it."""
         return await self.listed.is_current()
 
     def close_tail(self, ended: TopicLedger) -> None:
-        """Closes the last ledger in the shape, as its row `ended` says."""
+        """Closes the last ledger in the shape. `ended`: its closed row."""
         self.shape.close_span(ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms)
         self.reader.discard(ended.ledger_id)
 
     async def seal(self, ended: TopicLedger, *, terminated: bool | None) -> None:
-        """Commits that the last ledger has ended, without a ledger after it."""
+        """Commits the closed row `ended` of the last ledger, without a new ledger after it."""
         await self.listed.change([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 
     async def terminate(self) -> None:
@@ -391,12 +393,12 @@ class ManagedLedger:
         await self.listed.change(self.listed.record.ledgers, terminated=True)
 
     async def commit_fields(self, together: Sequence[Change] = (), **fields: object) -> None:
-        """Commits other fields of the topic's record, and in the same commit the changes `together`."""
+        """Commits other `fields` of the topic's record, and in the same commit the changes `together`."""
         await self.listed.change(self.listed.record.ledgers, terminated=None, together=together, **fields)
 
     # ------------------------------------------------------------------ removing
     async def remove(self, gone: list[int]) -> None:
-        """Removes these ledgers from the list, then deletes them. Nothing is deleted unless the change of the list is
+        """Removes ledgers from the list, then deletes them. Deletes nothing unless the change of the list is
         certain."""
         await self.listed.change([each for each in self.listed.record.ledgers if each.ledger_id not in gone])
         self._discard_ledgers(gone)
@@ -410,8 +412,8 @@ class ManagedLedger:
             self._cache.discard(ledger_id)
 
     async def delete(self, ledger_ids: list[int]) -> None:
-        """Deletes ledgers that the committed list does not name. A failure is logged: a ledger that stays only costs
-        space."""
+        """Deletes ledgers that the committed list does not name. A failure is only logged: a ledger that stays takes
+        space, and nothing else."""
         for ledger_id in ledger_ids:
             try:
                 await self._ledgers.delete(ledger_id)

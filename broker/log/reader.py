@@ -1,4 +1,5 @@
 """Reading a topic's log: by position, by message index, by time. Entries are served from the caches or from bookies.
+After it, the memory that all subscriptions of a broker have for what they read (`ReadMemory`).
 
 The tail cache serves consumers at the tail. What is read from bookies is put into a cache of its own (both belong to
 all topics of the broker), and a read in progress is shared: a hundred subscriptions that catch up side by side read
@@ -46,11 +47,11 @@ class TopicLogReader:
         self.storage_reads = 0
 
     def add_writer(self, writer: LedgerWriter) -> None:
-        """Adds the ledger that this process writes: its confirmed entries can be read at once."""
+        """Adds the ledger that this process writes, so that its confirmed entries can be read at once."""
         self._readers[writer.ledger_id] = self._ledgers.reader_beside(writer)
 
     def discard(self, ledger_id: int) -> None:
-        """Drops the reader of a ledger that was closed (its record has changed) or deleted."""
+        """Drops the reader of a ledger that was closed (so that its record has changed) or deleted."""
         self._readers.pop(ledger_id, None)
 
     def get(self, position: Position) -> StoredEntry | None:
@@ -59,7 +60,8 @@ class TopicLogReader:
         return self._recent.get(position) if found is None and self._recent is not None else found
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns confirmed entries of one ledger from `position` on that are in memory; there may be none."""
+        """Returns confirmed entries of one ledger from `position` on, without a gap, that are in memory; empty if the
+        first one is not."""
         span = self._shape.span(position[0])
         if span is None:
             return []
@@ -70,7 +72,8 @@ class TopicLogReader:
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         """Reads entries of one ledger from bookies: from `position` on, up to `last_entry`, at least one. Raises
-        InvalidRequest if no entry is at `position` (any more); DataLost, with the range, if it is lost."""
+        InvalidRequest if no entry is at `position`, or it was trimmed; DataLost, with the range of lost entries, if the
+        entry is lost."""
         span = self._shape.span(position[0])
         if span is None or not self._shape.readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
@@ -87,8 +90,8 @@ class TopicLogReader:
         raise data_lost(position[0], (position[1], await self._lost_upto(position))) from lost
 
     async def _lost_upto(self, position: Position) -> int:
-        """Returns the id of the last lost entry of the run that begins at `position`; LOST_LOOKED_AT entries are tried
-        at most. That is enough for the operator, who has to decide what to do."""
+        """Returns the last entry id of the lost entries that begin at `position`. Tries LOST_LOOKED_AT entries at most,
+        which is enough for the operator to decide."""
         ledger_id, last = position
         span = self._shape.span(ledger_id)
         end = last if span is None else min(span.last_entry, last + LOST_LOOKED_AT)
@@ -119,8 +122,8 @@ class TopicLogReader:
         return entries
 
     async def read_entry(self, position: Position) -> StoredEntry:
-        """Returns one entry, from memory or from bookies. Raises DataLost, with the range, if it is lost;
-        InvalidRequest if there is no such entry (any more)."""
+        """Returns the entry at `position`, from memory or from bookies. Raises DataLost, with the range of lost
+        entries, if it is lost; InvalidRequest if there is no such entry, or it was trimmed."""
         cached = self.get(position)
         return cached if cached is not None else (await self.read(position, 1))[0]
 
@@ -132,11 +135,11 @@ class TopicLogReader:
 
     # ------------------------------------------------------------------ by index and time
     async def locate(self, index: int) -> IndexedPosition:
-        """Returns the position of the entry that contains message `index`; at or beyond the end, the position after the
-        last entry.
+        """Returns the position of the entry that contains message `index`; at or after the end of the log, the position
+        after the last entry.
 
-        Where the message was trimmed, or lost and passed over, it is the first entry after it. Raises DataLost if the
-        message may be among lost entries."""
+        If the message was trimmed, or is a skipped lost one, returns the position of the first entry after it. Raises
+        DataLost if the message may be in a lost entry that was not skipped."""
         index = max(index, self._shape.first_index)
         span = self._shape.span_of_index(index)
         if span is None:
@@ -147,9 +150,9 @@ class TopicLogReader:
         return _indexed(found) if found is not None else await self._after(span)
 
     async def locate_time(self, time_ms: int) -> IndexedPosition:
-        """Returns the position of the first entry that arrived at or after `time_ms`; the position after the last entry
-        if there is none. Raises DataLost if a lost entry may be the answer: the entry before it arrived earlier, and
-        the one after it did not."""
+        """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
+        after the last entry if there is none. Raises DataLost if a lost entry may be the answer: the entry before it
+        arrived earlier, and the one after it did not."""
         doubt: DataLost | None = None
         for span in self._shape.spans:
             if span.last_entry < 0:
@@ -168,8 +171,8 @@ class TopicLogReader:
         return self._end_position()
 
     async def index_after(self, mark: Position) -> int:
-        """Returns the index of the first message after the entry `mark`. Raises DataLost if that message's entry is
-        lost, and so is `mark`."""
+        """Returns the index of the first message after the entry `mark`. Raises DataLost if the entry of that message
+        is lost, and the entry `mark` is lost, too."""
         known = self.cached_index_after(mark)
         if known is not None:
             return known
@@ -181,7 +184,7 @@ class TopicLogReader:
         return (await self.read_entry(mark)).index + 1
 
     def cached_index_after(self, mark: Position) -> int | None:
-        """Returns what `index_after` returns, or None if an entry would have to be read for it."""
+        """Returns the same as `index_after`, without reading an entry; None if one would have to be read."""
         position = self._following(mark)
         span = self._shape.span(position[0])
         if span is None:
@@ -212,20 +215,20 @@ class TopicLogReader:
         return _indexed(await self.read_entry(position)) if self._shape.readable(position) else self._end_position()
 
     def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
-        """Returns True if an entry of the ledger exists before this one; `read_entry` None: if the ledger has any."""
+        """Returns True if the ledger has an entry before `entry`; with `entry` None, if it has any entry."""
         first = self._shape.next_existing(Position(span.ledger_id, 0))
         return self._shape.has(first) and first < (Position(span.ledger_id + 1, 0) if entry is None else entry.position)
 
     async def _since(self, span: Span, time_ms: int) -> LookupResult:
-        """Finds the first entry of the ledger that arrived at or after `time_ms`; does not search a ledger whose last
-        entry arrived before."""
+        """Finds the first entry of the ledger that arrived at or after `time_ms`. Does not search a ledger whose last
+        entry arrived before that."""
         last = await self._one(span, span.last_entry)
         if last is not None and last.timestamp_ms < time_ms:
             return LookupResult(None)
         return await self._first(span, lambda entry: entry.timestamp_ms >= time_ms)
 
     async def _one(self, span: Span, entry_id: int) -> StoredEntry | None:
-        """Returns one entry; None if it is lost, whether it was passed over or not."""
+        """Returns an entry of the ledger; None if it is lost, whether it was skipped or not."""
         if self._shape.lost_run(Position(span.ledger_id, entry_id)) is not None:
             return None
         try:
@@ -234,12 +237,14 @@ class TopicLogReader:
             return None
 
     async def _stored(self, position: Position) -> StoredEntry:
-        """Returns one entry, like `read_entry`; if it is lost, the entries after it are not searched for the range."""
+        """Returns the entry at `position`, as `read_entry` does; but the DataLost of a lost entry does not contain the
+        range of lost entries."""
         cached = self.get(position)
         return cached if cached is not None else (await self._read_stored(position, 1, position[1]))[0]
 
     async def _first(self, span: Span, reached: Callable[[StoredEntry], bool]) -> LookupResult:
-        """Finds the first entry of the ledger for which `reached` is true; it must be true for all entries after it."""
+        """Finds the first entry of the ledger for which `reached` is true. `reached` must be true for all entries after
+        it."""
         return await bisect_entries(
             span.last_entry, lambda id_: self._stored(Position(span.ledger_id, id_)), reached,
             lambda id_: self._shape.lost_run(Position(span.ledger_id, id_)),
@@ -253,9 +258,9 @@ def _indexed(entry: StoredEntry) -> IndexedPosition:
 # --------------------------------------------------------------------------------------------------- read_memory
 # Memory for what subscriptions have read from bookies and not delivered: one bound for all subscriptions of a broker.
 #
-#     size = memory.chunk(read_bytes)      what to read now: less when many subscriptions have something
-#     async with memory.reading(size)      waits while the reads under way take all of it
-#     memory.holds(buffer, size)           what a subscription has now; 0: nothing
+#     size = memory.read_size(read_bytes)  what to read now: less when many subscriptions have something
+#     async with memory.reserve(size)      waits while the reads under way take all of it
+#     memory.set_held(buffer, size)        what a subscription has now; 0: nothing
 #
 # A read that begins makes room: the subscriptions that have used what they have least recently give it back, and read
 # it again when they need it. So a subscription whose consumers take nothing keeps no other from reading, nothing waits
@@ -268,7 +273,7 @@ CHUNK_BYTES_MIN = 64 << 10
 
 
 class Holder(Protocol):
-    """A holder of entries that were read, which can drop them."""
+    """An object that has entries in memory, and can drop them."""
 
     def release_memory(self) -> None:
         """Drops all entries that can be read again, and reports that to `ReadMemory.set_held`."""
@@ -276,7 +281,7 @@ class Holder(Protocol):
 
 
 class ReadMemory:
-    """The memory for entries that subscriptions have read and not delivered."""
+    """The memory of one broker for entries that subscriptions have read and not delivered yet."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -291,9 +296,9 @@ class ReadMemory:
         return self.held + self.under_way
 
     def read_size(self, wanted: int) -> int:
-        """Returns how many bytes to read at once: `wanted`, or a half, a quarter, … of it, so that two and a half such
-        reads for each subscription fit within the limit. Equal sizes let subscriptions at the same position share a
-        read."""
+        """Returns how many bytes to read at once: `wanted`, or a half, a quarter, … of it, so that the limit has room
+        for two and a half such reads of each subscription. Subscriptions at the same position share a read if their
+        sizes are equal."""
         several = 2.5 * (len(self._holders) + 1)
         while wanted > CHUNK_BYTES_MIN and wanted * several > self.limit:
             wanted //= 2
@@ -301,7 +306,7 @@ class ReadMemory:
 
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
-        """Reserves memory for a read of `size` bytes; first waits while the reads in progress take all of it."""
+        """Reserves memory for a read of `size` bytes. First waits while the reads in progress take all of it."""
         while self.under_way and self.under_way + size > self.limit:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -322,14 +327,14 @@ class ReadMemory:
             soon(soon, self._on_read_ended, size)
 
     def _on_read_ended(self, size: int) -> None:
-        """Ends a read two turns of the loop after it, so that its subscription has handed out what it can before
-        another read makes it drop the rest. Else subscriptions at the same position could read for ever and deliver
-        nothing."""
+        """Called two turns of the loop after a read has ended, when its subscription has delivered what it can:
+        releases the memory. If another read made it drop the entries before, subscriptions at the same position could
+        read for ever and deliver nothing."""
         self.under_way -= size
         self._next_turn()
 
     def _next_turn(self) -> None:
-        """Resumes one waiting read: it checks whether it fits, and its end resumes the next one."""
+        """Resumes one waiting read. It checks again whether it fits, and resumes the next one when it ends."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -344,7 +349,7 @@ class ReadMemory:
             assert holder not in self._holders, "it has given all back"
 
     def set_held(self, holder: Holder, size: int) -> None:
-        """Records that `holder` has `size` bytes in memory now; 0: none."""
+        """Records that `holder` now has `size` bytes in memory; 0: none."""
         self.held += size - self._holders.get(holder, 0)
         if size:
             self._holders[holder] = size

@@ -51,7 +51,8 @@ LOST_MAX = 1000
 
 
 class _InspectedLedger(NamedTuple):
-    """A ledger of the list after its inspection: its new row, and the lost entries found in it."""
+    """An inspected ledger of the list: its new row, the lost entries that were found, and whether all entries are lost
+    (`gone`)."""
 
     row: TopicLedger
     holes: list[LostRange]
@@ -59,8 +60,8 @@ class _InspectedLedger(NamedTuple):
 
 
 class SkipLost:
-    """One request to pass over lost entries of a topic. `only`: those of this ledger; -1: those of all its ledgers.
-    `force`: entries also count as lost where this is not certain."""
+    """A request of an operator to skip lost entries of a topic. `only`: the ledger of which they are; -1: of all
+    ledgers. `force`: entries that a bookie may still have count as lost, too."""
 
     def __init__(self, ledgers: LedgerClient, listed: ManagedLedgerRecord, world: World, *, only: int, force: bool):
         self._list, self._ledgers, self._world = listed, ledgers, world
@@ -70,9 +71,9 @@ class SkipLost:
         self._doubts = 0  # entries that no bookie gave, and that are not certainly lost
 
     async def run(self) -> list[LostRange]:
-        """Passes over lost entries. Returns their ranges, which are durable then; empty if nothing is lost. Raises
-        InvalidRequest if the topic has no ledger `only`; NotAllowed if entries may be lost, but that is not certain;
-        TopicFenced if the topic has changed meanwhile, and the caller should try again."""
+        """Skips lost entries. Returns their ranges, which are durable then; empty if no entry is lost. Raises
+        InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that unreadable entries are
+        lost; TopicFenced if the topic has changed meanwhile, and the caller should try again."""
         before = await self._list.read()
         if self._only >= 0 and all(each.ledger_id != self._only for each in before.ledgers):
             raise InvalidRequest(f"topic {self._topic} has no ledger {self._only}", topic=self._topic)
@@ -150,8 +151,8 @@ class SkipLost:
         return _InspectedLedger(row, [*holes, *tail])
 
     async def _closed(self, row: TopicLedger) -> tuple[LedgerRecord, bool]:
-        """Returns the ledger's record, closed, and whether it had to be ended without entries that no bookie has.
-        Raises LedgerNotFound if its record is missing."""
+        """Returns the closed record of the ledger, and whether it had to be closed without entries that no bookie has.
+        Raises LedgerNotFound if the record is missing."""
         record = await self._ledgers.read_record(row.ledger_id)
         if record.state == CLOSED:
             return record, False
@@ -191,15 +192,15 @@ class SkipLost:
         return StoredEntry.parse(Position(row.ledger_id, entry), found.payload)
 
     async def _end_index(self, reader: LedgerReader, row: TopicLedger, lost: Sequence[Run]) -> int:
-        """Returns the index after the last message of the last entry that exists."""
+        """Returns the index after the last message of the ledger's last existing entry."""
         last = reader.record.last_entry
         if lost and lost[-1][1] == last:
             last = lost[-1][0] - 1
         return (await self._entry(reader, row, last)).index + 1 if last >= 0 else row.first_index
 
     async def _index_of(self, reader: LedgerReader, row: TopicLedger, entry: int, step: int) -> int:
-        """Returns the message index at an edge of lost entries; `step` -1: one past the last message of the entry
-        before, 1: the first message of the entry after."""
+        """Returns the message index at an end of lost entries. `step` -1: the index after the last message of the entry
+        before them; 1: the index of the first message of the entry after them."""
         beside = entry + step
         if beside < 0:
             return row.first_index
@@ -213,13 +214,13 @@ class SkipLost:
 
 
 def _emptied(row: TopicLedger, end_index: int) -> TopicLedger:
-    """Returns the row of a ledger of which no entry is left."""
+    """Returns the row of a ledger of which all entries are lost."""
     return msgspec.structs.replace(row, entries=0, size=0, first_index=end_index, end_index=end_index)
 
 
 def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[LostRange, ...]:
-    """Returns the ranges to store, those of removed ledgers only as far as LOST_MAX allows. Raises InvalidRequest if
-    too many are in ledgers that still exist."""
+    """Returns the ranges to store, LOST_MAX at most: ranges in removed ledgers are left out if necessary. Raises
+    InvalidRequest if too many are in ledgers that still exist."""
     listed, least = {each.ledger_id for each in rows}, max(each.end_index for each in lost)
     gone = [each for each in lost if each.ledger_id not in listed and each.end_index != least]
     drop = set(gone[: max(0, len(lost) - LOST_MAX)])
@@ -230,7 +231,7 @@ def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[Lo
 
 
 def describe_range(lost: LostRange) -> str:
-    """Returns a description of the range for people."""
+    """Returns a text for users that names the range."""
     if lost.last_entry < 0:
         return f"ledger {lost.ledger_id} from entry {lost.first_entry} on, from index {lost.first_index} on"
     return (

@@ -4,7 +4,7 @@
     state = await ledger.recover(record.ledger_id, whole)     at the take-over, after the record was claimed
     stored = await ledger.append(entries)                     False: there is no ledger that takes them; roll
     await ledger.roll(entries, name)                          entries hold all of the state
-    await ledger.close()  |  abandon()  |  drop()
+    await ledger.close()  |  drop()
 
 Rules (docs of the callers say what a snapshot is)
 - **One writer.** `recover` fences the former owner's ledger. A ledger that was recovered is never written again: the
@@ -44,7 +44,7 @@ ROLL = ("create", "append", "name", "delete")
 
 
 class Piece(Protocol):
-    """An entry of a snapshot ledger."""
+    """An entry of a snapshot ledger: one piece of a snapshot."""
 
     @property
     def sequence(self) -> int:
@@ -52,11 +52,11 @@ class Piece(Protocol):
 
     @property
     def piece(self) -> int:
-        """Returns its number among the pieces of its record, from 0."""
+        """Returns the number of the piece, from 0, among those of its record."""
 
     @property
     def is_last(self) -> bool:
-        """Returns True if it is the last piece of a snapshot."""
+        """Returns True if this is the last piece of a snapshot."""
 
 
 P = TypeVar("P", bound=Piece)
@@ -64,7 +64,7 @@ S = TypeVar("S")
 
 
 class StateLedgers:
-    """Creates, opens and deletes the ledgers of one kind of state; each ledger gets the `properties`."""
+    """Creates, opens and deletes the ledgers of a topic for one kind of state. `properties`: those of each ledger."""
 
     __slots__ = ("_ledgers", "_properties", "_replication", "_shrink", "_topic")
 
@@ -78,7 +78,7 @@ class StateLedgers:
         self._topic = topic
 
     async def create(self) -> LedgerWriter:
-        """Creates a ledger with the replication that the policy has now."""
+        """Creates a ledger with the replication that the policy sets now."""
         replication = await self._replication()
         return await self._ledgers.create(
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
@@ -87,8 +87,8 @@ class StateLedgers:
         )  # fmt: skip
 
     async def create_closed(self, entries: Sequence[bytes]) -> int:
-        """Creates a closed ledger that contains these entries; returns its id. After an error there is no ledger that a
-        record would have to name."""
+        """Creates a closed ledger with these entries. Returns its id. After an error the ledger is deleted, so that no
+        record need name it."""
         writer = await self.create()
         try:
             await append_all(writer, entries)
@@ -105,14 +105,14 @@ class StateLedgers:
         return await self._ledgers.recover(ledger_id)
 
     async def abandon(self, writer: LedgerWriter, *, unnamed: bool) -> None:
-        """Abandons a new ledger. `unnamed`: it is certain that no record names it, so it is deleted as well."""
+        """Stops writing a new ledger. `unnamed`: certainly no record names the ledger, so it is deleted as well."""
         await writer.abandon()
         if unnamed:
             await self.delete(writer.ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Deletes ledgers that no record names; -1 stands for none. A failure is logged: a ledger that stays only costs
-        space."""
+        """Deletes ledgers that no record names; ignores -1. A failure is only logged: a ledger that stays takes space,
+        and nothing else."""
         for ledger_id in ledger_ids:
             try:
                 if ledger_id >= 0:
@@ -122,9 +122,8 @@ class StateLedgers:
 
 
 class SnapshotLedger(Generic[P]):
-    """The snapshot ledgers of one owner of the record. `alarm(what, error)` is called for each ledger or snapshot that
-    cannot be used.
-    """
+    """The current snapshot ledger of one owner, and the switch to the next. `alarm(what, error)` is called for each
+    ledger or snapshot that cannot be used."""
 
     __slots__ = ("_alarm", "_damage", "_decode", "_ledgers", "_writer", "ledger_id", "sequence")
 
@@ -146,8 +145,8 @@ class SnapshotLedger(Generic[P]):
     async def recover(
         self, ledger_id: int, whole: Callable[[LedgerReader, list[P]], Awaitable[S]]
     ) -> S | None:
-        """Recovers the ledger, and returns what `whole` makes of its last complete snapshot; None if there is none.
-        Raises Unavailable if bookies do not answer."""
+        """Recovers the former owner's ledger, and returns the result of `whole` for its last complete snapshot; None if
+        there is none. Raises Unavailable if bookies do not answer."""
         self.ledger_id = ledger_id
         try:
             reader = await self._ledgers.recover(ledger_id)
@@ -164,7 +163,8 @@ class SnapshotLedger(Generic[P]):
         return None
 
     async def _pieces(self, reader: LedgerReader, last: int) -> list[P]:
-        """Returns the pieces of the snapshot that ends at entry `last`; empty if none ends there, or it is torn."""
+        """Returns the pieces of the snapshot that ends at entry `last`; empty if none ends there, or it is
+        incomplete."""
         end = await self.piece(reader, last)
         self.sequence = max(self.sequence, end.sequence)
         if not end.is_last or last < end.piece:
@@ -180,12 +180,12 @@ class SnapshotLedger(Generic[P]):
     # ------------------------------------------------------------------ writing
     @property
     def writable(self) -> bool:
-        """Returns True if this owner has a ledger that takes entries."""
+        """Returns True if a ledger is open to which this owner can append."""
         return self._writer is not None and self._writer.writable
 
     async def append(self, entries: Sequence[bytes]) -> bool:
-        """Appends entries; returns True if they are stored. If not, some of them may be in the ledger, and the caller
-        must `roll`."""
+        """Appends entries. Returns True if they are stored. If not, some of them may be in the ledger, and the caller
+        must call `roll`."""
         if self._writer is None or not self._writer.writable:
             return False
         try:
@@ -196,8 +196,8 @@ class SnapshotLedger(Generic[P]):
         return True
 
     async def roll(self, entries: Sequence[bytes], name: Callable[[int], Awaitable[None]]) -> None:
-        """Begins a new ledger with these entries, in the order of `ROLL`; `name` writes its id into the record. Raises
-        what `name` raises, or the error of the new ledger."""
+        """Switches to a new ledger that begins with these entries, in the order of `ROLL`. `name` must store its id in
+        the record. Raises any error of `name` or of the new ledger."""
         writer, unnamed = await self._ledgers.create(), True
         try:
             await append_all(writer, entries)
@@ -219,7 +219,7 @@ class SnapshotLedger(Generic[P]):
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes the ledger for the next owner; if that fails, the next owner recovers it."""
+        """Closes the ledger, so that the next owner need not recover it. A failure is only logged."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
@@ -228,14 +228,14 @@ class SnapshotLedger(Generic[P]):
                 _LOG.warning("snapshot ledger %d stays open: %s", writer.ledger_id, error)
 
     async def drop(self) -> None:
-        """Deletes the ledger, because the record names none any more."""
+        """Deletes the ledger, because the record no longer names it."""
         await self._stop_writing()
         old, self.ledger_id = self.ledger_id, -1
         await self._ledgers.delete(old)
 
 
 async def append_all(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
-    """Appends entries and waits until all are confirmed; they are confirmed in their order."""
+    """Appends entries and waits until all are confirmed. Raises the error of the first that is not."""
     appended = [writer.append(entry) for entry in entries]
     if not appended:
         return

@@ -69,7 +69,7 @@ class TopicLog:
     """The Log on bookies. Must be called from one event loop.
 
     `on_confirmed` is called after entries were confirmed, once per turn of the loop; `on_lost` at most once; `on_waits`
-    while publishes wait for a ledger, with the reason, every TELL_EVERY_S."""
+    with the reason, every TELL_EVERY_S, while publishes wait for a ledger."""
 
     is_compacted = False
 
@@ -108,15 +108,15 @@ class TopicLog:
         )  # fmt: skip
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns nothing: compaction removes no entry of the log itself."""
+        """Returns (): compaction removes no entry of the log itself."""
         return ()
 
     # ------------------------------------------------------------------ take-over
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over. If it does not exist, and `create` is given, `create` makes it first.
+        """Takes the topic over. If it does not exist, awaits `create()` first, which creates it.
 
         Raises TopicNotFound if the topic does not exist and `create` is None; TopicFenced if another broker was faster;
-        Unavailable and other errors of bookies and metadata."""
+        Unavailable, or another error of bookies and metadata, if they do not answer."""
         async with self._changing:
             try:
                 await self._take_over()
@@ -146,14 +146,14 @@ class TopicLog:
         self.state = TopicState.TERMINATED if self.record.terminated else TopicState.SERVING
 
     def _now_ms(self) -> int:
-        """Returns the time of day, but never an earlier time than that of an entry: ages are measured with it, and it
-        does not go back with the clock."""
+        """Returns the time of day (ms since the epoch), but never an earlier time than the last entry's: ages are
+        measured with it, so it must not go back with the clock."""
         return max(self.world.clock.wall_ms(), self._appender.timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
     def publish(self, publish: Publish) -> None:
-        """Queues an entry; its publisher gets the outcome later. Raises at once if the log takes no entries:
-        TopicTerminated, or NotOwner."""
+        """Queues an entry. Its publisher gets the outcome later. Raises TopicTerminated or NotOwner if the log accepts
+        no entries."""
         state = self.state
         if state is not TopicState.SERVING and state is not TopicState.SWITCHING:
             raise self._refusal()
@@ -182,10 +182,10 @@ class TopicLog:
             self._switching = self._tasks.spawn(self._switch(draft), "topic-log-switch")
 
     async def roll(self) -> None:
-        """Switches to a new ledger although this one is not full, so that trimming may delete this one.
+        """Switches to a new ledger although the present one is not full, so that trimming may delete the present one.
 
-        Bookies for the new one are chosen first: raises NotEnoughBookies, and nothing has changed, while there are
-        none. Does nothing if the ledger is empty."""
+        Bookies for the new ledger are chosen first: if there are none, raises NotEnoughBookies, and nothing has
+        changed. Does nothing if the present ledger is empty."""
         await run_to_end(self._roll())
 
     async def _roll(self) -> None:
@@ -217,8 +217,8 @@ class TopicLog:
             self.abandon(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
 
     async def _end_ledger(self) -> int:
-        """Closes the ledger that is written, or learns how another process closed it; returns its true last entry, or
-        -1 if none is written. Raises DataLost if a confirmed entry is missing."""
+        """Closes the ledger that is written, or finds where another process closed it. Returns its final last entry; -1
+        if no ledger is written. Raises DataLost if a confirmed entry is missing."""
         writer = self._appender.writer
         if writer is None:
             return -1
@@ -230,8 +230,8 @@ class TopicLog:
         return last_entry
 
     async def _next_ledger(self, last_entry: int, draft: LedgerRecord | None) -> None:
-        """Adds a new ledger to the list; only then confirms the rest of the old one, and sends the other publishes
-        again."""
+        """Adds a new ledger to the list. Only then confirms the remaining stored publishes of the old one, and sends
+        the others again."""
         stored, ended = self._appender.end_ledger(last_entry)
         end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
@@ -256,7 +256,8 @@ class TopicLog:
         return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
 
     def abandon(self, error: MagnetarError) -> None:
-        """Gives the topic up at once and stops all work; the publishes in flight fail with an unknown outcome."""
+        """Stops all work at once, because another broker has the topic or it cannot be served; publishes in flight fail
+        with an unknown outcome."""
         if self.state in (TopicState.LOST, TopicState.CLOSED):
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
@@ -270,8 +271,8 @@ class TopicLog:
         self._on_lost(error)
 
     async def is_ours(self) -> bool:
-        """Returns True if no other broker has taken the topic over: one that does changes its list. Raises the
-        metadata's errors if that is not known."""
+        """Returns True if no other broker has taken the topic over, since that broker would have changed the list.
+        Raises the error of the metadata store if that cannot be read."""
         if self._changing.locked():
             return True  # a broker that changes the list now finds out
         async with self._changing:
@@ -279,9 +280,8 @@ class TopicLog:
 
     # ------------------------------------------------------------------ trimming, sealing, closing
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
-        """Removes the ledgers that `choose` returns from the list, then deletes them; returns those that were removed.
-        `choose` is called while nothing else changes the list. Nothing is deleted unless the change of the list is
-        certain."""
+        """Removes the ledgers that `choose` returns from the list, then deletes them. Returns those that were removed.
+        The list does not change while `choose` runs. Deletes nothing unless the change of the list is certain."""
         async with self._changing:
             gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail.ledger_id]
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
@@ -294,10 +294,10 @@ class TopicLog:
             return gone
 
     async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
-        """Commits other fields of the topic's record, and in the same commit the changes `together`. Raises TopicFenced
-        if another broker has the topic, which is lost then; what a transform of `together` raises; after any other
-        error the outcome is unknown. `within`: the caller is part of work that runs to its end (runtime/tasks.py), so
-        no task is started for it."""
+        """Commits other `fields` of the topic's record, and in the same commit the changes `together`. Raises
+        TopicFenced if another broker has the topic, which is abandoned then, and any error that a change of `together`
+        raises. After any other error the outcome is unknown. `within`: the caller runs in a task that is not cancelled
+        (runtime/tasks.py), so that no further one is needed."""
         async with self._changing:
             if self.state not in (TopicState.SERVING, TopicState.SWITCHING, TopicState.TERMINATED):
                 raise self._refusal()
@@ -309,13 +309,13 @@ class TopicLog:
                 raise
 
     async def terminate(self) -> Position:
-        """Terminates the topic after the publishes in flight; returns its last entry. Idempotent."""
+        """Terminates the topic after the publishes in flight. Returns the position of its last entry. Idempotent."""
         if self.state is not TopicState.TERMINATED:
             await run_to_end(self._finish(TopicState.TERMINATED))
         return self.shape.last
 
     async def close(self) -> None:
-        """Stops in order: the publishes in flight are confirmed, the ledger is closed, and the list says where it ends.
+        """Stops in order: confirms the publishes in flight, closes the ledger, and stores its end in the list.
         Idempotent."""
         if self.state in (TopicState.SERVING, TopicState.SWITCHING, TopicState.CLOSING):
             await run_to_end(self._finish(TopicState.CLOSED))
@@ -324,11 +324,11 @@ class TopicLog:
             self.state = TopicState.CLOSED
 
     async def _finish(self, final: TopicState) -> None:
-        """Takes no more publishes, confirms the rest, and writes into the list where the ledger ends.
+        """Accepts no more publishes, confirms the stored ones, and stores the end of the ledger in the list. `final`:
+        the state after that.
 
-        A switch that is under way ends first, and none begins after it. A topic that is lost meanwhile writes nothing
-        more: its list may name a ledger that this owner never began.
-        """
+        A switch that is in progress ends first, and none begins after it. If the topic is lost meanwhile, nothing more
+        is written, since the list may name a ledger that this owner never began."""
         if self.state in (TopicState.SERVING, TopicState.SWITCHING):
             self.state = TopicState.CLOSING
         if self._switching is not None:
@@ -366,18 +366,17 @@ class TopicLog:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> Replication | None:
-        """Returns the replication of the ledger that is written, or was last."""
+        """Returns the replication of the ledger that is written, or was written last; None if there is none."""
         return self._appender.replication
 
     @property
     def wanted_replication(self) -> Replication:
-        """Returns the replication that the policy asked for when that ledger was made."""
+        """Returns the replication that the policy asked for when the ledger that is written was created."""
         return self._managed_ledger.wanted_replication
 
     @property
     def degraded(self) -> bool:
-        """Returns True if the ledger that is written is on fewer bookies, or has fewer copies, than the policy asked
-        for."""
+        """Returns True if the ledger that is written has fewer bookies, or fewer copies, than the policy asked for."""
         return self.state in (TopicState.SERVING, TopicState.SWITCHING) and self._appender.degraded
 
     @property
@@ -395,7 +394,7 @@ class TopicLog:
 
     @property
     def age_s(self) -> float:
-        """Returns the age in seconds of the ledger that is written, or was written last; 0 if there is none."""
+        """Returns the age (in seconds) of the ledger that is written, or was written last; 0 if there is none."""
         ledgers = self.record.ledgers
         return (self.world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
 
@@ -405,7 +404,7 @@ class TopicLog:
 
     @property
     def ensemble(self) -> dict[int, tuple[str, ...]]:
-        """Returns the bookies of the ledger that is written, by its id; empty if none is."""
+        """Returns the bookies of the ledger that is written, by ledger id; empty if none is written."""
         if self._appender.writer is None:
             return {}
         return {self._appender.writer.ledger_id: self._appender.writer.record.fragments[-1].bookies}

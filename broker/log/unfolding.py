@@ -40,8 +40,8 @@ _ONE_AT_A_TIME: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = Wea
 
 
 def is_costly(metadata: MessageMetadata) -> bool:
-    """Returns True if it takes long to parse an entry with this metadata: many messages, many uncompressed bytes, or
-    many properties."""
+    """Returns True if an entry with this metadata takes long to parse: it has many messages, many uncompressed bytes,
+    or many properties."""
     return (
         metadata.num_messages_in_batch > LONG_MESSAGES
         or metadata.uncompressed_size > LONG_BYTES
@@ -50,8 +50,8 @@ def is_costly(metadata: MessageMetadata) -> bool:
 
 
 async def compute_slots(entry: Buffer, world: World) -> tuple[int, ...]:
-    """Returns the Key_Shared slots of the keys of a stored batch, that of the first message first; none if the batch is
-    damaged. Decompresses it in a thread."""
+    """Returns the Key_Shared slots of the keys of a stored batch, that of the first message first. Decompresses the
+    batch in a thread. Returns () if the batch is damaged."""
     async with _turn():
         try:
             head = parse_stored(entry)
@@ -66,8 +66,8 @@ async def compute_slots(entry: Buffer, world: World) -> tuple[int, ...]:
 
 
 async def run_off_loop(entry: Buffer, world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Returns the result of `work`, which parses the stored entry. If parsing takes long, `work` runs in a thread, one
-    such call at a time; else it is called directly."""
+    """Returns the result of `work(*args, **kwargs)`, which parses the stored `entry`. Runs it in a thread if the entry
+    takes long to parse, one such call at a time; else calls it directly."""
     try:
         long = is_costly(parse_stored(entry).metadata)
     except CorruptEntry:
@@ -84,8 +84,7 @@ def _turn() -> asyncio.Lock:
 
 
 async def _run(world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Runs `work` in a thread. A cancelled caller waits until `work` has ended, so that the next caller's begins after
-    it."""
+    """Runs `work` in a thread. A cancelled caller waits until `work` has ended, so that no two run at once."""
     worker = world.workers.start("unfold")
     try:
         return await worker.run(work, *args, **kwargs)

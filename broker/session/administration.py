@@ -2,7 +2,7 @@
 
 Tenants, namespaces and lists of topics come from the metadata, and any broker answers. Operations on a loaded topic are
 answered by its owner (elsewhere NotOwner, with the owner's address in the field `owner`). Deleting a partitioned topic,
-or a namespace by force, and unloading a namespace ask the other brokers (administration.py).
+or a namespace by force, and unloading a namespace ask the other brokers (`ask_broker`).
 Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_namespace_verbs.py.
 """
 
@@ -47,13 +47,15 @@ FORWARD_TIMEOUT_S = 30.0
 
 
 def make_request(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
-    """Returns the request message of an operation. Raises InvalidRequest if a value does not fit its field."""
+    """Returns the request message of an operation, with these arguments. Raises InvalidRequest if a value does not fit
+    its field."""
     kind: type[Message] = rpc(operation.service, operation.name).request
     return request_of(kind, arguments, operation.name)
 
 
 def answer_value(operation: Operation[T], reply: object) -> T:
-    """Returns the plain value of an operation's reply; a `reply` that is no wire message is returned as it is."""
+    """Returns the value of an operation's reply as a plain Python value. A `reply` that is no wire message is returned
+    unchanged."""
     if isinstance(reply, Message):
         kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
         reply = value_of(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
@@ -63,7 +65,8 @@ def answer_value(operation: Operation[T], reply: object) -> T:
 async def ask_broker(
     world: World, endpoint: str, operation: Operation[T], *, timeout_s: float = FORWARD_TIMEOUT_S, **arguments: object
 ) -> T:
-    """Calls the operation at another broker, with the rights of this broker; returns its answer as a plain value."""
+    """Calls an operation at another broker, with the rights of this broker. Returns its answer as a plain Python value.
+    Raises the error that the other broker answers."""
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         target = rpc(operation.service, operation.name)
@@ -82,8 +85,8 @@ LIST_TIMEOUT_S = 5.0
 
 
 def count_lost(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
-    """Returns how many messages of the lost `ranges` the subscription will not get, estimated where it has acknowledged
-    a part of a range; -1: it is not known how many messages a range had."""
+    """Returns the number of messages in the lost `ranges` that the subscription will not get: an estimate if it has
+    acknowledged a part of a range; -1 if the number of messages of a range is not known."""
     total = 0
     for each in ranges:
         if each.last_entry < 0:
@@ -97,13 +100,14 @@ def count_lost(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
 
 
 class Administration:
-    """The operations of administration on namespaces, policies and topics."""
+    """The administrative operations on namespaces, policies and topics, for the services of all protocols."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def load_topic(self, name: TopicName) -> Topic:
-        """Returns an existing topic, loaded at this broker. Raises TopicNotFound, NotOwner."""
+        """Returns an existing topic, loaded at this broker. Raises TopicNotFound if it does not exist; NotOwner if
+        another broker owns it."""
         await self._broker.catalog.existing_partitions(name)
         return await self._broker.topic(name)
 
@@ -115,7 +119,7 @@ class Administration:
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
-        """Deletes a namespace; with `force` also its topics. Raises Busy if it has topics and not `force`."""
+        """Deletes a namespace; if `force`, its topics as well. Raises Busy if it has topics and `force` is False."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.list_topics(name, partitions=False), *sorted(in_memory)]:
@@ -126,8 +130,8 @@ class Administration:
         await self._broker.schemas.delete_namespace_schemas(name)
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
-        """Unloads one bundle of a namespace, or all if `bundle` is empty: only those of this broker if `here`, else
-        those of every broker. Returns how many topics and bundles were unloaded."""
+        """Unloads one bundle of a namespace; all of its bundles if `bundle` is empty. `here`: only at this broker, else
+        at every broker. Returns the number of unloaded topics and bundles."""
         topics, bundles = await self._broker.unload_namespace(name, bundle)
         others = [] if here else await self._other_brokers()
         asked = {"namespace": str(name), "bundle": bundle, "here": True}
@@ -137,7 +141,7 @@ class Administration:
 
     # ------------------------------------------------------------------ permissions
     async def get_permissions(self, namespace: str, topic: str) -> GrantsRecord:
-        """Returns the permissions that were granted on a namespace, or on one topic (without those of its
+        """Returns the permissions that were granted on a namespace, or on one topic (without those on its
         namespace)."""
         name, of_topic = await self._place(namespace, topic)
         record = await self._broker.grants.record(name)
@@ -146,16 +150,16 @@ class Administration:
     async def change_permissions(
         self, namespace: str, topic: str, change: Callable[[GrantsRecord, str], GrantsRecord]
     ) -> None:
-        """Replaces the record of grants by what `change` returns for it. `change` also gets the full name of the topic,
-        or "" for the namespace."""
+        """Replaces the grants of a namespace by the result of `change`, which gets the present grants and the full name
+        of the topic ("" for the namespace itself)."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
         await self._broker.grants.change(name, lambda record: change(record, full))
 
     # ------------------------------------------------------------------ policies
     async def _place(self, namespace: str, topic: str) -> tuple[NamespaceName, TopicName | None]:
-        """Returns the parsed names of an existing namespace or topic; of a partition those of its partitioned topic.
-        Raises NotFound, or InvalidRequest unless exactly one of the two is given."""
+        """Returns the parsed names of an existing namespace or topic; for a partition, those of its partitioned topic.
+        Raises NotFound if it does not exist; InvalidRequest unless exactly one of `namespace` and `topic` is given."""
         if bool(namespace) == bool(topic):
             raise InvalidRequest("it is about a namespace or a topic: name one of the two")
         if topic:
@@ -166,8 +170,9 @@ class Administration:
         return NamespaceName.parse(namespace), None
 
     async def get_policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
-        """Returns the policies that are set for a namespace or a topic; if `applied`, every field, including inherited
-        ones. Without namespace and topic: those of all brokers; if `applied`, those in force at this broker."""
+        """Returns the policies that are set for a namespace or a topic; if neither is given, those of all brokers.
+        `applied`: all policies in force there, inherited ones included; if neither is given, those in force at this
+        broker."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             return as_policies(defaults) if applied else await self._broker.policies.read_own(None, None)
@@ -179,8 +184,9 @@ class Administration:
         return as_policies(resolve(defaults, *levels))
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
-        """Sets the policies in `given`; those named in `removed` are inherited again. Without namespace and topic: the
-        policies of all brokers, while they run."""
+        """Sets the policies in `given` for a namespace or a topic, and unsets those named in `removed`, which are
+        inherited again. If neither is given, changes the policies of all brokers. Raises InvalidRequest if a policy is
+        unknown, or cannot be set there."""
         unknown = sorted(set(removed) - set(NAMES))
         if unknown:
             some = ", ".join(name[:100] for name in unknown[:3])
@@ -208,7 +214,7 @@ class Administration:
     async def change_properties(
         self, namespace: str, topic: str, given: Mapping[str, str], removed: Sequence[str], *, clear: bool
     ) -> None:  # fmt: skip
-        """Changes the properties of a namespace or a topic: first removes all if `clear`, else those in `removed`, then
+        """Changes the properties of a namespace or a topic: removes those named in `removed` (all if `clear`), then
         sets those in `given`. Raises InvalidRequest if they are too many or too long."""
         place, name = await self._place(namespace, topic)
 
@@ -221,14 +227,15 @@ class Administration:
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the full names of the stored topics and of the non-persistent ones that brokers have in memory,
-        sorted. `partitions`: the partitions instead of the partitioned topics."""
+        """Returns the sorted full names of the stored topics, and of the non-persistent topics that brokers have in
+        memory. `partitions`: the partitions instead of the partitioned topics."""
         stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
     async def list_owned(self, name: NamespaceName, after: str) -> list[str]:
-        """Returns the sorted names, greater than `after`, of the partitions and unpartitioned topics that this broker
-        owns, or becomes the owner of by this look-up (one per bundle). Empty if there is no such namespace."""
+        """Returns the sorted full names, after the name `after`, of the partitions and unpartitioned topics that this
+        broker owns. Looks up the owner of each bundle, so this broker may become the owner of some. Empty if the
+        namespace does not exist."""
         broker = self._broker
         try:
             stored = await broker.catalog.list_topics(name, partitions=True)
@@ -249,7 +256,7 @@ class Administration:
         return found
 
     async def list_non_persistent(self, name: NamespaceName) -> set[str]:
-        """Returns the names of the non-persistent topics of the namespace that are loaded at this broker."""
+        """Returns the full names of the namespace's non-persistent topics that are loaded at this broker."""
         found, turns = set[str](), TimeSlices(self._broker.world.clock)
         for topic in list(self._broker.loaded.values()):
             if not topic.name.persistent and topic.name.namespace_name == name:
@@ -259,8 +266,8 @@ class Administration:
         return found
 
     async def _non_persistent(self, name: NamespaceName, *, partitions: bool) -> set[str]:
-        """Returns the names of the non-persistent topics at all brokers; those of a broker that does not answer in time
-        are missing."""
+        """Returns the full names of the namespace's non-persistent topics at all brokers, without those of a broker
+        that does not answer in time."""
         stored = set(await self._broker.catalog.list_non_persistent(name, partitions=partitions))
         found, others = await self.list_non_persistent(name), await self._other_brokers()
         asked = {"namespace": str(name), "in_memory_here": True}
@@ -280,10 +287,10 @@ class Administration:
         return stored | found
 
     async def delete_topic(self, topic: TopicName, *, force: bool, incarnation: int = 0) -> None:
-        """Deletes a topic with all of its partitions, each by its owner. Raises Busy if it is in use and not `force`,
-        TransactionsOpen if it is part of open transactions and not `force`, or of prepared ones. Every partition is
-        checked before the first one is deleted, so a refusal leaves all of them. A topic of the same name that is
-        created meanwhile stays. `incarnation`: see `check_incarnation`."""
+        """Deletes a topic with all of its partitions, each at its owner. Raises Busy if it is in use and `force` is
+        False; TransactionsOpen if it is part of prepared transactions, or of open ones and `force` is False. All
+        partitions are checked before the first is deleted, so a refusal leaves all of them. A topic of the same name
+        that is created meanwhile stays. `incarnation`: see `check_incarnation`."""
         catalog = self._broker.catalog
         ended = await self._partitioned(topic)
         if ended is None:
@@ -305,7 +312,8 @@ class Administration:
                 )
 
     async def _partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """Returns the record of a partitioned topic; None: it exists, and has no partitions. Raises TopicNotFound."""
+        """Returns the record of a partitioned topic; None if the topic exists without partitions. Raises TopicNotFound
+        if it does not exist."""
         partitions = await self._broker.catalog.existing_partitions(topic)
         return await self._broker.catalog.get_partitioned(topic) if partitions and not topic.is_partition else None
 
@@ -317,8 +325,9 @@ class Administration:
             await self._ask(owner, op.DELETE_TOPIC, name=topic.full, force=force, incarnation=incarnation)
 
     async def check_delete(self, topic: TopicName, *, force: bool) -> int:
-        """Returns the incarnation that would be deleted now; 0: not known. Raises like `delete_topic` if a partition or
-        an unpartitioned topic may not be deleted; of a partitioned topic the partitions are not checked here."""
+        """Returns the incarnation that `delete_topic` would delete now; 0: not known. Raises an error of `delete_topic`
+        if a partition or an unpartitioned topic may not be deleted; of a partitioned topic the partitions are not
+        checked."""
         if (partitioned := await self._partitioned(topic)) is not None:
             return partitioned.created_ms
         owner = await self._broker.lookup(topic)
@@ -332,7 +341,7 @@ class Administration:
         await self._broker.unload(name)
 
     async def _check_here(self, name: TopicName) -> None:
-        """Raises NotOwner if another broker owns the topic, TopicNotFound if there is none."""
+        """Raises NotOwner if another broker owns the topic; TopicNotFound if it does not exist."""
         if name.full not in self._broker.loaded:
             await self._broker.catalog.existing_partitions(name)
             owner = await self._broker.lookup(name)
@@ -340,10 +349,9 @@ class Administration:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
 
     async def skip_lost(self, name: TopicName, ledger_id: int = -1, *, force: bool) -> SkippedLost:
-        """Marks the lost entries of a topic, or of one of its ledgers, as skipped: readers and subscriptions pass over
-        them. The topic may be one that does not open. `force`: also entries that a bookie that does not answer may
-        have. Returns the ranges, and how many messages each subscription misses.
-        """
+        """Marks the lost entries of a topic, or of its ledger `ledger_id`, as skipped: readers and subscriptions
+        continue after them. The topic need not be able to open. `force`: also entries that a bookie which does not
+        answer may have. Returns the skipped ranges, and the number of messages that each subscription misses."""
         await self._check_here(name)
         if not name.persistent:
             raise InvalidRequest(f"topic {name} stores nothing that could be lost")
@@ -359,7 +367,7 @@ class Administration:
         return SkippedLost(tuple(lost), tuple(missed))
 
     async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
-        """Returns the cursors of the durable subscriptions; none if the topic does not open."""
+        """Returns the cursors of the durable subscriptions by name; empty if the topic does not open."""
         try:
             topic = await self._broker.topic(name, create=False)
         except NotOwner:
@@ -370,7 +378,7 @@ class Administration:
         return {each.name: each.cursor for each in topic.subscriptions.values() if each.durable}
 
     async def start_compaction(self, name: TopicName) -> None:
-        """Starts compaction of the topic. Raises Busy if it is running."""
+        """Starts a compaction of the topic. Raises Busy if one is running."""
         topic = await self.load_topic(name)
         if not topic.compaction.start():
             raise Busy(f"topic {topic.name} is being compacted; see compaction-status", topic=topic.name)

@@ -1,4 +1,6 @@
 """The administrative operations on one topic's subscriptions and messages, in plain values, at the topic's owner.
+Before them, where a cursor is placed that starts at a message (`mark_at`, `find_start`); after them, reading a range of
+message indexes (`RangeReader`).
 
 Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_examine.py.
 """
@@ -32,12 +34,12 @@ from ..topic.topic import Topic
 
 
 def mark_at(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
-    """Returns the mark-delete position of a cursor that starts at `start` (just after it if not `inclusive`), and how
-    many messages of the next entry count as acknowledged.
+    """Returns the mark of a cursor that starts at the message `start` (after it if not `inclusive`), and how many
+    messages of the next entry count as acknowledged.
 
     `latest` is the end of the topic: the next message that is published is delivered first. Only a reader that is
-    opened at `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never does.
-    """
+    opened at `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never
+    does."""
     position = start.position
     if position >= LATEST:
         return (shape.before(shape.last) if last_again and shape.last.entry_id >= 0 else shape.last), 0
@@ -50,9 +52,9 @@ def mark_at(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: b
 
 
 async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
-    """Returns the cursor of a reader that is opened at `latest`, inclusive: its mark-delete position, how many messages
-    of the next entry count as acknowledged, and which later entries do. So only the last message is delivered again:
-    the last one of a batch, or all chunks of a chunked one."""
+    """Returns the start of a reader that is opened at `latest`, inclusive, so that it gets only the last message (the
+    last one of a batch, or all chunks of a chunked one): the mark of its cursor, how many messages of the next entry
+    count as acknowledged, and which later entries do."""
     shape = log.shape
     last = shape.last_existing
     if last.entry_id < 0:
@@ -76,8 +78,8 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
 
 
 async def find_start(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
-    """Returns the mark-delete position of a cursor that starts at `start`, and how many messages of the next entry
-    count as acknowledged. Reads that entry if there are any, to check that it has more messages than that."""
+    """Returns the mark of a cursor that starts at the message `start`, and how many messages of the next entry count as
+    acknowledged. Reads that entry if the number is above 0, to check that it has more messages."""
     shape = log.shape
     mark, done = mark_at(shape, start, inclusive)
     if not done or shape.lost_run_end(start.position) is not None:
@@ -98,14 +100,14 @@ AGE_S_MAX = 10_000_000_000
 
 
 class FilteredEntry(msgspec.Struct, frozen=True):
-    """An entry, and the indexes of those of its messages that are to be hidden."""
+    """An entry, and the batch indexes of those of its messages that the caller must not show."""
 
     entry: StoredEntry
     hidden: list[int]
 
 
 class TopicBacklogs:
-    """The administrative operations on the subscriptions and messages of one loaded topic."""
+    """The administrative operations on the subscriptions and the messages of one loaded topic."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -118,7 +120,8 @@ class TopicBacklogs:
 
     # ------------------------------------------------------------------ subscriptions
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
-        """Creates a subscription at `start`, or at the end if that is None. Raises AlreadyExists."""
+        """Creates a durable subscription that starts at the message `start`; None: at the end of the topic. Raises
+        AlreadyExists if the topic has one of that name."""
         mark = mark_at(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
@@ -127,7 +130,7 @@ class TopicBacklogs:
         return store.properties if store is not None else {}
 
     async def set_properties(self, name: str, properties: dict[str, str]) -> None:
-        """Replaces all properties of a subscription by these."""
+        """Replaces all properties of a subscription. Raises NotAllowed if the topic is not persistent."""
         topic = self._topic
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
@@ -136,8 +139,8 @@ class TopicBacklogs:
     async def reset(
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True
     ) -> None:
-        """Moves a subscription to a message, or to the first one that arrived at that time or later. The new position
-        is durable when this returns."""
+        """Moves a subscription to the message `to`, or to the first message that arrived at or after `publish_time_ms`
+        (ms since the epoch). Durable when it returns. Raises InvalidRequest if neither is given."""
         log, subscription = self._topic.shown, self._topic.find_subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")
@@ -151,15 +154,16 @@ class TopicBacklogs:
             await subscription.seek(mark, acked)
 
     async def skip(self, name: str, messages: int) -> None:
-        """Skips so many messages (-1: all) of one subscription, or of each durable one if `name` is empty."""
+        """Acknowledges the next `messages` messages (-1: all) for one subscription; for each durable one if `name` is
+        empty."""
         if messages < -1:
             raise InvalidRequest(f"{messages} messages cannot be skipped; -1 are all of them")
         for subscription in self._named(name):
             await backlog.skip(self._topic.shown, subscription, messages)
 
     async def expire(self, name: str, older_than_s: float, up_to: Position | None) -> int:
-        """Acknowledges the messages older than `older_than_s`, or all up to `up_to`, for one subscription, or for each
-        durable one if `name` is empty. Returns the number of entries."""
+        """Acknowledges the messages up to `up_to`, or if it is None those older than `older_than_s`, for one
+        subscription; for each durable one if `name` is empty. Returns the number of entries."""
         if up_to is None and not 0 < older_than_s <= AGE_S_MAX:
             raise InvalidRequest(
                 f"messages expire when they are older than some seconds (0 to {AGE_S_MAX}), or up to a message id"
@@ -174,7 +178,8 @@ class TopicBacklogs:
         return entries
 
     async def peek(self, name: str, messages: int) -> list[FilteredEntry]:
-        """Returns entries with the next `messages` messages of the subscription, without consuming them."""
+        """Returns the entries that contain the next `messages` messages of the subscription. Acknowledges nothing.
+        Raises InvalidRequest if `messages` is too large."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
         subscription = self._topic.find_subscription(name)
@@ -186,8 +191,8 @@ class TopicBacklogs:
 
     # ------------------------------------------------------------------ messages
     async def read_nth(self, number: int, *, from_latest: bool) -> FilteredEntry:
-        """Returns the n-th message of the topic, counted from 1 from the oldest, or the newest if `from_latest`; the
-        other messages of its batch are hidden."""
+        """Returns the entry with the n-th message (`number`, from 1) of the topic, counted from the oldest, or from the
+        newest if `from_latest`. The other messages of its batch are hidden."""
         entry, at = await examine.find_nth_message(self._topic.shown, number, from_latest=from_latest)
         return FilteredEntry(entry, [index for index in range(entry.count) if index != at])
 
@@ -195,8 +200,8 @@ class TopicBacklogs:
         return FilteredEntry(await examine.read_message(self._topic.shown, position), [])
 
     async def find_by_time(self, publish_time_ms: int) -> MessageId:
-        """Returns the id of the first message that arrived at that time or later; if there is none, the position of the
-        next message to come."""
+        """Returns the id of the first message that arrived at or after `publish_time_ms` (ms since the epoch); if there
+        is none, the position of the next message to come."""
         position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 
@@ -206,7 +211,7 @@ class TopicBacklogs:
         return MessageId(*position, self._topic.name.partition, batch_index)
 
     def bytes_after(self, position: Position) -> int:
-        """Returns how many bytes are stored after that position."""
+        """Returns an estimate of the bytes that are stored after `position`."""
         shape = self._topic.shown.shape
         return backlog_bytes(shape, shape.clamp(position))
 
@@ -224,7 +229,7 @@ READ_BYTES_MAX = 16 << 20
 
 
 class IndexRange(msgspec.Struct, frozen=True):
-    """A range of message indexes of a topic: `first` inclusive, `end` exclusive."""
+    """A request to read the messages with indexes from `first` (inclusive) to `end` (exclusive) of a topic."""
 
     topic: str
     first: int
@@ -234,7 +239,7 @@ class IndexRange(msgspec.Struct, frozen=True):
 
 
 class RangeReader:
-    """Reads an index range. `next_index` is the first index that the entries yielded so far do not cover."""
+    """Reads an index range of a topic. `next_index`: the first index after the entries that were yielded."""
 
     def __init__(self, broker: TopicManager, wanted: IndexRange, caller: CallContext) -> None:
         self._caller = caller
@@ -243,8 +248,8 @@ class RangeReader:
         self._wanted = wanted
 
     async def read_entries(self, turns: TimeSlices) -> AsyncGenerator[StoredEntry, None]:
-        """Yields the entries of the range. Raises Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable,
-        DataLost; perhaps after some entries."""
+        """Yields the entries of the range. Raises, perhaps after some entries, Unauthorized, TopicNotFound, NotOwner,
+        InvalidRequest, Unavailable or DataLost."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)

@@ -3,8 +3,8 @@
     session = await ConsumerSession.open(broker, options, port, caller)      or a typed error
     session.flow(permits)                  the port gets entries from the next turn of the loop on
     for _ in session.ack(…): …             in steps of less than a millisecond, between which the loop may run others
-    await session.durable()                what was acknowledged up to now survives a crash
-    await session.ack_in(txn, …)           pending in a transaction, and durable
+    await session.wait_durable()           what was acknowledged up to now survives a crash
+    await session.ack_in_transaction(txn, …)    pending in a transaction, and durable
     await session.seek_message(…), …       answered before anything from the new position is delivered
     await session.close()                  in order; `leave()` when the connection is lost
 
@@ -90,14 +90,14 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     incarnation: int = 0  # of the topic that it read before; 0: it begins
 
     def for_topic(self, topic: Topic) -> SubscribeOptions:
-        """Returns the options for this topic. If it was deleted and created again since the consumer read it, the
-        consumer begins at the earliest message."""
+        """Returns the options for this incarnation of the topic. If the topic was deleted and created again since the
+        consumer read it, the consumer begins at the earliest message."""
         if not is_other_incarnation(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
 
     def check(self) -> None:
-        """Checks the options. Raises InvalidName, InvalidRequest, NotAllowed."""
+        """Raises InvalidName if a name is invalid; InvalidRequest or NotAllowed if options do not go together."""
         check_name_size("consumer", self.consumer_name)
         check_name_size("instance", self.instance)
         check_subscription_name(self.subscription)
@@ -113,11 +113,11 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
 
 class ConsumerPort(Outlet, Protocol):
-    """What a session delivers to. Its methods must not raise, and none is called after `on_closed`."""
+    """The port through which a session delivers. Its methods must not raise, and none is called after `on_closed`."""
 
 
 class ConsumerSession:
-    """A consumer of any protocol, made by `open`. See the module."""
+    """An open consumer of any protocol, made by `open`. See the head of the module."""
 
     __slots__ = (
         "_clock", "_consumer", "_over", "_port", "_removing", "compacted_end_index", "subscription", "topic",
@@ -138,8 +138,8 @@ class ConsumerSession:
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
         """Opens a consumer. Raises Unauthorized, TopicNotFound, IncompatibleSchema, SubscriptionNotFound, ConsumerBusy,
-        NotAllowed, NotOwner, BackPressure, and what loading a topic may raise. If it raises or is cancelled, nothing
-        is left of the consumer. The port is not called before this returns."""
+        NotAllowed, NotOwner or BackPressure if it may not be opened, or an error of loading the topic. If it raises or
+        is cancelled, nothing is left of the consumer. The port is not called before this returns."""
         options.check()
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
@@ -182,11 +182,11 @@ class ConsumerSession:
 
     @property
     def member(self) -> Member:
-        """The consumer's state in the dispatcher. It must only be read."""
+        """The consumer's state in the dispatcher; read-only."""
         return self._consumer.member
 
     def count_messages(self, position: Position) -> int:
-        """Returns how many messages the entry has, which must be outstanding at this consumer; 0: it is not known."""
+        """Returns the number of messages of an entry that is outstanding at this consumer; 0 if it is not known."""
         cursor, member = self.subscription.cursor, self.member
         if position in member.unshown:
             return member.unshown[position].size
@@ -221,11 +221,11 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ at once
     def on_renewed(self, principal: Principal) -> None:
-        """Sets the renewed credentials of the caller; the role must be the same."""
+        """Called when the caller has renewed its credentials, for the same role: sets them."""
         self._consumer.principal = principal
 
     def flow(self, permits: int) -> None:
-        """Grants permits: so many more messages may be delivered. Raises InvalidRequest if the consumer would have more
+        """Grants `permits` more permits, each for one message. Raises InvalidRequest if the consumer would have more
         than PERMITS_MAX."""
         held = self._consumer.member.permits
         if permits < 0 or held + permits > PERMITS_MAX:
@@ -234,9 +234,9 @@ class ConsumerSession:
         self.subscription.flow(self._consumer, permits)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
-        """Acknowledges the entries, in steps. Raises InvalidRequest at one past the end of the topic: those before it
-        count. Raises TransactionConflict at last if some are pending in a transaction: all others count.
-        """
+        """Acknowledges entries and sets of entries, in steps. Raises InvalidRequest at the first one after the end of
+        the topic (those before it are acknowledged); after the last step, TransactionConflict if some are pending in a
+        transaction (all others are acknowledged)."""
         entries, refused = iter(entries), list[TransactionConflict]()
         while some := list(islice(entries, ACK_ENTRIES)):
             try:
@@ -254,10 +254,9 @@ class ConsumerSession:
             raise refused[0]
 
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
-        """Acknowledges everything up to and including the entry, in steps over what is outstanding. Raises NotAllowed
-        if consumers share the subscription, TransactionConflict if some of it is pending in a transaction: then
-        nothing counts.
-        """
+        """Acknowledges everything up to and including the entry, in steps over the outstanding entries. Raises
+        NotAllowed if several consumers may share the subscription; TransactionConflict if a part of it is pending in a
+        transaction. Then nothing is acknowledged."""
         self.subscription.check_cumulative(self._consumer, acked)
         for mark in self.subscription.acks.marks_up_to(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
@@ -267,8 +266,8 @@ class ConsumerSession:
     def redeliver(
         self, entries: Iterable[Position], sets: Sequence[EntrySet] = (), *, counted: bool = True
     ) -> Iterator[None]:
-        """Returns the entries for redelivery, in steps; without `entries` and `entry_sets` all that are outstanding at
-        the consumer. `counted`: the delivery counts, as the application has seen the messages."""
+        """Gives entries back for redelivery, in steps; without `entries` and `sets`, all that are outstanding at this
+        consumer. `counted`: the redelivery counts, because the application has seen the messages."""
         wanted: list[Position] = []
         entries = iter(entries)
         while some := list(islice(entries, ACK_ENTRIES)):
@@ -285,19 +284,18 @@ class ConsumerSession:
         self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = (), *, cumulative: bool = False,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """Acknowledges in a transaction: when this returns, the acknowledgements are pending in it, durably, and count
-        if it commits. `cumulative`: everything up to and including the one entry that is named. A whole entry means all
-        of its messages; with `rest`, those that the consumer has not acknowledged yet, as clients mean it that count
-        messages themselves. Such clients repeat no request: a message that the transaction has already was delivered
-        twice, and is a conflict.
+        """Makes acknowledgements pending in a transaction, durably: they count if it commits. `cumulative`: `entries`
+        has one entry, and everything up to and including it is meant. A whole entry means all of its messages; if
+        `rest`, those that are not acknowledged yet, which is what clients that count messages themselves mean. Such
+        clients never repeat a request: a message that is pending in the transaction already was delivered twice, and is
+        a conflict.
 
-        If another transaction has the messages and has ended, this waits for its outcome, which is on its way here.
-        (A cumulative acknowledgement does not wait after an abort: the messages must be delivered again first.)
+        If the messages are pending in another transaction that has ended, waits until its outcome was applied here. (A
+        cumulative acknowledgement does not wait after an abort: the messages must be delivered again first.)
 
-        All or none: raises NotAllowed, InvalidRequest, TransactionConflict, BackPressure, TransactionEnded, and what
-        Coordinators.join raises, before any is pending. After another error or a cancellation the outcome is unknown:
-        the caller must repeat the request, in the same transaction.
-        """
+        All or none: raises NotAllowed, InvalidRequest, TransactionConflict, BackPressure, TransactionEnded, or an error
+        of `Coordinators.join`, before any is pending. After another error or a cancellation the outcome is unknown: the
+        caller must repeat the request, in the same transaction."""
         subscription, turns, wanted, last = self.subscription, TimeSlices(self._clock), TxnAcks(), None
         subscription.check_transactional()
         if cumulative:
@@ -326,7 +324,7 @@ class ConsumerSession:
         await subscription.wait_durable()
 
     def ack_in_nowait(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
-        """Makes a few entries pending like `ack_in_transaction`, but without waiting until that is durable
+        """Makes a few entries pending as `ack_in_transaction` does, but does not wait until that is durable
         (`when_durable`). Returns False if nothing was done: then the caller must use `ack_in_transaction`, which waits
         or raises."""
         subscription, wanted = self.subscription, TxnAcks()
@@ -344,23 +342,24 @@ class ConsumerSession:
         return True
 
     async def _ends(self, conflict: TransactionConflict, txn: TxnId, *, cumulative: bool) -> bool:
-        """Whether a transaction that conflicts with `txn` has ended, so that the acknowledgement may be retried."""
+        """Returns True if the transaction that conflicts with `txn` has ended, so that the acknowledgement may be
+        retried."""
         for other in self.subscription.conflicting_transactions(Position.parse(conflict.fields["position"])):
             if other != txn and (outcome := await self.topic.transactions.questions.outcome(other)) is not None:
                 return outcome is TxnState.COMMITTED or not cumulative
         return False
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `tell`, perhaps at once: with None when everything acknowledged up to now is durable, or with the error
-        after which that is unknown."""
+        """Calls `tell` once, perhaps before it returns: with None when everything that was acknowledged before the call
+        is durable, or with the error because of which this is not known."""
         self.subscription.when_durable(tell)
 
     async def wait_durable(self) -> None:
-        """Returns when what was acknowledged up to now survives a crash."""
+        """Waits until everything that was acknowledged before the call is durable."""
         await self.subscription.wait_durable()
 
     async def seek_message(self, message_id: MessageId) -> None:
-        """Moves the subscription so that the message is delivered next; durable when this returns. The other consumers
+        """Moves the subscription, so that the message is delivered next. Durable when it returns. The other consumers
         of the subscription are disconnected, and nothing from the new position is delivered before this returns. The
         same holds for `seek_time` and `seek_index`."""
         async with self.subscription.seek_lock:
@@ -368,7 +367,8 @@ class ConsumerSession:
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
-        """Moves the subscription: the first message that arrived at that time or later is delivered next."""
+        """Moves the subscription, so that the first message that arrived at or after `publish_time_ms` (ms since the
+        epoch) is delivered next."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.locate_time(publish_time_ms)
@@ -376,7 +376,8 @@ class ConsumerSession:
             await self.subscription.seek(mark, keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
-        """Moves the subscription: the message of that index is delivered next, or the first later one that exists."""
+        """Moves the subscription, so that the message with this index, or the first later one that exists, is delivered
+        next."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.locate(index)
@@ -384,9 +385,8 @@ class ConsumerSession:
             await self.subscription.seek(log.shape.before(place.position), done, keep=self._consumer)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
-        """Deletes the subscription. Raises NotAllowed if it is not durable, Busy if it has other consumers and not
-        `force`, which disconnects them.
-        """
+        """Deletes the subscription. Raises NotAllowed if it is not durable; Busy if it has other consumers and `force`
+        is False. With `force` these are disconnected."""
         subscription = self.subscription
         if not subscription.durable and self.topic.name.persistent:
             raise NotAllowed("a subscription that does not last ends with its consumers: close them")
@@ -409,14 +409,14 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes the session: its outstanding messages go to other consumers, and what it acknowledged is durable when
-        this returns."""
+        """Closes the session: outstanding messages are delivered to other consumers, and everything that was
+        acknowledged is durable when this returns."""
         self._over = True
         self.subscription.leave(self._consumer)
         await run_then(self.wait_durable(), self.leave)
 
     async def leave(self) -> None:
-        """Ends the session at once, as after a lost connection: its outstanding messages go to other consumers.
+        """Ends the session at once, as after a lost connection: outstanding messages are delivered to other consumers.
         Idempotent."""
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
@@ -424,7 +424,8 @@ class ConsumerSession:
 
 
 async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
-    """Checks the consumer's schema against those of the topic. Raises IncompatibleSchema, InvalidRequest."""
+    """Raises IncompatibleSchema if the consumer's schema does not fit those of the topic; InvalidRequest if it is
+    invalid."""
     if options.schema is not None:
         idle = not topic.log.next_index and not len(topic.producers)
         rules, user = SchemaRules.from_policies(topic.applied), caller.principal.name
@@ -432,8 +433,8 @@ async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOp
 
 
 async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:
-    """Raises Unauthorized if the caller may not consume, or may not publish to the dead letter topic that it names in
-    the properties of the subscription."""
+    """Raises Unauthorized if the caller may not consume, or may not publish to the dead-letter topic that the
+    properties of the subscription name."""
     require, topic = broker.access.require, TopicName.parse(options.topic)
     await require(caller.principal, Permission.CONSUME, topic=topic, subscription=options.subscription)
     if letters := options.subscription_properties.get(DEAD_LETTER_TOPIC):

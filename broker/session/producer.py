@@ -54,8 +54,8 @@ entries."""
 
 
 def metadata_bytes_max(config: BrokerConfig) -> int:
-    """Returns how many bytes an entry may have besides a payload of `max_message_bytes`: what a ledger entry has room
-    for, up to METADATA_BYTES."""
+    """Returns how many bytes an entry may have in addition to a payload of `max_message_bytes`: as many as a ledger
+    entry has room for, METADATA_BYTES at most."""
     return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 
@@ -74,26 +74,26 @@ class ProducerOptions(msgspec.Struct, frozen=True):
     room: int = 0  # bytes of an entry beside max_message_bytes, where that bounds payloads alone
 
     def check(self) -> None:
-        """Checks the options. Raises InvalidName."""
+        """Raises InvalidName if a name is invalid or too long."""
         if self.name:
             check_producer_name(self.name)
         check_name_size("instance", self.instance)
 
 
 class ProducerPort(Outcomes, Protocol):
-    """What a session sends its answers to. No method is called after `on_closed`."""
+    """The port through which a session answers. No method is called after `on_closed`."""
 
     def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        """Sends the receipt of an entry that is stored at `position`; `index` is that of its last message."""
+        """Sends the receipt of an entry that is stored at `position`. `index`: that of its last message."""
         ...
 
     def grant_credit(self, size: int) -> None:
-        """Grants credit: `size` more bytes may be published."""
+        """Grants credit to the client: it may publish `size` more bytes."""
         ...
 
 
 class ProducerSession:
-    """A producer of any protocol, made by `open`. See the module."""
+    """An open producer of any protocol, made by `open`. See the head of the module."""
 
     __slots__ = (
         "_awaiting", "_freed", "_grant", "_memory", "_opened", "_owed", "_port", "_waiting", "producer",
@@ -118,8 +118,8 @@ class ProducerSession:
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
         """Opens a producer. Raises Unauthorized, TopicTerminated, IncompatibleSchema, InvalidSchema, ProducerBusy,
-        ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading a topic may raise. If it raises or is cancelled,
-        nothing is left of the producer. The port is not called before this returns."""
+        ProducerFenced, NotOwner or BacklogQuotaExceeded if it may not be opened, or an error of loading the topic. If
+        it raises or is cancelled, nothing is left of the producer. The port is not called before this returns."""
         options.check()
         topic_name, principal = TopicName.parse(options.topic), caller.principal
         await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)
@@ -169,12 +169,12 @@ class ProducerSession:
 
     @property
     def credit(self) -> int:
-        """Bytes that may be published now; 0: the port will get credit later."""
+        """The bytes that the client may publish now; 0 or less: the port gets credit later."""
         return self._freed
 
     @property
     def last_sequence_id(self) -> int:
-        """The producer's highest sequence id in the log; -1: none is known."""
+        """The producer's highest stored sequence id; -1 if none is known."""
         return self.producer.last_sequence_id
 
     @property
@@ -188,7 +188,7 @@ class ProducerSession:
     # ------------------------------------------------------------------ publishing
     def publish(self, entry: Buffer) -> None:
         """Publishes the client-part of an entry (proto/entry.py), which is copied before this returns. The port gets
-        the outcome. Closes the producer if it has no credit."""
+        the outcome. Closes the producer if it has no credit, or if memory is short while entries wait."""
         if self.producer.close_error is not None:
             return
         if self._freed <= 0:
@@ -217,7 +217,8 @@ class ProducerSession:
             self._publish(entry)
 
     def _publish(self, entry: Buffer) -> None:
-        """Publishes an entry while rates or a backlog quota apply: counts it, or refuses it if the quota says so."""
+        """Publishes an entry while rates or a backlog quota are set: counts it against the rates, or refuses it because
+        of the quota."""
         topic, producer = self.topic, self.producer
         why, counts = topic.maintenance.refusal() if topic.maintenance.quota is not None else None, topic.gate.limited
         before = topic.log.next_index if counts else 0
@@ -228,8 +229,8 @@ class ProducerSession:
             self._not_published(entry, published)
 
     def _not_published(self, entry: Buffer, published: bool | AwaitedEvent) -> None:
-        """Puts the entry at the front of the waiting ones if it must wait for its transaction; else it was answered
-        already, and its credit is returned."""
+        """Queues the entry as the first waiting one if it must wait for a transaction; else it was answered already,
+        and its credit is given back."""
         if isinstance(published, AwaitedEvent):
             self._awaiting = True
             if self._waiting is None:
@@ -240,8 +241,8 @@ class ProducerSession:
             self.on_freed(len(entry))
 
     def _go_on(self, error: MagnetarError | None) -> None:
-        """Called when the transaction of the first waiting entry was joined, or failed with `error`: goes on
-        publishing, after refusing that entry if it failed."""
+        """Called when the transaction that the first waiting entry waits for was joined or has ended: publishes the
+        waiting entries. With `error`, first refuses that entry."""
         self._awaiting = False
         if error is not None and self._waiting:
             entry = self._waiting.popleft()
@@ -253,7 +254,8 @@ class ProducerSession:
             self._grant_owed()
 
     def _step(self) -> bool:
-        """Called when the gate is open: publishes the first waiting entry; returns whether more are to be published."""
+        """Called when the gate is open: publishes the first waiting entry. Returns True if there are more that can be
+        published."""
         if self._awaiting:
             return False
         if self._waiting:
@@ -304,7 +306,7 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes the session: refuses the entries that wait, waits until the published ones have their answers, and
+        """Closes the session: refuses the waiting entries, waits until the published ones have their outcome, and
         removes the producer from the topic."""
         waiting = self._drop_waiting()
         for entry in waiting:
@@ -315,7 +317,7 @@ class ProducerSession:
             self.leave()
 
     def leave(self) -> None:
-        """Ends the session at once; the port is not called any more. Idempotent."""
+        """Ends the session at once. The port is not called any more. Idempotent."""
         self._opened = False
         self._drop_waiting()
         self.topic.producers.leave(self.producer)
@@ -329,6 +331,6 @@ class ProducerSession:
 
 
 def check_name_size(kind: str, name: str) -> None:
-    """Raises InvalidName if a name of that kind is too long."""
+    """Raises InvalidName if `name` is too long. `kind`: what it names, for the message of the error."""
     if len(name.encode()) > NAME_BYTES_MAX:
         raise InvalidName(f"{kind} name of {len(name)} characters is too long", size=len(name), limit=NAME_BYTES_MAX)

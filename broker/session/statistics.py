@@ -31,8 +31,9 @@ OLDEST_S = 1.0
 
 
 async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
-    """Returns the statistics of a topic. `precise`: the backlog counts batches that are acknowledged, wholly or in
-    part, message by message. `ages` False: no `oldest_ms`, which may be a read from a bookie for each subscription."""
+    """Returns the statistics of a topic. `precise`: the backlog is counted message by message, also in batches that are
+    acknowledged wholly or in part. `ages` False: leaves out `oldest_ms`, for which an entry of each subscription may
+    have to be read from bookies."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.maintenance
     return values.TopicStats(
         name=topic.name.full, owner=owner, partitions=0, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
@@ -111,15 +112,15 @@ async def subscription_stats(
 
 
 def _name(type_: Registered | None) -> states.SubscriptionType:
-    """Returns the subscription type; a type that only this broker registers is its name."""
+    """Returns the subscription type; the name of the type if only this broker has registered it."""
     if type_ is None:
         return states.SubscriptionType.NONE
     return states.SubscriptionType.__members__.get(type_.name, cast(states.SubscriptionType, type_.name))
 
 
 async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
-    """Returns when the oldest message of the backlog was published, in ms; 0: there is none, or it cannot be read in
-    time."""
+    """Returns when the oldest unacknowledged message arrived (ms since the epoch); 0 if there is none, or it cannot be
+    read within OLDEST_S."""
     try:
         async with asyncio.timeout(OLDEST_S):
             return await topic.maintenance.oldest_ms(subscription) or 0
@@ -139,7 +140,7 @@ def _consumer(consumer: Consumer, slots: list[values.SlotRange]) -> values.Consu
 
 
 def internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
-    """Returns the internal statistics of a topic's log. `cache_bytes`: the size of the broker's cache."""
+    """Returns the internal statistics of a topic's log. `cache_bytes`: the bytes in the broker's tail cache."""
     log = topic.log
     return values.TopicInternalStats(
         state=log.state,

@@ -33,21 +33,21 @@ TIMES_MAX = 1000
 
 
 class TopicOwner(msgspec.Struct, frozen=True):
-    """The broker that serves a topic."""
+    """The broker that owns a topic."""
 
     endpoint: str  # HOST:PORT
     here: bool  # the broker that was asked
 
 
 class Partitions(msgspec.Struct, frozen=True):
-    """The number of partitions of a topic."""
+    """The number of partitions of a topic; and its owner, if the topic has no partitions and the owner is known."""
 
     count: int  # 0: the topic is not partitioned
     owner: TopicOwner | None = None  # of a topic without partitions, where it is known
 
 
 class Offsets(msgspec.Struct, frozen=True):
-    """Indexes of a topic's messages."""
+    """Message indexes of a topic, in answer to `TopicQueries.get_offsets`."""
 
     earliest: int  # index of the oldest message that is stored
     end: int  # one past the index of the newest
@@ -59,8 +59,8 @@ class Offsets(msgspec.Struct, frozen=True):
 
 
 def listener_endpoint(broker: BrokerRecord, listener: str) -> str:
-    """Returns the address (HOST:PORT) at which callers of a listener reach the broker's gRPC. Raises NotFound if the
-    broker has no `magnetar://` URL for it."""
+    """Returns the address (HOST:PORT) of the broker's gRPC for callers of `listener` (empty: the default one). Raises
+    NotFound if the broker has no `magnetar://` URL for it."""
     if not listener:
         return broker.endpoint
     urls = (url for url in broker.pulsar.get(listener, ()) if url.startswith("magnetar"))
@@ -71,20 +71,20 @@ def listener_endpoint(broker: BrokerRecord, listener: str) -> str:
 
 
 class TopicQueries:
-    """The requests about topics besides producing and consuming."""
+    """The requests of clients about topics, besides producing and consuming."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def lookup(self, topic: TopicName, listener: str = "") -> TopicOwner:
         """Returns the owner of a topic, which need not exist. Raises Unavailable if the owner is not known at the
-        moment, NotFound if the owner has no such listener."""
+        moment; NotFound if the owner has no such listener."""
         owner = await self._broker.lookup(topic)
         return TopicOwner(listener_endpoint(owner, listener), owner.name == self._broker.name)
 
     async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
-        """Returns how many partitions a topic has. `create`: a missing topic is created with the default of its
-        namespace, if that is allowed; with `by_use`, one without partitions is only created when it is used."""
+        """Returns the number of partitions of a topic. `create`: creates a missing topic with the namespace's default
+        number, if that is allowed. `by_use`: does not create one without partitions, since its first use does."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return Partitions(0)  # a partition is used like a topic without partitions
@@ -101,9 +101,10 @@ class TopicQueries:
         self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> Offsets:  # fmt: skip
-        """Returns the offsets of a topic. A missing `subscription` is created, durable, at the earliest message.
-        `aborted_in`: the range of indexes in which messages of aborted transactions are counted, so that a reader can
-        tell lost messages from aborted ones. `incarnation`: see `check_incarnation`."""
+        """Returns message indexes of a topic: its first and its end, those at `times_ms`, and that of `subscription`,
+        which is created, durable, at the earliest message if it is missing. `aborted_in`: the range of indexes in which
+        messages of aborted transactions are counted, so that a reader can tell lost messages from aborted ones.
+        `incarnation`: see `check_incarnation`."""
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
@@ -124,8 +125,8 @@ class TopicQueries:
         return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted, made_ms)
 
     async def _one(self, name: TopicName) -> Topic:
-        """Returns a partition or an unpartitioned topic. Raises NotAllowed if the topic has partitions, TopicNotFound.
-        """
+        """Returns a partition or an unpartitioned topic, loaded. Raises NotAllowed if the topic has partitions;
+        TopicNotFound if it does not exist."""
         try:
             return await self._broker.topic(name, create=False)
         except TopicNotFound:
@@ -138,7 +139,7 @@ class TopicQueries:
     async def advance_subscription(
         self, name: TopicName, subscription_name: str, index: int, incarnation: int = 0
     ) -> None:
-        """Acknowledges every message before the index; durable when this returns. Never moves the cursor backwards.
+        """Acknowledges every message before `index`. Durable when it returns. Never moves the cursor backwards.
         `incarnation`: see `check_incarnation`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
@@ -157,10 +158,10 @@ class TopicQueries:
     async def watch_topics(
         self, namespace: NamespaceName, after_revision: int, principal: Principal
     ) -> AsyncIterator[Told]:
-        """Yields the topics of the namespace that the caller may look up, then each change of them, without a gap.
-        Topics that it may see only after a later grant are not reported: it must watch again. The removal of a topic
-        is reported only if the topic was. So for a caller that may not see everything `after_revision` is ignored: it
-        always gets the list first."""
+        """Yields the topics of the namespace that the caller may look up, then each change of them, without a gap. A
+        topic that a later grant permits to look up is not reported: the caller must watch again. The removal of a topic
+        is reported only if the topic was. So for a caller that may not look up all topics, `after_revision` is ignored:
+        it always gets the list first."""
         if may_do_everything(principal):
             async for told in self._broker.topic_watcher().watch_namespace(namespace, after_revision):
                 yield told
@@ -187,21 +188,22 @@ class TopicQueries:
 
 
 class SchemaVerdict(NamedTuple):
-    """Whether a schema could be registered, and the rule that decided."""
+    """The answer whether a schema could be registered, with the compatibility rule that decided."""
 
     refused: str  # why it could not be registered; empty: it could
     compatibility: Compatibility  # the rule
 
 
 class SchemaQueries:
-    """The operations on the schemas of topics."""
+    """The requests about the schemas of topics."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def get(self, topic: TopicName, version: int | None = None, incarnation: int = 0) -> SchemaVersion:
-        """Returns the newest schema, or that version. Raises SchemaNotFound, or TopicNotFound if the topic has another
-        incarnation than the caller means, before or after the read: a version number is valid in one of them only."""
+        """Returns the schema of that version, or the newest one. Raises SchemaNotFound if there is none; TopicNotFound
+        if the topic has, before or after the read, another incarnation than the given one, since a version number is
+        valid in one incarnation only."""
         check = self._broker.catalog.check_incarnation
         await check(topic, incarnation)
         found = await self._broker.schemas.get(topic, version)
@@ -209,28 +211,30 @@ class SchemaQueries:
         return found
 
     async def list_versions(self, topic: TopicName) -> list[SchemaVersion]:
-        """Returns the versions that are not deleted, in their order. Raises SchemaNotFound if there is none."""
+        """Returns the versions of the topic's schema that are not deleted, in order. Raises SchemaNotFound if there is
+        none."""
         return await self._broker.schemas.list_versions(topic)
 
     async def register_schema(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
-        """Registers a schema; returns its version. The namespace must exist, the topic need not. `by_hand`: an operator
-        registers it, which is allowed even if `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest,
-        NotAllowed."""
+        """Registers a schema. Returns its version. The namespace must exist, the topic need not. `by_hand`: an operator
+        registers it, which is allowed even if `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest or
+        NotAllowed if it may not be registered."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register(topic, info, rules, user=user, by_hand=by_hand)
 
     async def find(self, topic: TopicName, info: SchemaInfo) -> int:
-        """Returns the version of the topic's schema that equals `info`. Raises SchemaNotFound, InvalidRequest."""
+        """Returns the version of the topic's schema that equals `info`. Raises SchemaNotFound if there is none;
+        InvalidRequest if `info` is invalid."""
         return await self._broker.schemas.find(topic, info)
 
     async def judge_schema(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
-        """Returns whether the schema could be registered, and by which rule. Raises InvalidRequest if it is invalid."""
+        """Returns whether the schema could be registered, and by which rule. Raises InvalidRequest if `info` is
+        invalid."""
         mode = (await self._rules(topic)).compatibility
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all versions of the topic's schema. Returns the number of the newest one, or None if there were none.
-        """
+        """Deletes all versions of the topic's schema. Returns the number of the newest one; None if there was none."""
         return await self._broker.schemas.delete(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaRules:

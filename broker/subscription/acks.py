@@ -38,7 +38,8 @@ MARK_ENTRIES = 1000
 
 
 class Acks:
-    """Applies acknowledgements. `member`: the consumer that sent one; None: the broker itself."""
+    """Applies acknowledgements to the cursor and to the dispatcher. `member`: the consumer that sent the
+    acknowledgement; None: the broker itself."""
 
     __slots__ = ("_cursor", "_dispatcher", "_shape")
 
@@ -48,13 +49,13 @@ class Acks:
         self._dispatcher = dispatcher
 
     def rebase(self, shape: LogShape) -> None:
-        """Uses this shape of the log from now on."""
+        """Uses `shape` from now on."""
         self._shape = shape
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
         """Acknowledges each entry, or some messages of it. Trimmed entries are ignored. Raises TransactionConflict if
-        one of them is pending in a transaction (the others count nevertheless); InvalidRequest if one is past the end.
-        """
+        one of them is pending in a transaction (all others are acknowledged nevertheless); InvalidRequest if one is
+        after the last entry of the log."""
         refused, transactions = list[Position](), self._cursor.pending is not None or bool(member and member.unshown)
         for position, bits in entries:
             if not self._exists(position):
@@ -90,8 +91,8 @@ class Acks:
         return self._cursor.size_of(position, member.outstanding.get(position, 0))
 
     def _shown(self, member: Member | None, position: Position) -> int:
-        """Returns the messages, as bits, that the consumer means when it acknowledges the whole entry; 0: all of them.
-        """
+        """Returns, as bits, the messages of the batch that the consumer got and means when it acknowledges the whole
+        entry; 0: all of them."""
         if member is None:
             return 0
         cursor, (unshown, size) = self._cursor, member.unshown.get(position, NONE_UNSHOWN)
@@ -117,8 +118,8 @@ class Acks:
 
     def ack_set(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger. `entries` is a serialized roaring bitmap of entry ids. Raises
-        InvalidRequest if it does not parse, or names an entry past the end; TransactionConflict if an entry is pending
-        in a transaction. All other entries count."""
+        InvalidRequest if it does not parse, or names an entry after the last one; TransactionConflict if an entry is
+        pending in a transaction. All other entries are acknowledged nevertheless."""
         wanted = entries_of(entries)
         span = self._shape.span(ledger_id)
         last = span.last_entry if span is not None else -1
@@ -143,7 +144,8 @@ class Acks:
             self._refuse(refused)
 
     def _in_part(self, member: Member | None, ledger_id: int, wanted: BitMap) -> list[Position]:
-        """Returns the entries of a set of which the acknowledgement may not mean all messages."""
+        """Returns those of the entries of which the consumer may not mean all messages, because it did not get all of
+        them."""
         pending, unshown = self._cursor.pending, member.unshown if member is not None else None
         found = pending.parts_in(ledger_id, wanted) if pending is not None else []
         if unshown:
@@ -160,7 +162,9 @@ class Acks:
         return next((each for each in found if not self._cursor.is_acked(each)), None)
 
     def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
-        """Acknowledges everything up to and with the entry, or up to and with a message of it."""
+        """Acknowledges everything up to and with the entry, or up to and with the last message that `acked` names.
+        Raises TransactionConflict if that covers something that is pending in a transaction; InvalidRequest if the
+        entry is after the last one of the log."""
         position, bits = acked
         if not self._exists(position):
             return
@@ -173,7 +177,8 @@ class Acks:
             self.skip_to(position)
 
     def check_cumulative(self, acked: AckedEntry) -> None:
-        """Raises TransactionConflict if the cumulative acknowledgement covers something that is pending."""
+        """Raises TransactionConflict if the cumulative acknowledgement covers something that is pending in a
+        transaction."""
         pending, (position, bits) = self._cursor.pending, acked
         if pending is None:
             return
@@ -182,7 +187,7 @@ class Acks:
             self._refuse(position)
 
     def skip_to(self, mark: Position) -> None:
-        """Acknowledges everything up to `mark`, except what is pending: that is left to its transaction."""
+        """Acknowledges everything up to and with `mark`, except what is pending in a transaction."""
         cursor = self._cursor
         cursor.ack_cumulative(mark)
         self._dispatcher.on_mark_acked(max(mark, cursor.mark))
@@ -195,8 +200,8 @@ class Acks:
             self._dispatcher.on_acked(None, position)
 
     def find_held(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Yields, in slices, those entries of the sets that the consumer holds. Raises InvalidRequest if a set does not
-        parse."""
+        """Yields, in slices, the positions in `sets` that are outstanding at the consumer. Raises InvalidRequest if a
+        set does not parse."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
             if not number % MARK_ENTRIES:
@@ -228,7 +233,7 @@ class Acks:
                 return  # it was refused
 
     def _checked(self, position: Position, bits: int) -> int:
-        """Returns the bits. Raises InvalidRequest if they are more than the entry's ledger has messages.
+        """Returns `bits`. Raises InvalidRequest if they name more messages than the entry's ledger contains.
 
         So an index of a few bytes costs no more memory than the ledger's messages need, and no caller is told that a
         message was acknowledged that does not exist."""
@@ -239,8 +244,8 @@ class Acks:
         return bits
 
     def _exists(self, position: Position) -> bool:
-        """Returns True if the entry may be acknowledged; False if it was trimmed, or its ledger is not the topic's.
-        Raises InvalidRequest if it is past the end."""
+        """Returns True if the entry may be acknowledged; False if it was trimmed, or its ledger is not one of the
+        topic. Raises InvalidRequest if it is after the last entry."""
         if self._shape.has(position):
             return True
         if position > self._shape.last_confirmed:
@@ -249,7 +254,7 @@ class Acks:
 
 
 def entries_of(data: bytes) -> BitMap:
-    """Returns the bitmap of entry ids that the bytes contain. Raises InvalidRequest if they do not parse."""
+    """Returns the entry ids in a serialized roaring bitmap. Raises InvalidRequest if `data` does not parse."""
     try:
         return BitMap.deserialize(data)
     except (ValueError, IndexError, MemoryError) as error:
@@ -281,14 +286,15 @@ STEP_ENTRIES = 100
 
 
 class AcksInTxn(Acks):
-    """The acknowledgements of one subscription, with those in transactions. See the module."""
+    """Applies acknowledgements, also those in transactions, to one subscription. The rules are at the head of the
+    module."""
 
     __slots__ = ()
 
     # ------------------------------------------------------------------ gathering
     def gather(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks) -> Iterator[None]:
-        """Gathers acknowledgements into `wanted`, in steps, and changes nothing else. Raises InvalidRequest if one is
-        past the end or does not parse; TransactionConflict if its entry was trimmed."""
+        """Adds the acknowledgements of a request to `wanted`, in steps, and changes nothing else. Raises InvalidRequest
+        if one of them is after the last entry or does not parse; TransactionConflict if its entry was trimmed."""
         entries = iter(entries)
         while some := list(islice(entries, STEP_ENTRIES)):
             for position, bits in some:
@@ -304,8 +310,8 @@ class AcksInTxn(Acks):
             yield
 
     def _check_there(self, position: Position) -> None:
-        """Raises TransactionConflict if the entry was trimmed, and so acknowledged; InvalidRequest if it is past the
-        end."""
+        """Raises TransactionConflict if the entry was trimmed, and so is acknowledged; InvalidRequest if it is after
+        the last entry."""
         if not self._exists(position):
             raise _conflict(Clash(Conflict.ACKNOWLEDGED, position))
 
@@ -316,7 +322,7 @@ class AcksInTxn(Acks):
     ) -> bool:  # fmt: skip
         """Makes all of `wanted`, and the acknowledgement `cumulative`, pending in the transaction. Returns False if all
         of it was pending already. `rest`: the client counts the messages of an entry itself (`_exact`), and never
-        repeats a request. Raises TransactionConflict, InvalidRequest or BackPressure; nothing has changed then."""
+        repeats a request. Raises TransactionConflict, InvalidRequest or BackPressure, and changes nothing then."""
         cursor, dispatcher = self._cursor, self._dispatcher
         if rest and (clash := pending_acks.find_repeated(cursor, txn, wanted)) is not None:
             raise _conflict(clash)
@@ -351,9 +357,9 @@ class AcksInTxn(Acks):
         return True
 
     def _exact(self, member: Member, wanted: TxnAcks, *, rest: bool) -> TxnAcks:
-        """Returns the acknowledgements message by message where not all of an entry is meant, and as a whole entry
-        where all of it is. `rest`: to acknowledge a whole entry means the messages that are left of it; else it means
-        all of its messages, and is refused if one of them is acknowledged already."""
+        """Returns `wanted` as the consumer means it: message by message for batches of which messages are acknowledged
+        or pending, or did not reach this consumer. `rest`: to acknowledge a whole entry means those of its messages
+        that are left; else it means all of them, and is refused if one of them is acknowledged already."""
         cursor, exact = self._cursor, TxnAcks({id_: each.copy() for id_, each in wanted.entries.items()})
         touched = dict.fromkeys(pending_acks.touched_in(cursor, exact.entries))
         touched |= dict.fromkeys(each for each in member.unshown if exact.has_entry(each))
@@ -379,7 +385,7 @@ class AcksInTxn(Acks):
 
     def _add_cumulative(self, member: Member, acked: AckedEntry, exact: TxnAcks) -> None:
         """Adds a cumulative acknowledgement to `exact`. Raises TransactionConflict if its entry was trimmed;
-        InvalidRequest if it is past the end, or has fewer messages."""
+        InvalidRequest if the entry is after the last one, or has fewer messages."""
         position, bits = acked
         self._check_there(position)
         exact.up_to = position
@@ -391,8 +397,8 @@ class AcksInTxn(Acks):
 
     # ------------------------------------------------------------------ the end of a transaction
     def settle(self, txn: TxnId, *, committed: bool) -> SettledAcks | None:
-        """Settles the transaction: what was pending in it is acknowledged if it committed, else it is free again.
-        Returns what was pending, which the caller gives back after an abort; None if nothing was."""
+        """Settles the transaction: its pending acknowledgements count if it committed; else they are dropped, and the
+        caller has the entries delivered again. Returns these acknowledgements; None if there were none."""
         cursor, settled = self._cursor, pending_acks.settle(self._cursor, txn, committed=committed)
         if settled is None:
             return None

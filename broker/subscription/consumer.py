@@ -1,4 +1,5 @@
-"""A connected consumer, as its subscription sees it: where its deliveries go, and its member of the dispatcher."""
+"""A connected consumer, as its subscription sees it: its outlet, to which deliveries go, its member of the dispatcher,
+and the times of its last activity."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from .core.policy import Member
 
 
 class Activity:
-    """Milliseconds since the epoch, by the wall clock of this broker; 0: not since the topic was loaded here."""
+    """When a subscription or a consumer last did something, in ms since the epoch, by the clock of this broker; 0: not
+    since the topic was loaded here."""
 
     __slots__ = ("acked_ms", "consumed_ms", "expired_ms", "flow_ms", "marked_ms")
 
@@ -33,31 +35,31 @@ class Activity:
 
 
 class Outlet(Protocol):
-    """The port for a consumer's deliveries: its stream. Only `wait_drained` waits."""
+    """The port through which a subscription delivers to a consumer: its stream. Only `wait_drained` waits."""
 
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
-        """Delivers entries; each of them is a StoredEntry for this consumer. Returns True if its queue is over its
-        bound now: the caller must not deliver more before `wait_drained` returns."""
+        """Delivers entries, each of which is a StoredEntry. Returns True if the stream's queue is over its bound now:
+        then the caller must not deliver more before `wait_drained` returns."""
         ...
 
     def on_end_of_topic(self) -> None:
-        """Called when the topic is terminated and all of it was delivered."""
+        """Called when the topic is terminated and all of its entries were delivered."""
         ...
 
     def on_active_changed(self, active: bool) -> None:
-        """Called on a Failover subscription: `on_active_changed` says whether this consumer is the one that gets the
-        messages."""
+        """Called on a Failover subscription when the active consumer was elected. `active`: whether this consumer is
+        the active one, which gets the messages."""
         ...
 
     def on_closed(self, error: MagnetarError) -> None:
-        """Called when the broker closes the consumer with this error; nothing more follows."""
+        """Called when the broker closes the consumer with `error`; nothing is delivered after that."""
         ...
 
     async def wait_drained(self) -> None: ...
 
 
 class Consumer:
-    """A connected consumer and its outlet; `member` is its state in the dispatcher."""
+    """A connected consumer and its outlet. `member`: its state in the dispatcher."""
 
     __slots__ = (
         "activity", "address", "client", "instance", "member", "outlet", "principal", "properties", "since_ms",

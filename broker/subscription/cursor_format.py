@@ -82,8 +82,8 @@ class DamagedState(ValueError):
 
 
 class ChunkPlace(NamedTuple):
-    """The place of a chunk in the cursor ledger: its first entry, the number of its pieces, and the bytes of all of
-    them."""
+    """The place of a chunk in the cursor ledger: the number of its write, its first entry, the number of its pieces,
+    and the bytes of all of them."""
 
     sequence: int
     first_entry: int
@@ -104,11 +104,11 @@ class Piece(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Returns True if it completes a state: it is the last piece of a marker."""
+        """Returns True if this is the last piece of a marker, which completes a state."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
     def belongs_to(self, key: ChunkKey, row: ChunkPlace, piece: int) -> bool:
-        """Returns True if it is that piece of the chunk which the row describes."""
+        """Returns True if this is piece number `piece` of the chunk `key`, as `row` describes the chunk."""
         return self[:6] == (key.kind, row.sequence, key.ledger_id, key.block, piece, row.pieces)
 
 
@@ -120,7 +120,7 @@ def encode_chunk(key: ChunkKey, sequence: int, body: bytes) -> list[bytes]:
 
 
 def encode_marker(mark: Position, rows: Mapping[ChunkKey, ChunkPlace], sequence: int) -> list[bytes]:
-    """Returns the entries of a marker that names these chunks."""
+    """Returns the entries of a marker with this mark and the places of these chunks."""
     parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
     parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
     version = CURSOR.version if any(key.kind is ChunkKind.PENDING for key in rows) else WITHOUT_PENDING
@@ -137,7 +137,7 @@ def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, 
 
 
 def body_of(key: ChunkKey, cursor: Cursor) -> bytes:
-    """Returns the body of the chunk, from the cursor's current state."""
+    """Returns the bytes of the chunk `key`, from the current state of the cursor."""
     covered = key.entry_range()
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
     if key.kind is ChunkKind.HOLES:
@@ -174,7 +174,7 @@ def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
 
 
 def _txn_row(txn: TxnId, acks: TxnAcks, key: ChunkKey) -> bytes:
-    """Returns the bytes of those acknowledgements of the transaction that fall into this chunk."""
+    """Returns the bytes of those acknowledgements of the transaction that belong to the chunk `key`."""
     covered = key.entry_range()
     here = acks.up_to[0] == key.ledger_id and max(0, acks.up_to[1]) in covered
     some = acks.entries.get(key.ledger_id)
@@ -199,14 +199,14 @@ def _holes_body(holes: BitMap, covered: range) -> bytes:
 
 
 def encode_snapshot(entries: list[bytes]) -> bytes:
-    """Returns the bytes of a snapshot for the subscription's record, from the entries of one write of the whole state.
-    """
+    """Returns the snapshot for the subscription's record. `entries`: those of one write of the whole state."""
     return b"".join(part for entry in entries for part in (_COUNT.pack(len(entry)), entry))
 
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """Returns the piece that the entry contains. Raises DamagedState, NewerFormat."""
+    """Returns the piece that the entry contains. Raises DamagedState if the entry is damaged; NewerFormat if a later
+    version of Magnetar wrote it."""
     if len(entry) < HEAD_BYTES:
         raise DamagedState(f"{len(entry)} bytes are too few for a cursor entry")
     if entry[:2] != MAGIC:
@@ -223,7 +223,7 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, ChunkPlace]]:
-    """Returns the mark and the places of all valid chunks. Raises DamagedState."""
+    """Returns the mark and the places of all valid chunks. Raises DamagedState if `body` is damaged."""
     try:
         mark = Position(*_POSITION.unpack_from(body))
         (count,) = _COUNT.unpack_from(body, _POSITION.size)
@@ -240,7 +240,7 @@ def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, ChunkPlace]]:
 
 
 def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
-    """Adds the content of a chunk to the state. Raises DamagedState if the chunk is damaged."""
+    """Adds the content of the chunk `key` to the state. Raises DamagedState if `body` is damaged."""
     try:
         if key.kind is ChunkKind.HOLES:
             _add_holes(state, key, _bitmap(body))

@@ -67,9 +67,9 @@ def path_of(topic: TopicName, subscription: str) -> str:
 
 
 def claims(topic: TopicName, record: TopicRecord, claim: str) -> list[Change]:
-    """Returns the claims of the subscriptions that the topic's record names, CLAIMS_MAX at most, for the commit that
-    claims the topic. So a broker that opens hundreds of topics makes one commit for each instead of two. `open` claims
-    the others."""
+    """Returns the changes that claim the subscriptions of the topic (those that its record names, CLAIMS_MAX at most),
+    for the commit that claims the topic: a broker that opens hundreds of topics makes one commit for each instead of
+    two. `DurableCursor.open` claims the others."""
     changes: list[Change] = []
     for name in (record.subscriptions or ())[:CLAIMS_MAX]:
         path = path_of(topic, name)
@@ -86,10 +86,11 @@ def _claimed(path: str, claim: str, node: Versioned | None) -> bytes | None:
 
 
 class DurableCursor:
-    """The cursor of one subscription, and its storage. `on_fenced` is called once when the claim is lost.
+    """The cursor of one subscription, and its storage. `on_fenced` is called once, when another broker has claimed the
+    subscription.
 
     `claim`: that of the topic's owner, if the subscription exists (`claims`). A new subscription has a claim of its
-    own, which distinguishes it from what is left of a deleted one of its name."""
+    own, so that what is left of a deleted one of the same name is not taken for it."""
 
     __slots__ = (
         "_claim", "_closed", "_config", "_cursor", "_is_of_owner",
@@ -127,7 +128,8 @@ class DurableCursor:
 
     @property
     def _ledger(self) -> SnapshotLedger[stored.Piece]:
-        """Returns the ledger of the acknowledgements; made with its first use: most subscriptions have written none."""
+        """Returns the ledgers of the acknowledgements; made with their first use: most subscriptions have written
+        none."""
         if self._ledger_used is None:
             self._ledger_used = SnapshotLedger(
                 self._state_ledgers(), stored.decode_piece, stored.DamagedState, self._alarm
@@ -153,7 +155,7 @@ class DurableCursor:
         self, shape: LogShape, mark: Position, properties: dict[str, str], commit: Callable[[Change], Awaitable[object]]
     ) -> None:
         """Creates a subscription that has acknowledged everything up to `mark`; `commit` stores its record. Raises
-        AlreadyExists if there is one of that name."""
+        AlreadyExists if the topic has a subscription of that name."""
         record = CursorRecord(
             mark_ledger=mark[0], mark_entry=mark[1], properties=dict(properties),
             created_ms=self._world.clock.wall_ms(), claim=self._claim,
@@ -169,17 +171,17 @@ class DurableCursor:
         self._cursor = Cursor(shape, CursorState(mark))
 
     async def set_properties(self, properties: dict[str, str]) -> None:
-        """Replaces all properties, durably. Raises TopicFenced if another broker has the subscription;
+        """Replaces all properties, durably. Raises TopicFenced if another broker has claimed the subscription;
         SubscriptionNotFound if it is deleted."""
         await self._change(lambda record: _changed(record, properties=dict(properties)))
 
     async def open(self, shape: LogShape) -> None:
         """Claims the record, fences and recovers the cursor ledger, and reads its last complete state. Raises
-        SubscriptionNotFound if there is no record; Unavailable if bookies do not answer; TopicFenced if the topic is
-        another broker's.
+        SubscriptionNotFound if there is no record; Unavailable if bookies do not answer; TopicFenced if another broker
+        has claimed the topic.
 
-        An owner that was suspended after it claimed its topic must not take the subscription from the next owner: it
-        would fit the state to its own older log, and drop what was acknowledged after it."""
+        An owner that was suspended after it claimed its topic must not claim the subscription of the next owner: it
+        would adapt the state to its own older log, and drop what was acknowledged after that."""
 
         def claim(record: CursorRecord) -> CursorRecord:
             return _changed(record, claim=self._claim)
@@ -199,7 +201,7 @@ class DurableCursor:
         self._cursor.adapt_to_log()
 
     def _snapshot(self) -> CursorState | None:
-        """Returns the state that the last owner put into the record when it closed in order; None if there is none, or
+        """Returns the state that the last owner stored in the record when it closed in order; None if there is none, or
         it is damaged."""
         if not self._record.snapshot:
             return None
@@ -210,7 +212,8 @@ class DurableCursor:
             return None
 
     async def _state_of(self, reader: LedgerReader, pieces: list[stored.Piece]) -> CursorState:
-        """Returns the state whose marker these pieces are, with all of its chunks. Raises DamagedState, DataLost."""
+        """Returns the state, with all of its chunks, that a marker describes. `pieces`: those of the marker. Raises
+        DamagedState or DataLost if a part of it cannot be read."""
         body = b"".join(each.body for each in pieces)
         mark, rows = stored.decode_marker(body)
         state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
@@ -229,9 +232,9 @@ class DurableCursor:
         return state
 
     def _decoded(self, value: bytes) -> CursorRecord:
-        """Decodes the record. Raises DataLost if it is damaged: the position of the subscription is not known then, so
-        nothing is written over the record, and its topic does not open, so that nothing is trimmed that the
-        subscription has not acknowledged."""
+        """Returns the decoded record. Raises DataLost if it is damaged: then the position of the subscription is not
+        known, so nothing is written over the record, and the topic does not open, so that no unacknowledged ledger is
+        trimmed."""
         try:
             return decode(value, CursorRecord, self._path)
         except DamagedRecord as error:
@@ -247,8 +250,9 @@ class DurableCursor:
     async def _change(
         self, change: Callable[[CursorRecord], CursorRecord], *, claiming: bool = False, together: Sequence[Change] = ()
     ) -> None:
-        """Changes the record by compare-and-set on the claim, and in the same commit makes the changes `together`.
-        Raises TopicFenced if another broker has the claim; SubscriptionNotFound if there is no record."""
+        """Changes the record, as long as it still has this claim, and in the same commit makes the changes `together`.
+        `claiming`: sets the claim instead of checking it. Raises TopicFenced if another broker has the claim;
+        SubscriptionNotFound if there is no record."""
 
         attempts = itertools.count()
 
@@ -276,8 +280,8 @@ class DurableCursor:
         return self._record.delays
 
     async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
-        """Adds buckets to the record and removes others. Raises TopicFenced if another broker has the claim; after an
-        unknown outcome it may be repeated."""
+        """Adds buckets of delayed entries to the record and removes others. Raises TopicFenced if another broker has
+        claimed the subscription. If the outcome is unknown, the caller may repeat the call."""
 
         def change(record: CursorRecord) -> CursorRecord:
             kept = [each for each in record.delays if each.ledger_id not in remove and each not in add]
@@ -287,13 +291,13 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ writing
     def schedule_write(self) -> None:
-        """Schedules a write of the cursor, because it has changed: it is durable after `cursor_flush_s` at most."""
+        """Schedules a write of the changed cursor, which is durable after `cursor_flush_s` at most."""
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
 
     def durable_future(self) -> asyncio.Future[None]:
-        """Returns a future that is done when all that was acknowledged up to now is durable. It fails with TopicFenced
-        if that cannot be."""
+        """Returns a future that is done when everything that was acknowledged before the call is durable. It fails with
+        TopicFenced if another broker has claimed the subscription."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def tell(error: MagnetarError | None) -> None:
@@ -308,8 +312,9 @@ class DurableCursor:
         return future
 
     def when_durable(self, tell: Told) -> None:
-        """Does the same as `durable_future` with a callback instead of a future: futures of very many acknowledgements
-        would cost more than the write. `tell` may be called at once, and must not raise."""
+        """Calls `tell` with None when everything that was acknowledged before the call is durable, or with the error.
+        As `durable_future`, but very many futures would cost more than the write. `tell` may be called at once, and
+        must not raise."""
         if not self.cursor.dirty:
             tell(None)
         elif self._closed:
@@ -330,7 +335,7 @@ class DurableCursor:
             self._writing = self._tasks.spawn(self._write_all(), "cursor write")
 
     async def _write_all(self) -> None:
-        """Writes, one write at a time, as long as a caller waits; later changes are left to the timer."""
+        """Writes as long as a caller waits, one write at a time; changes after that are left to the timer."""
         try:
             while True:
                 self._served, self._waiting = self._waiting or (), None
@@ -377,8 +382,8 @@ class DurableCursor:
         return Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
 
     async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
-        """Stores the next write by `store` and returns it. Returns None if it was not stored; its changes are in the
-        next write then."""
+        """Stores the next write by `store` and returns it. Returns None if it was not stored; then its changes are part
+        of the next write."""
         write, done = log.plan(self.cursor, self._ledger.sequence), False
         try:
             done = await store(write)
@@ -406,14 +411,14 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ ending
     def _fail(self, error: MagnetarError) -> None:
-        """Ends all writing: everyone who waits gets the error."""
+        """Ends all writing: each waiting caller gets the error."""
         self._closed = True
         waiting, self._waiting, self._served = [*self._served, *(self._waiting or ())], None, ()
         for tell in waiting:
             tell(error)
 
     def abandon(self) -> None:
-        """Writes nothing more, because the topic is lost to this broker."""
+        """Ends all writing, because another broker has the topic."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -422,10 +427,9 @@ class DurableCursor:
             self._tasks.cancel()
 
     async def close(self) -> None:
-        """Writes what is not stored yet, and closes the ledger, so that the next owner finds it closed.
+        """Stores what is not durable yet, and closes the ledger, so that the next owner need not recover it.
 
-        What cannot be stored within `close_timeout_s` is dropped: its messages are delivered again.
-        """
+        What cannot be stored within `close_timeout_s` is dropped: its messages are delivered again."""
         if not self._closed and (self.cursor.dirty or self._ledger.writable):
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
@@ -439,7 +443,7 @@ class DurableCursor:
         await self._ledger.close()
 
     async def _put_snapshot(self) -> bool:
-        """Puts the state into the record if it is small; returns True if it is durable by that."""
+        """Stores the state in the record if it is small. Returns True if the state is durable by that."""
         if self._writing is not None:
             await asyncio.shield(self._writing)  # it may change the record's ledger
         cursor = self.cursor
@@ -464,8 +468,8 @@ class DurableCursor:
         return True
 
     async def delete(self) -> None:
-        """Deletes the subscription: its record, then its ledgers. Raises TopicFenced if another owner has it, or there
-        is a new one of its name."""
+        """Deletes the subscription: its record, then its ledgers. Raises TopicFenced if another owner has claimed it,
+        or a new one of its name exists."""
         self.abandon()
         if self._tasks is not None:
             await self._tasks.drain()

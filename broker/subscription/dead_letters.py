@@ -98,8 +98,8 @@ class _Budget:
 async def find_whole_message(
     log: ReadableLog, entry: StoredEntry, mark: Position, now_ms: int, budget: _Budget | None = None
 ) -> ChunkRun | None:
-    """Returns all chunks of the message of which `entry` is a chunk; None if the message is never complete. Raises
-    Unavailable if the missing chunks may still be stored. Nothing before `mark` is searched."""
+    """Returns all chunks of the message of which `entry` is a chunk; None if the message will never be complete. Raises
+    Unavailable if the missing chunks may still be stored. Entries up to `mark` are not searched."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
@@ -122,8 +122,8 @@ async def find_whole_message(
 
 
 async def find_divided_messages(log: ReadableLog, mark: Position) -> list[ChunkRun]:
-    """Returns the messages of which `mark` covers some chunks and not all. They are searched in the entry at the mark,
-    and in those after it, as far as one read goes."""
+    """Returns the messages of which some chunks are at or before `mark`, and others after it. The entry at the mark is
+    searched for them, and the entries after it that one read returns."""
     shape, runs, seen, budget = log.shape, list[ChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.readable(mark) and shape.lost_run_end(mark) is None:
@@ -147,14 +147,14 @@ async def find_divided_messages(log: ReadableLog, mark: Position) -> list[ChunkR
 
 
 async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
-    """Returns the chunks after `mark` of messages that it divides, because a skip or an expiry of a part of a message
-    applies to all of it."""
+    """Returns the chunks after `mark` of those messages that have chunks on both sides of it: to skip or expire a part
+    of a message means all of it."""
     return [place for run in await find_divided_messages(log, mark) for place in run.places if place > mark]
 
 
 async def mark_before_message(log: ReadableLog, mark: Position) -> Position:
-    """Returns `mark`, or the mark before the first message that it divides, because a consumer that seeks into a
-    message gets all of it."""
+    """Returns `mark`, moved back to before the first message that has chunks on both sides of it: a consumer that seeks
+    into a message gets all of it."""
     return min([mark, *(log.shape.before(run.places[0]) for run in await find_divided_messages(log, mark))])
 
 
@@ -172,7 +172,7 @@ class _Search:
         return parse_stored(entry.frames[-1]).metadata.producer_name == self._producer
 
     def chunk(self, entry: StoredEntry) -> Chunk:
-        """Returns the chunk that the entry is; a damaged one has the number -1."""
+        """Returns the entry as a chunk; number -1 if it is damaged."""
         try:
             metadata = parse_header(entry.frames[-1]).metadata
         except CorruptEntry:
@@ -242,8 +242,8 @@ Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int]
 
 
 class DeadLetters:
-    """The dead letters of one subscription, and its entries that wait for a back-off. `wake` makes the subscription
-    check what it may deliver."""
+    """The dead letters of one subscription, and its entries that wait for a back-off. `wake` schedules the
+    subscription's pump."""
 
     __slots__ = (
         "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message",
@@ -281,17 +281,18 @@ class DeadLetters:
 
     @property
     def is_active(self) -> bool:
-        """Returns True if this object decides what becomes of entries that are given back."""
+        """Returns True if an entry that is given back may get a back-off or become a dead letter. If False, the caller
+        only counts its redelivery."""
         return self._dispatcher.ordered or self.must_count_lost
 
     @property
     def must_count_lost(self) -> bool:
-        """Returns True if entries count as given back that a consumer held when its connection was lost."""
+        """Returns True if a lost connection counts as a redelivery of each entry that its consumer held."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
     def on_given_back(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
-        """Called before the dispatcher takes `positions` back: counts them, and holds them back for their back-off or
-        as dead letters. `at_once`: only dead letters are held back."""
+        """Called before the dispatcher takes `positions` back: counts a redelivery of each, and holds them back for
+        their back-off or as dead letters. `at_once`: only dead letters are held back."""
         policy, now_ms = self._policy(), self._clock.wall_ms()
         counted = [position for position in positions if not self._cursor.is_done(position)]
         for position in counted:
@@ -310,7 +311,7 @@ class DeadLetters:
         return policy.wait_ms(times)
 
     async def _stored(self, positions: list[Position]) -> None:
-        """Waits until the counts are stored; then starts the back-off of these entries, or moves those that are dead
+        """Waits until the redelivery counts are durable. Then starts the back-off of these entries, and moves the dead
         letters."""
         try:
             await self._store.durable_future()
@@ -352,7 +353,7 @@ class DeadLetters:
             self._spawn(self._dead_letter(position), "dead letter")
 
     async def _dead_letter(self, position: Position) -> None:
-        """Moves one entry to the dead-letter topic, with retries, unless it need not be moved any more."""
+        """Moves the entry to the dead-letter topic, with retries, unless it need not be moved any more."""
         throttle, pause_s = LogThrottle(self._clock), PAUSE_S
         while position in self.held:
             policy, times = self._policy(), self._cursor.redelivery_count(position)
@@ -420,7 +421,7 @@ class DeadLetters:
         await self._forward(here, topic, source.producer_name, letters, source.position[1])
 
     async def _first_moved(self, position: Position, messages: int, done: frozenset[int], times: int) -> None:
-        """Acknowledges the first message that is left of a batch, because it is stored as a dead letter."""
+        """Acknowledges the first unacknowledged message of a batch, because its dead letter is stored."""
         if position not in self.held:
             return
         first = next(index for index in range(messages) if index not in done)
@@ -430,7 +431,7 @@ class DeadLetters:
         await self._on_stored(f"message {first} of {position}", times)
 
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
-        """Acknowledges a message, at these places, because it is stored in the dead-letter topic."""
+        """Acknowledges the entries `places` of a message, because its dead letter is stored."""
         if position not in self.held:
             return  # acknowledged meanwhile, or the subscription was moved and wants it again
         for place in places:
@@ -447,8 +448,8 @@ class DeadLetters:
         self._wake()
 
     def _ack_rest(self, position: Position, messages: int) -> bool:
-        """Acknowledges the rest of a batch, except messages that are pending in a transaction; returns True if anything
-        changed."""
+        """Acknowledges the remaining messages of a batch, except those that are pending in a transaction. Returns True
+        if anything changed."""
         version = self._cursor.version
         self._cursor.ack_bits(position, (1 << messages) - 1, messages)
         return self._cursor.version != version

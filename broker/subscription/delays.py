@@ -70,7 +70,8 @@ def _not_started() -> None: ...
 
 
 class _BucketWork:
-    """What a subscription needs once it has buckets: their readers, and the tasks that write and delete them."""
+    """What a subscription needs once it has buckets: the ledger readers, and the tasks that write and delete
+    buckets."""
 
     __slots__ = ("drops", "readers", "tasks", "to_drop")
 
@@ -132,26 +133,27 @@ class DelayedDelivery:
 
     @property
     def is_enabled(self) -> bool:
-        """Returns True if the policy delays messages."""
+        """Returns True if the topic's policy delays messages."""
         return self.applied.delayed_delivery
 
     # ------------------------------------------------------------------ in
     def start(self, wake: Callable[[], None]) -> None:
-        """Begins to load the buckets of earlier owners. `wake` makes the subscription pump once more."""
+        """Begins to load the buckets of earlier owners. `wake` schedules the subscription's pump."""
         self._wake = wake
         if not self.ready:
             self._spawn(self._find())
 
     def delay_until(self, position: Position, at_ms: int) -> None:
-        """Holds an entry back until `at_ms`, when it was just stored and no consumer has got it yet."""
+        """Holds an entry back until `at_ms` (ms since the epoch). It must be new, so that no consumer has got it
+        yet."""
         if at_ms > self.now_ms and self.is_enabled and not self.core.is_full:
             self.core.add_entry(position, at_ms)
             if self.core.must_seal:
                 self._seal()
 
     def hand_out_due(self, dispatcher: Dispatcher) -> int:
-        """Gives due entries to the dispatcher, before the pump hands out entries; only on a type that delays. Returns
-        the time (ms since the epoch) up to which entries are due; ALL_TIME if the policy delays nothing."""
+        """Makes due entries deliverable, before the pump assigns entries; only on a type that delays. Returns the time
+        (ms since the epoch) up to which entries are due; ALL_TIME if the topic's policy delays nothing."""
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_drained:
             self._release_due(dispatcher, now_ms)
@@ -177,7 +179,7 @@ class DelayedDelivery:
         self._drop(core.take_drained())
 
     def arm(self, dispatcher: Dispatcher) -> None:
-        """Sets, after each pump, the timer of the next `hand_out_due`, if no other event causes one before."""
+        """Sets the timer of the next `hand_out_due`, after each pump, unless another event will cause it earlier."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.ready:
@@ -241,8 +243,8 @@ class DelayedDelivery:
         self._wake()
 
     async def _try(self, what: str, work: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Returns the result of `work`, retried until it succeeds, or the subscription has another owner, or is
-        deleted."""
+        """Returns the result of `work`, which is retried until it succeeds, or the subscription is deleted or has
+        another owner."""
         return await retry_until_done(
             work, self._world.clock, _LOG, f"{self._who}: delayed messages are not {what} yet", pause_s=RETRY_S,
             ends=lambda error: self._closed or isinstance(error, TopicFenced | SubscriptionNotFound),
@@ -261,7 +263,7 @@ class DelayedDelivery:
             self._used.drops.spawn(self._guarded(self._drop_all()), "drop of delayed messages")
 
     async def _drop_all(self) -> None:
-        """Drops the buckets that are needed no more, in the order of `DROP`."""
+        """Deletes the buckets that are no longer needed, in the order of `DROP`."""
         try:
             while self._stored.to_drop:
                 going, self._stored.to_drop = self._stored.to_drop, []
@@ -274,8 +276,8 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ loading
     async def _find(self) -> None:
-        """Reads the directories of the buckets that earlier owners named; then the subscription may hand out entries.
-        """
+        """Reads the directories of the buckets that earlier owners stored; until then the subscription delivers
+        nothing."""
         now_ms, reads = self.now_ms, asyncio.Semaphore(READS_MAX)
 
         async def one(bucket: DelayBucket) -> None:
@@ -329,8 +331,8 @@ class DelayedDelivery:
         return b"".join(bodies)
 
     async def _patiently(self, work: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Returns the result of `work`, retried for LOST_AFTER_S. Raises Unavailable after that; damage and loss are
-        raised at once."""
+        """Returns the result of `work`, which is retried for LOST_AFTER_S. Raises Unavailable after that; errors of
+        damage and loss are raised at once."""
         clock = self._world.clock
         end = clock.monotonic() + LOST_AFTER_S
         while True:
@@ -359,8 +361,8 @@ class DelayedDelivery:
             self._used.tasks.cancel()
 
     async def close(self) -> None:
-        """Seals what is in memory if there are CLOSE_ENTRIES_MIN of it, within `close_timeout_s`; the next owner reads
-        the rest from the log again."""
+        """Stores the held entries that are in no bucket, if there are CLOSE_ENTRIES_MIN of them, within
+        `close_timeout_s`; the next owner reads the others from the log again."""
         if not self._closed and self.ready:
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):

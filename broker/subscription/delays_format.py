@@ -56,8 +56,8 @@ def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
 
 
 def decode_segment(entry: bytes, number: int) -> bytes:
-    """Returns the keys of segment `number`, concatenated. Raises DamagedBucket if the entry is damaged, or another one.
-    """
+    """Returns the keys of segment `number`, concatenated. Raises DamagedBucket if the entry is damaged, or is not that
+    segment."""
     count, body = _decode(entry, SEGMENT, number)
     if not 0 < count <= SEGMENT_ENTRIES or len(body) != count * KEY_BYTES:
         raise DamagedBucket(f"a segment of {count} keys has {len(body)} bytes")
@@ -65,8 +65,8 @@ def decode_segment(entry: bytes, number: int) -> bytes:
 
 
 def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
-    """Returns the segments that the directory lists; `number` is the id of its entry, the last one of the ledger.
-    Raises DamagedBucket if it is damaged."""
+    """Returns the segments that the directory lists. `number`: the id of the directory's entry, which is the last one
+    of the ledger. Raises DamagedBucket if the entry is damaged."""
     count, body = _decode(entry, DIRECTORY, number)
     segments: list[DelaySegment] = []
     offset = 0

@@ -58,14 +58,14 @@ when the limit is reached."""
 
 
 def find_oversized(member: Member, limits: DispatchLimits) -> list[Position]:
-    """Returns those entries which the consumer holds that take more than their share of a limit."""
+    """Returns the consumer's outstanding entries that have more messages than 1 / SHARE of the smallest limit."""
     share = max(1, min((each for each in limits if each), default=0) // SHARE)
     return [position for position, messages in member.outstanding.items() if messages > share]
 
 
 def is_malformed(entry: Buffer) -> bool:
-    """Returns True if no consumer can read the stored entry: it is intact, and the messages that its head declares are
-    not in it."""
+    """Returns True if no consumer can read the stored entry: its checksum is right, but it does not contain the
+    messages that its header declares."""
     if not is_intact(entry):
         return False
     part = client_part_of(entry)
@@ -91,7 +91,7 @@ RETURN_ENTRIES = 200
 
 
 class _Return(msgspec.Struct):
-    """Entries that a consumer gives back; those that it holds no longer at their turn are ignored."""
+    """Entries that a consumer gives back. Those that are no longer outstanding there are ignored."""
 
     member: Member
     positions: deque[Position]
@@ -100,14 +100,14 @@ class _Return(msgspec.Struct):
 
 
 class _Freed(msgspec.Struct):
-    """Entries that an aborted transaction had acknowledged; each counts as given back."""
+    """Entries whose acknowledgement was aborted with a transaction. Each counts as redelivered."""
 
     positions: Iterator[Position]
 
 
 class ReturnQueue:
-    """The entries that are being given back to one subscription. `counting` returns what counts redeliveries, where a
-    policy of the broker does; else None."""
+    """The entries that are being given back to one subscription. `counting` returns the object that counts
+    redeliveries, if a policy of the broker does; else None, and the cursor counts them."""
 
     __slots__ = ("_clock", "_counting", "_dispatcher", "waiting")
 
@@ -122,22 +122,23 @@ class ReturnQueue:
 
     def add(self, member: Member, positions: Iterable[Position], *, counted: bool, leaves: bool = False) -> None:
         """Queues entries of a consumer, and gives back the first of them. `counted`: they count as redelivered.
-        `leaves`: the consumer leaves the dispatcher with the last of them."""
+        `leaves`: the consumer is removed from the dispatcher after the last of them."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Return(member, deque(positions), counted, leaves))
         self.return_some()
 
     def add_freed(self, positions: Iterator[Position]) -> None:
-        """Queues entries of an aborted transaction. They must be neither outstanding nor pending any more."""
+        """Queues entries whose acknowledging transaction was aborted. They must be neither outstanding nor pending any
+        more."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Freed(positions))
         self.return_some()
 
     def add_partly_freed(self, batches: Iterable[Position]) -> None:
-        """Gives back batches of which an aborted transaction had acknowledged some messages. Each counts as given back,
-        also where a consumer holds the rest of it."""
+        """Gives back batches of which an aborted transaction had acknowledged some messages. Each counts as
+        redelivered, also where a consumer holds the other messages."""
         for position in batches:
             holder = self._dispatcher.find_holder(position)
             if holder is not None:
@@ -146,7 +147,7 @@ class ReturnQueue:
                 self._dispatcher.cursor.count_redelivery(position)
 
     def _some_freed(self, positions: Iterator[Position]) -> bool:
-        """Gives back RETURN_ENTRIES of these entries. Returns True if there are no more."""
+        """Makes the next RETURN_ENTRIES of `positions` deliverable. Returns True if there are no more."""
         some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
         free = [position for position in some if not cursor.is_done(position)]
         if (counting := self._counting()) is not None:
@@ -158,7 +159,7 @@ class ReturnQueue:
         return len(some) < RETURN_ENTRIES
 
     def return_some(self) -> bool:
-        """Gives back RETURN_ENTRIES of the entries that wait. Returns True if there are no more."""
+        """Gives back the next RETURN_ENTRIES queued entries. Returns True if the queue is empty then."""
         while self.waiting:
             first = self.waiting[0]
             if isinstance(first, _Freed):
@@ -185,20 +186,20 @@ class ReturnQueue:
         return True
 
     def return_all(self) -> None:
-        """Gives back all entries that wait, now."""
+        """Gives back all queued entries, at once."""
         while not self.return_some():
             pass
 
     async def finish(self) -> None:
-        """Gives back all entries that wait, in slices between which other tasks run."""
+        """Gives back all queued entries, in slices between which other tasks run."""
         turns = TimeSlices(self._clock)
         while not self.return_some():
             if turns.is_over:
                 await turns.next()
 
     def clear(self) -> None:
-        """Drops all entries that wait, because no consumer holds anything any more; consumers that leave still leave.
-        """
+        """Drops all queued entries, because nothing is outstanding any more. Consumers whose removal is queued are
+        removed."""
         for each in self.waiting or ():
             if isinstance(each, _Freed):
                 each.positions = iter(())
@@ -219,7 +220,7 @@ SLOTS_AT_ONCE = 1000
 
 
 class Pump:
-    """Hands out the entries of one subscription. Its state is what is read ahead, what is being given back, and why it
+    """Delivers the entries of one subscription. Its state: what is read ahead, what is being given back, and why it
     waits."""
 
     __slots__ = (
@@ -286,13 +287,13 @@ class Pump:
         return letters if letters is not None and letters.is_active else None
 
     def wake(self) -> None:
-        """Makes the pump run in the next turn of the loop, once, however often it is called."""
+        """Schedules one run of `hand_out` for the next turn of the event loop, however often it is called."""
         if not self._due and not self._closed:
             self._due = True
             self._loop.call_soon(self.hand_out)
 
     def hand_out(self) -> None:
-        """Pumps now, and not in the next turn of the loop."""
+        """Delivers entries now, until no consumer may get the next one."""
         self._due = False
         if self._closed:
             return
@@ -376,7 +377,7 @@ class Pump:
             self._buffer.drop_delivered(deliveries)
 
     async def _judge(self, positions: Sequence[Position]) -> None:
-        """Discards those of the entries that are malformed."""
+        """Discards those of the entries that are malformed (`is_malformed`)."""
         for position in positions:
             if self._cursor.is_done(position):
                 continue
@@ -389,7 +390,7 @@ class Pump:
                 self._subscription.skip_entries([position])
 
     def delay_entry(self, position: Position, at_ms: int) -> None:
-        """Holds a new entry back until `at_ms` (ms since the epoch), on types that delay."""
+        """Holds a new entry back until `at_ms` (ms since the epoch), if the subscription type delays."""
         if self._delayed is not None and (self._dispatcher.delaying or self._delayed.core.count):
             self._delayed.delay_until(position, at_ms)
 
@@ -406,8 +407,8 @@ class Pump:
             self._full_said = False
 
     def _throttled(self, rates: Sequence[Rate], now: float) -> bool:
-        """Returns True if a dispatch rate is exceeded: nothing is read or handed out, and a timer resumes the pump when
-        the debt is paid."""
+        """Returns True if a dispatch rate is exceeded. Then nothing is read or delivered, and a timer resumes the pump
+        as soon as the rate permits."""
         seconds = wait_s(rates, now)
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
@@ -428,7 +429,7 @@ class Pump:
         self.wake()
 
     def _notify_end(self) -> None:
-        """Notifies the consumers of a terminated topic, once everything was delivered, that nothing more will come."""
+        """Notifies the consumers of the end of a terminated topic, once all of its entries were delivered."""
         if self._end_told or not self._subscription.consumers:
             return
         if self._cursor.pending is not None:
@@ -440,7 +441,7 @@ class Pump:
                 consumer.outlet.on_end_of_topic()
 
     def on_consumer_joined(self) -> None:
-        """Called when a consumer has joined: notifies consumers once more when the end of the topic is reached."""
+        """Called when a consumer has joined: the end of the topic, if it is reached, is notified once more."""
         self._end_told = False
         self.wake()
 
@@ -465,19 +466,20 @@ class Pump:
 
     # ------------------------------------------------------------------ what it reads, and its end
     def read_from(self, log: ReadableLog) -> None:
-        """Reads `log` from the mark on."""
+        """Reads `log` from the mark on; entries in memory are dropped."""
         self._log = log
         if self._buffer is not None:
             self._buffer.read_from(log)
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Continues in `log`, which must have the same entries up to where the present log ends for consumers."""
+        """Reads `log` from now on; entries in memory stay. `log` must have the same entries, up to the last one of the
+        present log that consumers may get."""
         self._log = log
         if self._buffer is not None:
             self._buffer.switch_log(log)
 
     def clear_buffer(self) -> None:
-        """Drops what was read ahead."""
+        """Drops the entries in memory."""
         if self._buffer is not None:
             self._buffer.clear()
 

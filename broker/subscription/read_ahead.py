@@ -1,7 +1,7 @@
 """The entries of its log that a subscription has in memory, and its reads from bookies.
 
     entries = buffer.next_entries(want, end)  # the first of what the dispatcher wants; none: they are read first
-    buffer.keep_entries(entries)              # they wait for their keys' consumers, until they are delivered
+    buffer.park_entries(entries)              # they wait for their keys' consumers, until they are delivered
     buffer.drop_delivered(deliveries)         # they were delivered
 
 New entries are taken from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while
@@ -64,8 +64,8 @@ _NONE: deque[StoredEntry] = deque()
 
 
 class ReadAheadBuffer:
-    """The entries of a subscription in memory. `wake` makes the subscription pump in the next turn of the loop,
-    `hand_out` in this one."""
+    """The entries of a subscription in memory. `wake` schedules the subscription's pump in the next turn of the loop,
+    `hand_out` runs it at once."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
@@ -103,7 +103,7 @@ class ReadAheadBuffer:
         self._seeks = 0  # a read that began before a seek is of no use after it
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Continues in `log`; the entries in memory stay."""
+        """Reads `log` from now on; the entries in memory stay."""
         self._log = log
 
     def read_from(self, log: ReadableLog) -> None:
@@ -112,13 +112,13 @@ class ReadAheadBuffer:
         self.clear()
 
     def clear(self) -> None:
-        """Drops everything, also reads in progress, because the position in the log has changed, or no consumer is
-        connected."""
+        """Drops all entries in memory, and the results of reads in progress: the position in the log has changed, or no
+        consumer is connected."""
         self._seeks += 1
         self.release_memory()
 
     def release_memory(self) -> None:
-        """Drops all entries in memory; they are read again when they are wanted."""
+        """Drops all entries in memory; they are read again when the dispatcher asks for them."""
         self._kept, self._kept_bytes = None, 0
         self._drop_ahead()
 
@@ -127,7 +127,7 @@ class ReadAheadBuffer:
         self._count()
 
     def _count(self) -> None:
-        """Reports to the broker's memory how much this buffer has now."""
+        """Reports the bytes of this buffer to the broker's read memory."""
         now = self._ahead_bytes + self._kept_bytes
         if now != self._counted:
             self._counted = now
@@ -135,8 +135,8 @@ class ReadAheadBuffer:
 
     # ------------------------------------------------------------------ what is in memory
     def next_entries(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
-        """Returns the first of the wanted entries that are in memory, CHUNK_ENTRIES at most; fewer if `end` comes while
-        their slots are computed. Starts a read if there are none."""
+        """Returns the first of the wanted entries that are in memory, CHUNK_ENTRIES at most; fewer if their slots are
+        not computed by the time `end`. Returns none, and starts a read, if none is in memory."""
         entries = self._entries_from(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
@@ -145,8 +145,7 @@ class ReadAheadBuffer:
         return entries
 
     def _with_slots(self, entries: Sequence[StoredEntry], end: float) -> Sequence[StoredEntry]:
-        """Returns the first of the entries whose slots are known or quickly computed; starts a task for one that takes
-        long."""
+        """Returns the first of the entries, up to one whose slots take long to compute: a task computes these."""
         found: list[StoredEntry] = []
         for entry in entries:
             if not entry.slots_known:
@@ -172,7 +171,7 @@ class ReadAheadBuffer:
             self._unfolding = False
 
     def _entries_from(self, position: Position) -> Sequence[StoredEntry]:
-        """Returns entries from `position` on that are in memory, without a gap."""
+        """Returns the entries in memory from `position` on, without a gap."""
         ahead = self._ahead
         if ahead and ahead[0].position < position:
             while ahead and ahead[0].position < position:
@@ -193,7 +192,7 @@ class ReadAheadBuffer:
         return found
 
     def _again(self, positions: Sequence[Position]) -> Sequence[StoredEntry]:
-        """Returns the first of these entries, which are handed out again, as far as they are in memory."""
+        """Returns the first of these entries, which are delivered again, up to the first that is not in memory."""
         found: list[StoredEntry] = []
         kept: Mapping[Position, StoredEntry] = self._kept or {}
         for position in positions[:CHUNK_ENTRIES]:
@@ -204,8 +203,8 @@ class ReadAheadBuffer:
         return found
 
     def park_entries(self, entries: Iterable[StoredEntry]) -> None:
-        """Adds entries that wait for their keys' consumers; when they take too much memory, those that have waited
-        longest are dropped."""
+        """Adds entries that wait for the consumers of their keys. When they take too much memory, those that have
+        waited longest are dropped."""
         kept = self._kept
         if kept is None:
             kept = self._kept = OrderedDict()  # of a plain dict, taking the first gets slower the more were taken
@@ -220,7 +219,7 @@ class ReadAheadBuffer:
         self._count()
 
     def drop_delivered(self, deliveries: Iterable[Delivery]) -> None:
-        """Drops entries that were delivered."""
+        """Drops the entries that were delivered."""
         if self._kept:
             for each in deliveries:
                 kept = self._kept.pop(each.entry.position, None)
@@ -243,7 +242,8 @@ class ReadAheadBuffer:
         self._tasks.spawn(self._read(position), "read")
 
     def _read_ahead(self) -> None:
-        """Reads what follows while this is handed out: from a cache, before that drops it, or from bookies."""
+        """Reads the next entries while the present ones are delivered: from a cache, before that drops them, or from
+        bookies."""
         if (
             self._reading
             or not self._ahead
@@ -306,8 +306,8 @@ class ReadAheadBuffer:
         self._wake()
 
     def _passes_over(self, position: Position) -> bool:
-        """Acknowledges the lost entries at `position` if an operator passed over them; returns False if none are there.
-        """
+        """Acknowledges the lost entries at `position`, if an operator has permitted it. Returns False if there are
+        none."""
         last = self._log.shape.lost_run_end(position)
         if last is None:
             return False
@@ -316,7 +316,7 @@ class ReadAheadBuffer:
         return True
 
     def _lost_range(self, position: Position, error: DataLost) -> DataLost:
-        """Returns the error that consumers get: it names the lost entries as far as they are known."""
+        """Returns the error for consumers, which names all lost entries that are known."""
         run = int(error.fields.get("first", position[1])), int(error.fields.get("last", position[1]))
         if self._throttle.should_log(error):
             _LOG.error("%s/%s: %s; its consumers are told", self._log.topic, self._subscription, error)
@@ -340,15 +340,15 @@ class ReadAheadBuffer:
         self._retry = self._loop.call_later(READ_RETRY_S, self._wake)
 
     def stop(self) -> None:
-        """Begins no more reads. The owner must cancel those that run."""
+        """Starts no more reads. The owner must cancel those in progress."""
         self.release_memory()
         if self._retry is not None:
             self._retry.cancel()
 
 
 def stretch(positions: Sequence[Position]) -> tuple[Position, Position]:
-    """Returns the first and the last of the leading positions that are in one ledger, and close enough to be read at
-    once."""
+    """Returns the first and the last of the leading `positions` that one read covers: they are in one ledger, and close
+    to each other."""
     first = last = positions[0]
     for position in positions:
         if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:

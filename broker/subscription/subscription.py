@@ -107,13 +107,13 @@ class Subscription:
     # ------------------------------------------------------------------ what it reads
     @property
     def compacted(self) -> bool:
-        """Returns True if it reads the compacted form of the topic (broker/log/compacted_view.py)."""
+        """Returns True if the subscription reads the compacted form of the topic (broker/log/compacted_view.py)."""
         return self.log.is_compacted
 
     @property
     def uncommitted(self) -> bool:
-        """Returns True if its consumers get all entries that are stored, also those of open and aborted transactions.
-        """
+        """Returns True if the isolation level is read-uncommitted: its consumers get all stored entries, also those of
+        open and aborted transactions."""
         return self.isolation is Isolation.READ_UNCOMMITTED
 
     def read_from(self, log: ReadableLog) -> None:
@@ -128,8 +128,8 @@ class Subscription:
             self.delayed.core.shape = log.shape
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Continues in `log`, which must have the same entries up to where the present log ends for consumers; they
-        notice nothing."""
+        """Reads `log` from now on, without a change for consumers. `log` must have the same entries, up to the last one
+        of the present log that consumers may get."""
         self.log = log
         self.pump.switch_log(log)
         self.cursor.rebase(log.shape)
@@ -140,14 +140,14 @@ class Subscription:
         self.on_decided()
 
     def on_decided(self) -> None:
-        """Called when transactions have ended: more entries are shown, or some never will be."""
+        """Called when transactions have ended: their entries become visible to consumers, or never will be."""
         if self.cursor.advance() and self.store is not None:
             self.store.schedule_write()
         if self.consumers:
             self.pump.wake()
 
     def _leave_out(self) -> None:
-        """Acknowledges the entries that compaction removed, if the subscription reads compacted."""
+        """Acknowledges the entries that compaction removed, if the subscription reads the compacted form."""
         for ledger_id, removed in self.log.removed_entries():
             if ledger_id >= self.cursor.mark[0]:
                 self.cursor.ack_set(ledger_id, removed)
@@ -155,8 +155,8 @@ class Subscription:
             self.store.schedule_write()
 
     def set_isolation(self, isolation: Isolation) -> None:
-        """Sets the isolation level of a consumer that is about to join. Raises ConsumerBusy if connected consumers have
-        another one."""
+        """Sets the isolation level of a consumer that is about to join. Raises ConsumerBusy if the connected consumers
+        have another level."""
         if self.consumers and self.isolation is not isolation:
             raise SubscribeRefusal.OTHER_ISOLATION.error(
                 f"the consumers of subscription {self.name!r} are {self.isolation.name.lower()}"
@@ -164,17 +164,17 @@ class Subscription:
         self.isolation = isolation
 
     def has_undelivered_before(self, horizon: Position) -> bool:
-        """Returns True if an entry up to `horizon` is not delivered, or is not acknowledged and may be delivered again.
-        """
+        """Returns True if an entry up to `horizon` is not delivered yet, or is not acknowledged and may be delivered
+        again."""
         return self.dispatcher.read_position <= horizon or (self.dispatcher.tracks and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
     def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
         """Adds the consumer. Raises ConsumerBusy if the connected consumers have another type, or the policy refuses
-        it.
+        the consumer.
 
-        Entries that others are giving back are given back first, all at once: await `wait_returned` before, so that
-        this happens in slices."""
+        Entries that other consumers are giving back are given back first, all at once: await `wait_returned` before, so
+        that this happens in slices."""
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
@@ -185,7 +185,7 @@ class Subscription:
         self.pump.on_consumer_joined()
 
     def _admit(self, newcomer: Member, type_: SubscriptionType) -> None:
-        """Sets the type if this is the first consumer. Raises ConsumerBusy if it may not join."""
+        """Sets the type if this is the first consumer. Raises ConsumerBusy if the consumer may not join."""
         if not self.consumers:
             topic = self.log.topic
             options = SubscriptionOptions(topic.full, topic.partition, newcomer.options, self._config)
@@ -212,8 +212,8 @@ class Subscription:
         return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name, refusal=refusal.name)
 
     def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
-        """Removes the consumer; the entries that it held go to the others. Idempotent. `lost`: its connection was lost,
-        and it did not leave by itself."""
+        """Removes the consumer; its outstanding entries are delivered to the others. Idempotent. `lost`: the connection
+        was lost, instead of closed by the consumer."""
         if self.consumers.pop(consumer.member.id, None) is None:
             return
         if consumer.waiting is not None:
@@ -230,15 +230,15 @@ class Subscription:
         self.pump.wake()
 
     async def wait_returned(self, consumer: Consumer) -> None:
-        """Waits, before a consumer joins, until the entries are back that others give back, and those that its own last
-        connection held."""
+        """Waits, before `consumer` joins, until all entries that are being given back are, also those of its own last
+        connection."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
                 self.pump.returns.add(other.member, list(other.member.outstanding), counted=False)
         await self.pump.returns.finish()
 
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
-        """Removes the consumer and closes it with this error."""
+        """Removes the consumer and closes it with `error`."""
         self.leave(consumer)
         consumer.outlet.on_closed(error)
 
@@ -247,14 +247,15 @@ class Subscription:
             self.disconnect(consumer, error)
 
     def flow(self, consumer: Consumer, permits: int) -> None:
-        """Grants the consumer so many more permits (messages)."""
+        """Grants the consumer `permits` more permits, each for one message."""
         self.dispatcher.flow(consumer.member, permits)
         self.pump.wake()
 
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
         """Acknowledges each entry, or some messages of it. Trimmed entries are ignored. Raises InvalidRequest if one is
-        past the end; TransactionConflict if one is pending in a transaction: the others count nevertheless."""
+        after the last entry; TransactionConflict if one is pending in a transaction (all others are acknowledged
+        nevertheless)."""
         try:
             self.acks.ack(consumer.member if consumer is not None else None, entries)
         finally:
@@ -262,8 +263,8 @@ class Subscription:
 
     def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger; `entries` is a serialized roaring bitmap. Raises
-        InvalidRequest if it does not parse, or names an entry past the end; TransactionConflict if one is pending in a
-        transaction: the others count nevertheless."""
+        InvalidRequest if it does not parse, or names an entry after the last one; TransactionConflict if one is pending
+        in a transaction (all others are acknowledged nevertheless)."""
         before = self.cursor.version
         try:
             self.acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
@@ -273,7 +274,7 @@ class Subscription:
 
     def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
         """Acknowledges everything up to and with the entry. Raises NotAllowed if several consumers may share the
-        subscription; TransactionConflict if some of it is pending in a transaction. Nothing of it counts then."""
+        subscription; TransactionConflict if a part of it is pending in a transaction. Then nothing is acknowledged."""
         self.check_cumulative(consumer, acked)
         self.acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._acked(consumer)
@@ -287,8 +288,8 @@ class Subscription:
         self.acks.check_cumulative(acked)
 
     def skip_to(self, mark: Position, messages: int = 0) -> None:
-        """Acknowledges everything up to `mark`, and the first `messages` messages after it, because they expired,
-        exceed the quota, or are skipped. What is pending in a transaction stays pending."""
+        """Acknowledges everything up to and with `mark`, and the first `messages` messages after it: they expired,
+        exceed the quota, or an operator skips them. What is pending in a transaction stays pending."""
         if mark.entry_id >= 0:
             self.acks.skip_to(mark)
         if messages:
@@ -296,8 +297,8 @@ class Subscription:
         self._on_mark_moved()
 
     def skip_entries(self, positions: Sequence[Position]) -> None:
-        """Acknowledges entries that no consumer will acknowledge, such as lost or malformed ones; those that are
-        pending are left to their transaction."""
+        """Acknowledges entries that no consumer can acknowledge, such as lost or malformed ones, except those that are
+        pending in a transaction."""
         if positions:
             with suppress(TransactionConflict):  # those that are pending are acknowledged by their transaction
                 self.acks.ack(None, [AckedEntry(position) for position in positions])
@@ -307,28 +308,27 @@ class Subscription:
     # ------------------------------------------------------------------ acknowledging in transactions
     @property
     def pending_transactions(self) -> Sequence[TxnId]:
-        """Returns the transactions that have acknowledged something here and have not been settled."""
+        """Returns the transactions with acknowledgements in this subscription that are not settled yet."""
         return tuple(self.cursor.pending.of) if self.cursor.pending is not None else ()
 
     def has_pending(self, txn: TxnId) -> bool:
         return self.cursor.pending is not None and txn in self.cursor.pending.of
 
     def conflicting_transactions(self, position: Position) -> Sequence[TxnId]:
-        """Returns the transactions because of which an acknowledgement of the entry may have been refused."""
+        """Returns the transactions because of which an acknowledgement of the entry may be refused."""
         return self.cursor.pending.find_transactions(position) if self.cursor.pending is not None else ()
 
     def ack_in_transaction(
         self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None, *,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """Makes all of it pending in the transaction, in one step: it is acknowledged if the transaction commits.
-        Repeating it changes nothing. The topic must have joined the transaction in the same turn of the loop. `rest`:
-        as in `AcksInTxn.add_pending`.
+        """Makes `wanted` and `cumulative` pending in the transaction, in one step: they are acknowledged if the
+        transaction commits. To repeat the call changes nothing. The topic must have joined the transaction in the same
+        turn of the loop. `rest`: as in `AcksInTxn.add_pending`.
 
-        Raises NotAllowed if the subscription is not durable, or several consumers may share it and `cumulative` is
-        given; TransactionConflict, InvalidRequest or BackPressure as `AcksInTxn.add_pending` does. Nothing has changed
-        then.
-        """
+        Raises NotAllowed if the subscription is not durable, or if `cumulative` is given and several consumers may
+        share the subscription; TransactionConflict, InvalidRequest or BackPressure as `AcksInTxn.add_pending` does.
+        Then nothing has changed."""
         self.check_transactional()
         if cumulative is not None and self.dispatcher.policy.individual:
             self.check_cumulative(consumer, cumulative)
@@ -336,13 +336,13 @@ class Subscription:
             self._on_mark_moved()
 
     def check_transactional(self) -> None:
-        """Raises NotAllowed if the subscription is not durable: it stores no acknowledgements."""
+        """Raises NotAllowed if the subscription is not durable, since it stores no acknowledgements then."""
         if self.store is None:
             raise AckRefusal.NOT_KEPT.error(f"subscription {self.name!r}: {AckRefusal.NOT_KEPT.value}")
 
     def settle(self, txn: TxnId, committed: bool) -> None:
-        """Applies the outcome of a transaction: what it acknowledged here counts, or is delivered again. Idempotent;
-        durable when `wait_durable` returns."""
+        """Applies the outcome of a transaction: its acknowledgements count if it committed, else the entries are
+        delivered again. Idempotent. Durable when `wait_durable` returns."""
         settled = self.acks.settle(txn, committed=committed)
         if settled is None:
             return
@@ -355,7 +355,7 @@ class Subscription:
         self.pump.wake()
 
     def _come_again(self, settled: SettledAcks) -> None:
-        """Gives back, in its order, what an aborted transaction had acknowledged."""
+        """Gives back the entries whose acknowledging transaction was aborted."""
         if self.compacted:
             self._leave_out()  # what was compacted while it was pending
         cursor, ordered = self.cursor, not self.dispatcher.policy.individual
@@ -384,8 +384,8 @@ class Subscription:
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
     ) -> None:
-        """Gives entries of the consumer back, so that they are delivered again; None: all that it holds. Entries that
-        it does not hold are ignored."""
+        """Takes outstanding entries of the consumer back, to deliver them again; `positions` None: all of them. Entries
+        that are not outstanding there are ignored. `counted`: adds 1 to their redelivery counts."""
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
         self.pump.returns.add(consumer.member, wanted, counted=counted)
         if self.store is not None:
@@ -393,27 +393,26 @@ class Subscription:
         self.pump.wake()
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `tell` once: with None when all that was acknowledged up to now is durable, perhaps at once; or with
-        the error for which this is not known."""
+        """Calls `tell` once, perhaps before it returns: with None when everything that was acknowledged before the call
+        is durable, or with the error because of which this is not known."""
         if self.store is not None:
             self.store.when_durable(tell)
         else:
             tell(None)
 
     async def wait_durable(self) -> None:
-        """Returns when all that was acknowledged up to now is durable."""
+        """Waits until everything that was acknowledged before the call is durable."""
         if self.store is not None:
             await self.store.durable_future()
 
     @cached_property
     def seek_lock(self) -> asyncio.Lock:
-        """Returns the lock that must be held while the subscription is moved: from finding the new position until it is
-        durable."""
+        """Returns the lock of `seek`. Its caller must hold it from finding the new position until that is durable."""
         return asyncio.Lock()
 
     async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
-        """Starts over after `mark`, and after the first `on_messages_acked` messages of the next entry; durable when it
-        returns.
+        """Moves the subscription: starts over after `mark` and the first `acked_messages` messages of the next entry.
+        Durable when it returns.
 
         The caller must hold `seek_lock`. All consumers but `keep` are disconnected: their outstanding entries have no
         meaning any more."""
@@ -438,7 +437,7 @@ class Subscription:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Stops handing out. The consumers must have been notified before."""
+        """Stops the delivery. The consumers must have been notified before."""
         if self.dead_letters is not None:
             self.dead_letters.stop()
         if self.delayed is not None:

@@ -1,4 +1,5 @@
-"""Admission to a topic: its limits of numbers (Pulsar T10, S13) and the rate of subscribing (L1).
+"""Admission to a topic: its limits of numbers (Pulsar T10, S13) and the rate of subscribing (L1). After it, the
+decisions of a topic's maintenance: rolling an idle ledger, the backlog quota, inactive topics.
 
 Asked before a producer or consumer joins, in the order below; the first limit that is reached is reported, with its
 figure. What is connected already stays, also when a limit is lowered; a client that connects again (same `instance`)
@@ -36,7 +37,7 @@ BUCKETS_MAX = 10_000
 
 
 class ClientIdentity(Protocol):
-    """The address and the instance of a producer or consumer: of one that is connected, or of one that asks to join."""
+    """The address and the instance of a producer or consumer, connected or about to join."""
 
     @property
     def address(self) -> str: ...
@@ -45,12 +46,12 @@ class ClientIdentity(Protocol):
 
 
 def host_of(address: str) -> str:
-    """Returns the host of an address, without its port."""
+    """Returns the host of `address`, without the port."""
     return address.rpartition(":")[0] or address
 
 
 def _returns(who: ClientIdentity, there: Collection[ClientIdentity]) -> bool:
-    """Returns True if it is connected already under the same instance: it connects again."""
+    """Returns True if `who` connects again: a connection in `there` has the same instance."""
     return bool(who.instance) and any(each.instance == who.instance for each in there)
 
 
@@ -66,8 +67,8 @@ class Admission:
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}  # whose → tokens, and when they were counted
 
     def check_producer(self, applied: Applied, who: ClientIdentity, there: Collection[ClientIdentity]) -> None:
-        """Raises ProducerBusy if the topic has as many producers as it may have, altogether or from that address.
-        `there`: the connected producers."""
+        """Raises ProducerBusy if the topic has its maximum of producers, altogether or from that address. `there`: the
+        connected producers."""
         limited = applied.max_producers or self._same_address_producers
         if not limited or _returns(who, there):
             return
@@ -77,8 +78,8 @@ class Admission:
         self._check_address(self._same_address_producers, who, there, "producers", ProducerBusy)
 
     def check_subscription(self, applied: Applied, name: str, there: int, *, by_consumer: bool) -> None:
-        """Raises NotAllowed if the topic has as many subscriptions as it may have (`there`: their number);
-        SubscriptionNotFound if a consumer asks for a new one, and it must not be made automatically."""
+        """Raises NotAllowed if the topic has its maximum of subscriptions (`there`: their number); SubscriptionNotFound
+        if a consumer asks for a new one, and the policy forbids to create one automatically."""
         if by_consumer and not applied.auto_subscription_creation:
             raise SubscribeRefusal.NOT_MADE.error(
                 f"topic {self._topic} has no subscription {name!r}, and it is not made automatically", subscription=name
@@ -94,8 +95,8 @@ class Admission:
         everybody: Collection[ClientIdentity], mine: Collection[ClientIdentity],
     ) -> None:  # fmt: skip
         """Raises NotAllowed if the topic does not allow the subscription type; ConsumerBusy if the topic, the
-        subscription, or the address has as many consumers as it may have. `everybody`: the topic's consumers; `mine`:
-        the subscription's."""
+        subscription, or the address has its maximum of consumers. `everybody`: the topic's consumers; `mine`: those of
+        the subscription."""
         if type_.title not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
             raise SubscribeRefusal.TYPE_NOT_ALLOWED.error(
@@ -129,7 +130,8 @@ class Admission:
 
     # ------------------------------------------------------------------ the rate of subscribing
     def check_subscribe_rate(self, applied: Applied, who: ClientIdentity, name: str, now: float) -> None:
-        """Takes a token from the bucket of the consumer with that name. Raises BackPressure if there is none."""
+        """Takes a token from the bucket of the consumer with this host and `name`. Raises BackPressure if the bucket is
+        empty."""
         rate, period_s = applied.subscribe_rate, applied.subscribe_rate_period_s
         if not rate:
             self._buckets.clear()
@@ -195,8 +197,8 @@ def must_roll(
     shape: LogShape, applied: Applied, holders: Sequence[TrimLimit], *, quiet_s: float, age_s: float, idle_s: float,
     now_ms: int, unread: Retention = NOTHING,
 ) -> bool:  # fmt: skip
-    """Returns True if the last ledger, not written for `quiet_s` and `age_s` old, is to be followed by another one, so
-    that it can be deleted."""
+    """Returns True if the topic has to begin a new ledger, so that the last one can be deleted: the last one was not
+    written for `quiet_s`, is `age_s` old, and holders and retention permit it."""
     if shape.last.entry_id < 0 or shape.tail.last_entry < 0:
         return False
     tail = shape.tail
@@ -213,7 +215,7 @@ def must_roll(
 
 
 def backlog_bytes(shape: LogShape, mark: Position) -> int:
-    """Returns about how many bytes are after the mark."""
+    """Returns an estimate of the bytes after `mark`."""
     total = 0
     for span in shape.spans:
         if span.ledger_id > mark[0]:
@@ -224,13 +226,14 @@ def backlog_bytes(shape: LogShape, mark: Position) -> int:
 
 
 def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
-    """Returns about how many bytes are not due yet. `delayed_in` returns how many entries of a ledger are not."""
+    """Returns an estimate of the bytes of entries that are held back for their delivery time. `delayed_in` returns the
+    number of such entries of a ledger."""
     return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
 
 
 def over_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
-    """Returns the reaction to a backlog that is over the quota; None if the quota is met. `oldest_s`: age of the oldest
-    unacknowledged message; 0 if there is none."""
+    """Returns the reaction of the policy to a backlog that exceeds the quota; None if it does not. `oldest_s`: the age
+    of the oldest unacknowledged message; 0 if there is none."""
     limit = applied.backlog_quota_bytes
     if (limit and backlog >= limit) or (applied.backlog_quota_s and oldest_s >= applied.backlog_quota_s):
         return _POLICIES[applied.backlog_quota_policy]
@@ -238,7 +241,7 @@ def over_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaS
 
 
 def mark_within(shape: LogShape, limit: int) -> Position:
-    """Returns the first mark that has at most about `limit` bytes after it."""
+    """Returns the earliest mark after which there are about `limit` bytes at most."""
     left = limit
     for span in reversed(shape.spans):
         if span.size > left:
@@ -250,8 +253,8 @@ def mark_within(shape: LogShape, limit: int) -> Position:
 
 
 def is_inactive(applied: Applied, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
-    """Returns True if the topic is inactive. `users`: its producers and consumers; `backlog`: whether a durable
-    subscription has something left to read."""
+    """Returns True if the topic is inactive for the policy. `users`: its producers and consumers; `backlog`: whether a
+    durable subscription has unread messages."""
     if not applied.inactive_s or users or unused_s < applied.inactive_s:
         return False
     if applied.inactive_mode == "delete_when_no_subscriptions":

@@ -1,4 +1,5 @@
-"""The deduplication of a topic: what is decided in broker/topic/dedup_core.py, kept across crashes and moves.
+"""The deduplication of a topic: what is decided in broker/topic/dedup_core.py, kept across crashes and moves. After it,
+the interface of a topic's parts (`TopicPart`), and the replay of the log when a topic is loaded (`replay`).
 
 Snapshots go to a ledger of their own, which the topic's record names (`dedup`). Rules (ledger protocol §3.4, Pulsar
 PR9; invariants 32, 33, 34)
@@ -56,7 +57,7 @@ ROLL_SNAPSHOTS = 1_000
 
 
 def sequence_range(metadata: MessageMetadata) -> SequenceRange:
-    """Returns the sequence ids of an entry."""
+    """Returns the range of sequence ids in an entry's metadata; of a chunk, also its message and number."""
     first, last = metadata.sequence_id, metadata.highest_sequence_id
     if last < first:
         last = first
@@ -66,7 +67,8 @@ def sequence_range(metadata: MessageMetadata) -> SequenceRange:
 
 
 class Deduplication:
-    """The deduplication of one loaded topic. Must be called from one event loop."""
+    """The deduplication of one loaded topic: stores and loads the state of `Dedup`. Must be called from one event
+    loop."""
 
     __slots__ = (
         "_clock", "_config", "_ended", "_ledger_client", "_ledger_used", "_log", "_loop", "_replication", "_since",
@@ -100,7 +102,7 @@ class Deduplication:
 
     @property
     def _ledger(self) -> SnapshotLedger[stored.Piece]:
-        """Returns the ledger of the snapshots; made with its first use: most topics have none."""
+        """Returns the snapshot ledger; made with its first use: most topics have none."""
         if self._ledger_used is None:
             ledgers = StateLedgers(
                 self._ledger_client, self._config, self._replication, self._log.topic, dedup="snapshots"
@@ -110,7 +112,8 @@ class Deduplication:
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
-        """Restores the state. Called after the log was taken over, and before anything is published."""
+        """Restores the stored state, and turns deduplication on or off as the policy says. Must be called after the log
+        was taken over, before anything is published."""
         shape, place = self._log.shape, self._log.record.dedup
         self.core.position = shape.last
         self._snapshot_s = applied.dedup_snapshot_s
@@ -132,7 +135,7 @@ class Deduplication:
 
     @staticmethod
     async def _whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> Snapshot:
-        """Returns the snapshot that these pieces contain."""
+        """Returns the snapshot that consists of these pieces."""
         return stored.decode_snapshot(pieces)
 
     def _alarm(self, what: str, error: Exception) -> None:
@@ -147,8 +150,8 @@ class Deduplication:
     def replay(
         self, name: str, numbers: SequenceRange, position: Position, *, counts: bool, aborted: bool = False
     ) -> None:
-        """Adds an entry of the log, in order, when the topic is loaded. `counts` False: it is in a transaction that is
-        not committed."""
+        """Adds an entry of the log when the topic is loaded; must be called in log order. `counts`: False if the entry
+        is in a transaction that is not committed."""
         if self.replays_after is None or position <= self.core.position:
             return
         if counts:
@@ -171,8 +174,8 @@ class Deduplication:
         return self.core.enabled
 
     def trim_limit(self, applied: Applied) -> TrimLimit | None:
-        """Returns what deduplication no longer needs of the log: up to the last stored snapshot. None if it needs
-        nothing."""
+        """Returns what deduplication no longer needs of the log: everything up to the last stored snapshot. None if
+        deduplication is off, so that it needs nothing."""
         held = self._stored if self.core.enabled or self._working is not None else None
         return TrimLimit(held, why=LedgerStays.NOT_IN_SNAPSHOT) if held is not None else None
 
@@ -181,7 +184,8 @@ class Deduplication:
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
 
     def on_producer_joined(self, name: str) -> None:
-        """Called when a producer of that name joins; `on_producer_left` must follow once for each call."""
+        """Called when a connection of the producer `name` joins. `on_producer_left` must be called once for each
+        call."""
         self.core.on_producer_joined(name)
 
     def on_producer_left(self, name: str) -> None:
@@ -195,7 +199,7 @@ class Deduplication:
         )  # fmt: skip
 
     async def wait_idle(self, name: str) -> None:
-        """Returns when no entry of the producer is in flight; at once while deduplication is off."""
+        """Waits until no entry of the producer is in flight; returns at once while deduplication is off."""
         if self.core.enabled and not self.core.is_idle(name):
             future: asyncio.Future[None] = self._loop.create_future()
             if self.waiting is None:
@@ -204,8 +208,8 @@ class Deduplication:
             await future
 
     def on_publish_confirmed(self, name: str) -> None:
-        """Called when an entry of the producer was stored, after the core was told. Must be called while deduplication
-        is on, or some are `waiting`."""
+        """Called when an entry of the producer is stored, after `Dedup.on_publish_confirmed`. Must be called while
+        deduplication is on, or while callers are `waiting`."""
         if self.waiting:
             self._outcome(name)
         if self.core.enabled:
@@ -213,7 +217,7 @@ class Deduplication:
             self._due()
 
     def on_passed(self, position: Position) -> None:
-        """Called when an entry of a transaction was stored: its sequence ids count when the transaction commits."""
+        """Called when an entry of a transaction is stored: its sequence ids count only when the transaction commits."""
         self.core.on_passed(position)
         if self.core.enabled:
             self._since += 1
@@ -222,8 +226,8 @@ class Deduplication:
     def on_merged(
         self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64], back: Mapping[str, BitMap64]
     ) -> None:
-        """Called when a transaction has ended: its sequence ids count from now on. The ids in `sent` are in the log;
-        those in `back` are not."""
+        """Called when a transaction has ended: the progress in `numbers` counts from now on. The sequence ids in `sent`
+        are in the log; those in `back` are not."""
         self.core.on_merged(numbers, sent)
         self.core.add_gaps(back)
         if self.core.enabled:
@@ -231,7 +235,8 @@ class Deduplication:
             self._due()
 
     def limit_snapshots(self, undecided: Callable[[], Position | None]) -> None:
-        """Limits snapshots to the position that `undecided` returns: the entries after it are in open transactions."""
+        """Sets the function that limits snapshots. It returns the position before the first entry of an open
+        transaction; None if there is none."""
         self._undecided = undecided
 
     def on_publish_failed(self, name: str) -> None:
@@ -239,7 +244,7 @@ class Deduplication:
         self._outcome(name)
 
     def _outcome(self, name: str) -> None:
-        """Resumes the callers that wait for the producer, if nothing of it is in flight."""
+        """Resumes the callers that wait for the producer, if none of its entries is in flight."""
         if self.waiting and self.core.is_idle(name):
             for future in self.waiting.pop(name, ()):
                 if not future.done():
@@ -247,7 +252,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ on and off
     def apply(self, applied: Applied) -> None:
-        """Applies policies. Where the time between snapshots was changed, it counts from now."""
+        """Applies the policies. If the time between snapshots has changed, it begins anew."""
         if applied.dedup_snapshot_s != self._snapshot_s:
             self._snapshot_s = applied.dedup_snapshot_s
             self._cancel_timer()
@@ -259,7 +264,7 @@ class Deduplication:
         self.set_enabled(applied.deduplication)
 
     def set_enabled(self, enabled: bool) -> None:
-        """Turns deduplication on or off, in a task, if it is not already."""
+        """Starts a task that turns deduplication on or off, unless it is so already."""
         if enabled != self.core.enabled and self._working is None and not self._ended:
             self._start(self._turn_on if enabled else self._turn_off)
 
@@ -330,8 +335,8 @@ class Deduplication:
         self.snapshots += 1
 
     def _snapshot_now(self) -> Snapshot:
-        """Returns a snapshot. It may contain sequence ids of plain entries after its position: replaying these changes
-        nothing."""
+        """Returns a snapshot of the present state. It may contain sequence ids of entries after its position: to replay
+        these changes nothing."""
         snapshot, undecided = self.core.snapshot(), self._undecided()
         return snapshot if undecided is None or undecided > snapshot.position else snapshot._replace(position=undecided)
 
@@ -348,7 +353,8 @@ class Deduplication:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Stops, because the topic is lost or closes: nothing more is written, every waiting caller is resumed."""
+        """Stops, because the topic closes or another broker has it: nothing more is stored, and each waiting caller is
+        resumed."""
         self._ended = True
         self._cancel_timer()
         if self._working is not None:
@@ -359,8 +365,8 @@ class Deduplication:
                 future.set_result(None)
 
     async def close(self) -> None:
-        """Writes a last snapshot, if there is a ledger for it, so that the next load replays little. Called after the
-        log was closed.
+        """Stores a last snapshot, if a snapshot ledger is open, so that the next load replays little. Must be called
+        after the log was closed.
 
         Idempotent; what cannot be stored within `close_timeout_s` is replayed."""
         last = self._since and self.core.enabled and self._log.state is TopicState.CLOSED
@@ -393,7 +399,7 @@ class Deduplication:
 
 
 class TopicPart(Protocol):
-    """A part of a topic. The comment above has the order of the calls."""
+    """A part of a topic that keeps state across owners. The comment above this class gives the order of the calls."""
 
     async def open(self, applied: Applied) -> None: ...
     def run_due(self, applied: Applied) -> None: ...
@@ -416,7 +422,8 @@ REPLAY_BYTES = 4 << 20
 
 
 async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
-    """Replays the log for both, after both were opened and before anything is published."""
+    """Replays the log for deduplication and for transactions, after both were opened and before anything is
+    published."""
     starts = [each for each in (dedup.replays_after, transactions.replays_after) if each is not None]
     if starts:
         shape = log.shape

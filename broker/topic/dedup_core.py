@@ -51,7 +51,7 @@ length."""
 
 
 class DedupVerdict(enum.Enum):
-    """Whether an entry is in the log."""
+    """The verdict on an entry: whether it is in the log already."""
 
     NEW = "it is not in the log and not on its way"
     DUPLICATE = "it is in the log"
@@ -60,8 +60,8 @@ class DedupVerdict(enum.Enum):
 
 
 class SequenceProgress(NamedTuple):
-    """The progress of a producer: all sequence ids up to `number`, and of a chunked message after that the chunks up to
-    `chunk`."""
+    """The progress of a producer: all sequence ids up to `number`, and of the chunked message after that (`uuid`) the
+    chunks up to `chunk`."""
 
     number: int = -1
     uuid: str = ""
@@ -74,15 +74,15 @@ class SequenceProgress(NamedTuple):
         return SequenceProgress(max(self.number, numbers.last))
 
     def covers(self, numbers: SequenceRange) -> bool:
-        """Returns True if an entry with these sequence ids is included."""
+        """Returns True if this progress includes an entry with these sequence ids."""
         if numbers.last <= self.number:
             return True
         return bool(numbers.uuid) and numbers.uuid == self.uuid and numbers.chunk <= self.chunk
 
 
 class Snapshot(NamedTuple):
-    """The stored state of deduplication. `persisted` is the effect of all entries up to `position`, and of no later
-    ones."""
+    """The stored state of deduplication. `persisted`: the progress of each producer after all entries up to `position`,
+    and after no later ones."""
 
     position: Position
     persisted: dict[str, SequenceProgress]
@@ -93,7 +93,7 @@ NOTHING = SequenceProgress()
 
 
 class _Pushed:
-    """The entries in flight of a producer that is connected, or has some."""
+    """The entries in flight of a producer that is connected, or that still has entries in flight."""
 
     __slots__ = ("again", "entries", "progress")
 
@@ -107,7 +107,8 @@ _NONE_SENT: Mapping[str, BitMap64] = {}
 
 
 def judge_range(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
-    """Returns the verdict on an entry from the progress of its producer; `pushed` None: nothing of it is in flight."""
+    """Returns the verdict on an entry from the progress of its producer. `persisted`: that of stored entries; `pushed`:
+    that of entries in flight; None if there are none."""
     if persisted.covers(numbers):
         return DedupVerdict.DUPLICATE
     if numbers.first <= persisted.number:
@@ -118,7 +119,7 @@ def judge_range(persisted: SequenceProgress, pushed: SequenceProgress | None, nu
 
 
 class Dedup:
-    """The decisions of deduplication for one topic."""
+    """Decides, for one topic, which published entries are duplicates."""
 
     __slots__ = (
         "_away", "_connected", "_gaps", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position",
@@ -137,8 +138,8 @@ class Dedup:
 
     # ------------------------------------------------------------------ entries
     def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Judges an entry. One that is NEW counts as pushed from here on: the caller gives it to the log, or calls
-        `on_publish_failed`."""
+        """Returns the verdict on an entry. After NEW the entry counts as in flight: the caller must pass it to the log,
+        or call `on_publish_failed`."""
         pushed, again = self._pushed.get(name), False
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
@@ -163,8 +164,8 @@ class Dedup:
         return DedupVerdict.NEW
 
     def _in_gap(self, name: str, numbers: SequenceRange) -> bool:
-        """Returns True if all of its ids, up to the highest that is stored, are in the producer's gaps: none of them is
-        in the log."""
+        """Returns True if all sequence ids of the entry, up to the producer's highest stored one, are in the producer's
+        gaps: none of them is in the log."""
         gaps, last = self._gaps.get(name), self.last_sequence_id(name)
         end = min(numbers.last, last, ID_END - 1)  # what is above was never stored
         if gaps is None or numbers.first > end:
@@ -183,8 +184,8 @@ class Dedup:
         return judge_range(persisted._replace(number=numbers.first - 1), beside, numbers)
 
     def on_publish_confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """Called when the log has an entry after all that are known: one that was NEW, or an earlier one that is
-        replayed."""
+        """Called when an entry was stored at `position`, after all entries that are known: one that was NEW, or one
+        that is replayed."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         before, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -212,19 +213,20 @@ class Dedup:
             del self._pushed[name]
 
     def on_publish_failed(self, name: str) -> None:
-        """Called when it is not known that an entry that was NEW is in the log. The caller must disconnect the
-        producer, so that no later entry passes it."""
+        """Called when an entry that was NEW is not in the log, or may not be. The caller must disconnect the producer,
+        so that no later entry is stored before this one is sent again."""
         self._settle(name, self._pushed[name])
 
     def _filled(self, name: str, numbers: SequenceRange) -> None:
-        """Removes a range of ids, which a header declares, from the gaps; no bitmap is made of it."""
+        """Removes the sequence ids of an entry from the producer's gaps, as a range: an entry's header may declare any
+        number of ids, so no bitmap is made of them."""
         gaps = self._gaps[name]
         gaps.remove_range(numbers.first, min(numbers.last + 1, ID_END))
         if not gaps:
             del self._gaps[name]
 
     def _fill(self, name: str, numbers: BitMap64) -> None:
-        """Removes ids that are in the log from the gaps."""
+        """Removes sequence ids that are in the log from the producer's gaps."""
         gaps = self._gaps[name]
         gaps -= numbers
         if not gaps:
@@ -232,7 +234,7 @@ class Dedup:
 
     # ------------------------------------------------------------------ entries of transactions
     def judge_stored(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Judges an entry by what is persisted alone. It does not count as pushed."""
+        """Returns the verdict on an entry from stored entries alone. The entry does not count as in flight."""
         if not self.enabled:
             return DedupVerdict.NEW
         persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -242,13 +244,14 @@ class Dedup:
         return self._judge_gap(persisted, pushed, numbers)
 
     def on_passed(self, position: Position) -> None:
-        """Called when the log has an entry at `position` whose sequence ids do not count, or not yet
-        (transactions_core.py)."""
+        """Called when an entry was stored at `position` whose sequence ids do not count, or not yet: it is in a
+        transaction (transactions_core.py)."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
 
     def add_gaps(self, numbers: Mapping[str, BitMap64]) -> None:
-        """Adds gaps: the ids that each producer sent in an aborted transaction are not in the log."""
+        """Adds the sequence ids that each producer sent in an aborted transaction to its gaps: they are not in the
+        log."""
         for name, sent in numbers.items() if self.enabled else ():
             if not sent:
                 continue
@@ -260,7 +263,8 @@ class Dedup:
                 self._away.setdefault(name, self._opened)
 
     def on_merged(self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT) -> None:
-        """Called when a transaction was committed: counts its sequence ids from now on."""
+        """Called when a transaction was committed: the progress in `numbers` counts from now on, and the ids in `sent`
+        are no longer gaps."""
         for name in self._gaps.keys() & sent.keys():
             self._fill(name, sent[name])
         for name, progress in numbers.items():
@@ -288,7 +292,8 @@ class Dedup:
             self._away[name] = now
 
     def expire_producers(self, now: float, *, inactive_s: float, producers_max: int) -> None:
-        """Drops producers that have been away for too long, or are too many."""
+        """Drops the state of producers that left at least `inactive_s` ago; while more than `producers_max` producers
+        are away, also that of those that left first."""
         for name, since in list(self._away.items()):
             if name in self._pushed:
                 continue
@@ -300,7 +305,7 @@ class Dedup:
                 self.forgotten += 1
 
     def last_sequence_id(self, name: str) -> int:
-        """Returns the highest sequence id of the producer that is in the log; -1 if none is known."""
+        """Returns the highest sequence id of the producer that is stored; -1 if none is known."""
         return self._persisted.get(name, NOTHING).number
 
     def is_idle(self, name: str) -> bool:
@@ -310,8 +315,8 @@ class Dedup:
 
     # ------------------------------------------------------------------ on, off, snapshots
     def enable(self) -> None:
-        """Turns deduplication on from the next entry. What is known of producers that are not connected is dropped:
-        their ids may have gone back while it was off."""
+        """Turns deduplication on from the next entry. The state of producers that are not connected is dropped, because
+        their sequence ids may have decreased while it was off."""
         if not self.enabled:
             self.enabled = True
             self._gaps.clear()
@@ -331,7 +336,8 @@ class Dedup:
         return self._persisted
 
     def check(self) -> None:
-        """Checks: what is pushed is at or above what is persisted; connected producers are not away; all others are."""
+        """Checks that entries in flight are at or above the stored ones, that no connected producer is listed as away,
+        and that all other known producers are."""
         for name, pushed in self._pushed.items():
             assert pushed.entries > 0 or name in self._connected, "what is pushed has entries on their way"
             if self.enabled and pushed.entries:

@@ -36,7 +36,7 @@ _LOG = logging.getLogger("magnetar.broker.topic")
 
 
 class TopicMaintenance:
-    """The maintenance of one loaded topic."""
+    """The periodic maintenance of one loaded topic."""
 
     __slots__ = (
         "_ages", "_evicts", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted",
@@ -59,18 +59,18 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ answers
     def is_holding(self) -> bool:
-        """Returns True if producers get no credit, because the backlog quota is reached."""
+        """Returns True if producers get no credit because the backlog quota is exceeded."""
         return self.quota is BacklogQuotaState.HOLD
 
     def refusal(self) -> MagnetarError | None:
-        """Returns the error with which publishes are refused, because the backlog quota is reached; None if they are
-        accepted."""
+        """Returns the error with which publishes are refused because the backlog quota is exceeded; None if they are
+        not refused."""
         if self.quota is not BacklogQuotaState.REFUSE:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
     def is_inactive(self) -> bool:
-        """Returns True if the topic is to be deleted, because it is unused."""
+        """Returns True if the topic has been unused for as long as the policy allows, and is to be deleted."""
         topic, now = self._topic, self._world.clock.monotonic()
         if topic.users or topic.transactions.still_open:
             self._unused_since = now
@@ -82,8 +82,8 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ a look
     async def run_due(self) -> None:
-        """Does all that is due. A step that fails is logged, and the others go on: bookies that do not answer must not
-        leave a disk full."""
+        """Runs all `STEPS`. A step that fails is logged, and the others go on, so that bookies that do not answer do
+        not prevent trimming."""
         for step in STEPS:
             if self._topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return
@@ -98,14 +98,15 @@ class TopicMaintenance:
         return [each for each in self._topic.subscriptions.values() if each.durable]
 
     async def expire(self) -> None:
-        """Acknowledges, for every durable subscription, messages that are older than the policy's TTL."""
+        """Acknowledges, for each durable subscription, the messages that are older than the TTL of the policy."""
         ttl_s = self._topic.applied.message_ttl_s
         if ttl_s:
             for subscription in self._durable():
                 self.expired += await self.expire_older(subscription, ttl_s)
 
     async def expire_older(self, subscription: Subscription, seconds: float) -> int:
-        """Acknowledges for the subscription what arrived more than `seconds` ago; returns how many entries."""
+        """Acknowledges, for the subscription, the messages that arrived more than `seconds` ago. Returns the number of
+        entries."""
         limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
         oldest_ms = await self.oldest_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:
@@ -116,8 +117,8 @@ class TopicMaintenance:
         return await self.skip_whole_messages(subscription, log.shape.before(place.position))
 
     async def skip_whole_messages(self, subscription: Subscription, mark: Position) -> int:
-        """Acknowledges everything up to `mark`, like `skip_to`, and the remaining chunks of a message that the mark
-        divides; returns about how many entries."""
+        """Acknowledges everything up to `mark`, and the later chunks of a message that has chunks on both sides of it.
+        Returns an estimate of the entries up to `mark` that were not acknowledged before."""
         entries = self.skip_to(subscription, mark)
         if entries:
             log = self._topic.readable(uncommitted=subscription.uncommitted)
@@ -125,7 +126,8 @@ class TopicMaintenance:
         return entries
 
     def skip_to(self, subscription: Subscription, mark: Position) -> int:
-        """Acknowledges everything up to `mark`; returns about how many entries were not acknowledged before."""
+        """Acknowledges everything up to `mark`. Returns an estimate of the entries that were not acknowledged
+        before."""
         before = subscription.cursor.mark
         if mark.entry_id < 0 or mark <= before:
             return 0
@@ -141,8 +143,8 @@ class TopicMaintenance:
         return entries
 
     async def oldest_ms(self, subscription: Subscription) -> int | None:
-        """Returns when (ms since the epoch) the subscription's oldest unacknowledged message arrived; None if there is
-        none."""
+        """Returns the arrival time (ms since the epoch) of the subscription's oldest unacknowledged message; None if
+        there is none."""
         log = self._topic.readable(uncommitted=subscription.uncommitted)
         position = log.shape.next_existing(log.shape.after(subscription.cursor.mark))
         if not log.shape.readable(position):
@@ -153,8 +155,8 @@ class TopicMaintenance:
         return known[1]
 
     async def apply_quota(self) -> None:
-        """Checks the backlog quota: producers are held or refused, or the oldest messages are evicted, as the policy
-        says."""
+        """Checks the backlog quota and reacts as the policy says: producers have to wait, their publishes are refused,
+        or the oldest messages are evicted."""
         applied, shape, durable = self._topic.applied, self._topic.log.shape, self._durable()
         logged, self._evicts = self._evicts, False
         if not (applied.backlog_quota_bytes or applied.backlog_quota_s) or not durable:
@@ -181,7 +183,7 @@ class TopicMaintenance:
         self._decide(quota)
 
     async def _evict(self, subscription: Subscription) -> None:
-        """Acknowledges what the subscription holds beyond the backlog quota."""
+        """Acknowledges the subscription's messages that exceed the backlog quota."""
         topic, applied = self._topic, self._topic.applied
         if applied.backlog_quota_bytes:
             mark = min(mark_within(topic.log.shape, applied.backlog_quota_bytes), topic.shown.shape.stable)
@@ -201,7 +203,7 @@ class TopicMaintenance:
             self._topic.on_quota_met()
 
     async def run_parts(self) -> None:
-        """Lets each part of the topic begin what is due in it."""
+        """Has each part of the topic start the work that is due (`TopicPart.run_due`)."""
         for part in self._topic.parts:
             part.run_due(self._topic.applied)
 
@@ -220,7 +222,7 @@ class TopicMaintenance:
         await self._topic.trim()
 
     async def drop_idle_subscriptions(self) -> None:
-        """Removes durable subscriptions that have had no consumer for as long as the policy says."""
+        """Deletes durable subscriptions that have had no consumer for the time of the policy."""
         limit_s, now = self._topic.applied.subscription_expiration_s, self._world.clock.monotonic()
         names = {each.name for each in self._durable() if not each.consumers} if limit_s else set()
         self._idle = {name: self._idle.get(name, now) for name in sorted(names)}
@@ -239,7 +241,7 @@ STEPS = (
 
 
 async def run_maintenance(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
-    """Runs the maintenance of all these topics, `at_once` of them at a time."""
+    """Runs the maintenance of all topics that `topics` returns, `at_once` of them at a time."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
         await run_together([life.run_due() for life in waiting[start : start + at_once]], "topic-maintenance")

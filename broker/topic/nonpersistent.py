@@ -61,7 +61,7 @@ IN_FLIGHT_BYTES = 4 << 20
 
 
 class RecentEntries:
-    """The entries in flight: the SegmentReader of a non-persistent log."""
+    """The entries in flight of a non-persistent topic, in memory: the SegmentReader of its log."""
 
     def __init__(self, shape: LogShape) -> None:
         self._shape = shape
@@ -76,7 +76,7 @@ class RecentEntries:
 
     @property
     def start(self) -> IndexedPosition:
-        """Returns the position of the oldest entry in flight; if there is none, the position after the last entry."""
+        """Returns the position of the oldest entry in flight; the position after the last entry if none is."""
         if self._entries:
             return IndexedPosition(self._entries[0].position, self._entries[0].first_index)
         return self._end_position
@@ -139,8 +139,8 @@ class RecentEntries:
 
 
 class NonPersistentLog:
-    """A Log of one ledger that no bookie has. Its ledger id is the time when it was made, so that no id is used again.
-    """
+    """The Log of a non-persistent topic: one ledger in memory alone. Its ledger id is the time at which it was made, so
+    that no id is used twice."""
 
     is_compacted = False
     record = TopicRecord()
@@ -209,20 +209,20 @@ class NonPersistentLog:
         self._of.on_entries_confirmed()
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns nothing: a non-persistent topic is not compacted."""
+        """Returns (): a non-persistent topic is not compacted."""
         return ()
 
     async def is_ours(self) -> bool:
         return True
 
     async def roll(self) -> None:
-        """Does nothing: there is one ledger."""
+        """Does nothing: there is only one ledger."""
 
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         return []
 
     async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
-        """Sets fields of the record until the topic ends: there is no stored record."""
+        """Sets fields of the record in memory, until the topic ends: nothing is stored."""
         self.record = structs.replace(self.record, **fields)
 
     async def terminate(self) -> Position:
@@ -241,7 +241,7 @@ class NonPersistentLog:
 
 
 class NonPersistentSubscription(Subscription):
-    """A subscription of connected consumers; entries that they do not take in time are dropped."""
+    """A subscription to a non-persistent topic. Entries that its consumers cannot get in time are dropped."""
 
     pump: NonPersistentPump
 
@@ -259,7 +259,7 @@ class NonPersistentSubscription(Subscription):
 
 
 class NonPersistentPump(Pump):
-    """Hands out the entries in memory, and counts those that no longer are as dropped."""
+    """Delivers the entries in memory, and counts those that were dropped before delivery."""
 
     __slots__ = ("_next_index", "_of", "_recent")
 
@@ -272,7 +272,8 @@ class NonPersistentPump(Pump):
         self._next_index = log.shape.end_index
 
     def go_on_after(self, mark: Position, next_index: int) -> None:
-        """Continues after `mark`; everything up to it counts as acknowledged."""
+        """Continues after `mark`; everything up to it counts as acknowledged. `next_index`: the index of the message
+        after it."""
         self._of.cursor.seek(mark)
         self._of.dispatcher.seek()
         self._next_index = next_index
@@ -290,7 +291,7 @@ class NonPersistentPump(Pump):
 
 
 class NonPersistent(msgspec.Struct, frozen=True):
-    """The Storage of a non-persistent topic: its subscriptions begin at the end, and are kept in memory."""
+    """The Storage of a non-persistent topic: subscriptions begin at the end, and exist in memory alone."""
 
     world: World
     config: BrokerConfig

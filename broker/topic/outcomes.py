@@ -45,8 +45,8 @@ STALE_ENTRIES = 10_000
 
 
 class OutcomesLedger:
-    """The outcomes ledger of a loaded topic that has seen a transaction. `core` must be set before the first call of
-    `schedule_write`."""
+    """The ledger with the stored outcomes of transactions, of a loaded topic that has seen a transaction. `core` must
+    be set before the first call of `schedule_write`."""
 
     __slots__ = (
         "_bytes", "_closed", "_config", "_entries", "_ledger", "_log", "_loop", "_outcomes", "_rows", "_tasks",
@@ -78,7 +78,7 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ opening
     async def recover(self, place: OutcomesPlace) -> TxnSnapshot:
-        """Returns the last stored snapshot; the log must be taken over before. Raises Unavailable if bookies do not
+        """Returns the last stored snapshot. The log must be taken over before. Raises Unavailable if bookies do not
         answer."""
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
@@ -109,7 +109,7 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ writing
     def schedule_write(self) -> None:
-        """Schedules a write, because there is an outcome that is not stored."""
+        """Schedules a write, because an outcome is not stored yet."""
         self._outcomes += 1
         if self._outcomes >= OUTCOMES_MAX:
             self._start()
@@ -117,7 +117,8 @@ class OutcomesLedger:
             self._timer = self._loop.call_later(OUTCOME_DELAY_S, self._start)
 
     async def wait_durable(self) -> None:
-        """Returns when every outcome up to now is stored. Raises NotOwner if the topic has ended here."""
+        """Waits until every outcome before the call is stored. Raises NotOwner if the topic has ended at this
+        broker."""
         version = self.core.version
         if self.version >= version:
             return
@@ -130,8 +131,8 @@ class OutcomesLedger:
         await future
 
     def refresh(self) -> None:
-        """Starts a write if much of the log is after the position of the last one: that part cannot be trimmed, and a
-        load replays it."""
+        """Starts a write if a large part of the log is after the position of the last one: that part cannot be trimmed,
+        and the next load replays it."""
         shape = self._log.shape
         if self.position[0] != shape.last_confirmed[0] or shape.end_index - self.stored_index >= STALE_ENTRIES:
             self._start()
@@ -202,7 +203,7 @@ class OutcomesLedger:
     def _plan(
         self, position: Position, known: dict[int, stored.PartRow], changed: set[int], first: int
     ) -> tuple[list[bytes], dict[int, stored.PartRow]]:
-        """Returns the entries of a write of what is known now, and the places of all valid parts after it."""
+        """Returns the entries of the next write, and the places of all valid parts after it."""
         core, sequence, entries = self.core, self._ledger.sequence, list[bytes]()
         rows: dict[int, stored.PartRow] = {}
         for ledger_id in core.aborted:
@@ -226,7 +227,7 @@ class OutcomesLedger:
         return NotOwner(f"topic {self._log.topic} is not served here any more; look it up again")
 
     def stop(self) -> None:
-        """Writes nothing more; callers that wait get NotOwner."""
+        """Stops writing. Waiting callers get NotOwner."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -240,7 +241,7 @@ class OutcomesLedger:
                 future.exception()
 
     async def close(self) -> None:
-        """Writes once more, if a ledger takes it, so that the next load replays little. Called after the log was
+        """Writes once more, if a ledger is open, so that the next load replays little. Must be called after the log was
         closed."""
         self.stop()
         await self._tasks.drain()

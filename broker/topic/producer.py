@@ -1,4 +1,5 @@
-"""A connected producer: its entries are passed to the log, and the answers to its outlet.
+"""A connected producer: its entries are passed to the log, and the answers to its outlet. After it, the gate at which
+publishes wait (`PublishGate`).
 
 `publish` is called for each entry, in order. Answers leave in the same order: a receipt after the entry is stored on an
 ack quorum; the answer to a refused entry, or to a duplicate, keeps its place among them, and the entries after it
@@ -40,42 +41,43 @@ UNNUMBERED = -1
 
 
 class Outcomes(Protocol):
-    """Receives the outcomes of a producer's entries. No method may wait or raise."""
+    """The port for the outcomes of a producer's entries. No method may wait or raise."""
 
     def on_duplicate(self, sequence_id: int) -> None:
-        """Called when the entry was stored before; its position is not known."""
+        """Called when the entry is a duplicate of a stored one, whose position is not known."""
         ...
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """Called when the entry is not stored. `sequence_id`: UNNUMBERED if the entry has none."""
+        """Called when the entry is not stored, or may not be. `sequence_id`: UNNUMBERED if none can be read from the
+        entry."""
         ...
 
     def on_closed(self, error: MagnetarError) -> None:
-        """Called when the broker closes the producer with this error; entries get no answer after it."""
+        """Called when the broker closes the producer with `error`; entries get no outcome after that."""
         ...
 
     def on_waiting(self, error: MagnetarError) -> None:
-        """Called with the reason why the entries in flight have no outcome yet: they are neither stored nor refused."""
+        """Called, while entries in flight have no outcome yet, with the reason."""
         ...
 
 
 class ProducerOutlet(Outcomes, Protocol):
-    """Receives the outcomes of a producer's entries, and is told of the bytes that are no longer in flight."""
+    """The port for the outcomes of a producer's entries, and for the bytes that are no longer in flight."""
 
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
-        """Called when the entry is stored at `position`, and so its `size` bytes are no longer in flight; `index` is
-        that of its last message."""
+        """Called when the entry is stored at `position`: its `size` bytes are no longer in flight. `index`: that of its
+        last message."""
         ...
 
     def on_freed(self, size: int) -> None:
-        """Called when an entry that was given to the log is no longer in flight, without being answered as stored.
-        Called before its outcome is."""
+        """Called when an entry of `size` bytes that was given to the log is no longer in flight, without a call of
+        `on_stored`. Its outcome, if it gets one, comes after that."""
         ...
 
 
 class Producer:
-    """A connected producer; see the module. `id` is unique in the process; `epoch` is the topic's epoch while this
-    producer has the topic for itself."""
+    """A connected producer (see the head of the module). `id` is unique in the process. `epoch`: the topic's epoch,
+    while this producer has exclusive access to the topic."""
 
     __slots__ = (
         "_dedup",
@@ -141,7 +143,7 @@ class Producer:
 
     @property
     def last_sequence_id(self) -> int:
-        """Returns the highest sequence id that is in the log, also in an open transaction; -1 if none is known."""
+        """Returns the producer's highest stored sequence id, also in an open transaction; -1 if none is known."""
         return max(self._dedup.core.last_sequence_id(self.name), self.transactions.last_sequence_id(self.name))
 
     @property
@@ -152,8 +154,8 @@ class Producer:
     # ------------------------------------------------------------------ in
     def publish(self, client_part: Buffer) -> bool | AwaitedEvent:
         """Publishes an entry. Returns True if it was given to the log; False if it was answered, or the producer is
-        closed; Awaited if nothing was done: the caller must publish the entry again after that event, before any later
-        entry. No reference to `client_part` is kept."""
+        closed; an AwaitedEvent if nothing was done: the caller must publish the entry again after that event, before
+        any later entry. No reference to `client_part` is kept."""
         topic = self._topic
         state = topic.log.state
         if self.close_error is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
@@ -211,7 +213,7 @@ class Producer:
         return True
 
     def _judged(self, client_part: Buffer, sequence_id: int, verdict: DedupVerdict) -> bool:
-        """Answers an entry that is not NEW; closes the producer if its twin is in flight. Returns False."""
+        """Answers an entry whose verdict is not NEW; closes the producer if the verdict is UNKNOWN. Returns False."""
         if verdict is DedupVerdict.DUPLICATE:
             self.duplicates += 1
             return self._answer_in_place(sequence_id, None)
@@ -232,12 +234,12 @@ class Producer:
         return self.refuse(client_part, error)
 
     def refuse(self, client_part: Buffer, error: MagnetarError) -> bool:
-        """Refuses the entry; the answer keeps its place among those to other entries. Returns False."""
+        """Refuses the entry with `error`, after all earlier entries have their outcome. Returns False."""
         sequence_id = sequence_id_of(client_part)
         return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 
     async def wait_idle(self) -> None:
-        """Returns when no entry is in flight, or the producer is closed."""
+        """Waits until no entry is in flight, or the producer is closed."""
         while self.pending and self.close_error is None:
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
@@ -289,7 +291,7 @@ class Producer:
             self.transactions.on_publish_failed(publish.txn, publish.name)
 
     def _go_on(self) -> None:
-        """Called after an entry got its outcome: sends the answers to refused entries that follow it."""
+        """Called after an entry got its outcome: sends the answers to refused entries that directly follow it."""
         while self._refused and self._refused[0][0] <= self._settled:
             _, sequence_id, error = self._refused.popleft()
             self._answer(sequence_id, error)
@@ -297,8 +299,8 @@ class Producer:
             self._wake()
 
     def _answer_in_place(self, sequence_id: int, error: MagnetarError | None) -> bool:
-        """Answers an entry after all entries before it have their outcome. `error` None: it is a duplicate. Returns
-        False."""
+        """Answers an entry that was not given to the log, after all earlier entries have their outcome. `error` None:
+        it is a duplicate. Returns False."""
         if not self.pending:
             self._answer(sequence_id, error)
         else:
@@ -308,7 +310,7 @@ class Producer:
         return False
 
     def _answer(self, sequence_id: int, error: MagnetarError | None) -> None:
-        """Answers an entry. `error` None: it is a duplicate."""
+        """Answers an entry that was not given to the log. `error` None: it is a duplicate."""
         if self.close_error is not None:
             return
         if error is None:
@@ -322,7 +324,7 @@ class Producer:
             self._idle = None
 
     def close(self, error: MagnetarError) -> None:
-        """Closes the producer: its outlet gets the error, and no entry is answered any more."""
+        """Closes the producer: its outlet gets `error`, and no entry gets an outcome any more."""
         if self.close_error is None:
             self.close_error = error
             self._outlet.on_closed(error)
@@ -349,7 +351,7 @@ Step = Callable[[], bool]
 
 
 class PublishGate:
-    """The gate for the publishes of one topic."""
+    """The gate of one topic, at which publishes wait for rates and the backlog quota."""
 
     __slots__ = ("_clock", "_held", "_loop", "_timer", "_waiting", "rates")
 
@@ -363,24 +365,25 @@ class PublishGate:
 
     @property
     def throttled(self) -> int:
-        """Returns how often a producer had to wait for the topic's rate."""
+        """Returns how often a publish rate of the topic made a producer wait."""
         return sum(rate.throttled for rate in self.rates[:1])
 
     @property
     def limited(self) -> bool:
-        """Returns True if a rate limits publishes, so that they must be reported to `count_published`."""
+        """Returns True if a publish rate is set for the topic or the broker, so that publishes must be reported to
+        `count_published`."""
         own, of_broker = self.rates
         return own.limited or of_broker.limited
 
     def count_published(self, messages: int, size: int) -> None:
-        """Takes tokens for messages that were published."""
+        """Counts published messages against the publish rates."""
         for rate in self.rates:
             if rate.limited:
                 rate.spend(messages, size, self._clock.monotonic())
 
     @property
     def must_wait(self) -> bool:
-        """Returns True if an entry that arrives now has to wait."""
+        """Returns True if an entry that arrives now has to wait at the gate."""
         if self._held():
             return True
         own, of_broker = self.rates
@@ -389,19 +392,20 @@ class PublishGate:
         return any(rate.limited and rate.wait_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
     def when_open(self, step: Step) -> None:
-        """Calls `step` when the gate is open, and again while it is, until it returns False."""
+        """Queues `step`, which publishes one entry. It is called when the gate is open, in turn with others, until it
+        returns False."""
         if self._waiting is None:
             self._waiting = {}
         self._waiting[step] = None
         self._arm()
 
     def remove(self, step: Step) -> None:
-        """Removes `step` from those that wait. Idempotent."""
+        """Removes `step` from the queue. Idempotent."""
         if self._waiting is not None:
             self._waiting.pop(step, None)
 
     def resume_waiting(self) -> None:
-        """Lets the waiting sessions continue as far as they may, in slices; called also when the quota or a rate has
+        """Calls the queued steps as long as the gate is open, in slices. Must be called when the quota or a rate has
         changed."""
         if self._timer is not None:
             self._timer.cancel()
@@ -418,7 +422,8 @@ class PublishGate:
             self._waiting = None
 
     def _arm(self) -> None:
-        """Sets a timer to the time when the debt of a rate is paid; what the quota holds waits for `resume_waiting`."""
+        """Sets a timer to the time at which the rates permit the next entry. Nothing is set while the quota blocks
+        producers."""
         if self._timer is not None or self._held():
             return
         seconds = wait_s(self.rates, self._clock.monotonic())

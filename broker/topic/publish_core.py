@@ -37,7 +37,7 @@ WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, Acce
 
 
 def why_refused(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
-    """Returns why an entry of `size` bytes is refused before its bytes are parsed; None if it is not."""
+    """Returns why an entry of `size` bytes is refused before it is parsed; None if it is not refused."""
     if fenced:
         return PublishRefusal.PRODUCER_FENCED
     if not owned:
@@ -48,7 +48,7 @@ def why_refused(*, size: int, size_max: int, terminated: bool, owned: bool, fenc
 
 
 class ProducerRegistration(NamedTuple):
-    """A producer as the table of producers knows it."""
+    """A producer in the `ProducerTable` of its topic."""
 
     id: int
     name: str
@@ -67,7 +67,7 @@ class ProducerRegistration(NamedTuple):
 
 
 class EpochChange(enum.Enum):
-    """What happens to the topic's epoch when a producer joins."""
+    """The effect on the topic's epoch when a producer joins."""
 
     STAYS = "the producer shares the topic, or is the one that had it"
     GROWS = "the producer takes the topic for itself"
@@ -75,8 +75,8 @@ class EpochChange(enum.Enum):
 
 
 def judge_epoch(mode: AccessMode, had: int, topic: int) -> EpochChange:
-    """Returns what happens to the topic's epoch. `had`: the epoch of a producer that returns; 0: it never had the topic
-    for itself. `topic`: the topic's epoch."""
+    """Returns the effect on the topic's epoch. `had`: the epoch in which a producer that connects again had exclusive
+    access; 0 if it never had. `topic`: the topic's epoch."""
     if mode == SHARED:
         return EpochChange.STAYS
     if had == 0:
@@ -85,7 +85,7 @@ def judge_epoch(mode: AccessMode, had: int, topic: int) -> EpochChange:
 
 
 def next_epoch(topic: int, created_ms: int) -> int:
-    """Returns the epoch of a producer that takes a topic for itself. `topic`: the topic's epoch up to now;
+    """Returns the epoch of a producer that gets exclusive access to a topic. `topic`: the topic's present epoch;
     `created_ms`: when the topic was created."""
     return max(topic, created_ms) + 1
 
@@ -100,8 +100,8 @@ class JoinDenied(enum.Enum):
 
 
 class JoinResult(msgspec.Struct):
-    """The answer to `join`: whether the producer is `registered` (if neither that nor `denied`, it waits), and which
-    others are displaced: `replaced` by a new connection of the same producer, or `fenced` for good."""
+    """The result of `ProducerTable.join`. `registered`: whether the producer is (if not, and not `denied`, it waits);
+    `replaced`: the earlier connection of the same producer; `fenced`: the others that may not publish any more."""
 
     registered: bool = False
     denied: JoinDenied | None = None
@@ -110,7 +110,7 @@ class JoinResult(msgspec.Struct):
 
 
 class ProducerTable:
-    """The producers of one topic: those that are registered, and those that wait."""
+    """Decides which producers of one topic are registered, and which wait for exclusive access."""
 
     __slots__ = ("registered", "waiting")
 
@@ -119,7 +119,8 @@ class ProducerTable:
         self.waiting: dict[int, ProducerRegistration] = {}
 
     def join(self, registration: ProducerRegistration) -> JoinResult:
-        """Registers the producer, or lets it wait, or denies it; displaces others."""
+        """Registers the producer, or has it wait, or denies it, as its access mode says. The result names the producers
+        that it displaces."""
         answer = JoinResult()
         for other in [*self.registered.values(), *self.waiting.values()]:
             if other.name == registration.name:
@@ -148,7 +149,7 @@ class ProducerTable:
         return answer
 
     def leave(self, producer_id: int) -> list[ProducerRegistration]:
-        """Removes a producer; returns the one that waited and is registered now, if any."""
+        """Removes a producer. Returns the producers that waited and are registered now."""
         self.registered.pop(producer_id, None)
         self.waiting.pop(producer_id, None)
         if self.registered or not self.waiting:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class ProducerRegistry:
-    """The producers of one topic: those that are registered, and those that wait. Iterating yields all of them."""
+    """The producers of one topic: those that are registered, and those that wait for exclusive access. Iterating yields
+    all of them."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
 
@@ -38,8 +39,9 @@ class ProducerRegistry:
         return iter(self._here.values())
 
     async def join(self, producer: Producer) -> None:
-        """Registers the producer; waits if it asked to wait. Raises ProducerBusy or ProducerFenced if it may not join;
-        BacklogQuotaExceeded if publishes are refused; NotOwner if the topic has ended here."""
+        """Registers the producer; first waits for exclusive access if its mode is WAIT_FOR_EXCLUSIVE. Raises
+        ProducerBusy or ProducerFenced if it may not join; BacklogQuotaExceeded if publishes are refused; NotOwner if
+        the topic has ended at this broker."""
         topic = self._topic
         topic.check_open()
         refusal = topic.maintenance.refusal()
@@ -66,8 +68,8 @@ class ProducerRegistry:
         topic.check_open()
 
     def _register(self, producer: Producer) -> bool:
-        """Registers a producer. Returns False if it must wait for its turn. Producers that are displaced get an error.
-        Raises ProducerBusy, or ProducerFenced (Pulsar's choice)."""
+        """Registers a producer. Returns False if it has to wait for exclusive access. Displaced producers are closed.
+        Raises ProducerBusy or ProducerFenced if it is denied."""
         name = self._topic.name
         answer = self._table.join(ProducerRegistration(
             producer.id, producer.name, producer.mode, producer.instance, producer.connection, producer.writer
@@ -90,7 +92,7 @@ class ProducerRegistry:
             producer.close(error)
 
     def leave(self, producer: Producer) -> None:
-        """Removes a producer whose stream ended. Idempotent."""
+        """Removes a producer whose stream has ended. Idempotent."""
         if self._here.pop(producer.id, None) is not None:
             self._topic.dedup.on_producer_left(producer.name)
         for successor in self._table.leave(producer.id):
@@ -99,7 +101,7 @@ class ProducerRegistry:
                 waiting.turn.set_result(None)
 
     def close(self, error: MagnetarError) -> None:
-        """Closes all producers with this error, because the topic ends here."""
+        """Closes all producers with `error`, because the topic ends at this broker."""
         for producer in list(self._here.values()):
             producer.close(error)
         self._here.clear()

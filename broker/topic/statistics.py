@@ -1,4 +1,5 @@
-"""Traffic of a topic: totals and rates per second, in and out; and the limits that a broker's topics share."""
+"""Traffic of a topic: totals and rates per second, in and out; and the limits that a broker's topics share. After it,
+for operators: the size of a subscription's backlog, peek, skip, and single messages of the log."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from .admission_core import backlog_bytes
 
 
 class BrokerRates:
-    """The rate limits that all topics of a broker share."""
+    """The publish and dispatch rates of a broker, which all of its topics share."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.compacting = asyncio.Semaphore(1)  # one topic at a time
@@ -28,7 +29,7 @@ class BrokerRates:
 
 
 class Rates(NamedTuple):
-    """The traffic per second."""
+    """The traffic of a topic per second."""
 
     messages_in: float
     messages_out: float
@@ -40,8 +41,8 @@ NO_TRAFFIC = (Rates(0.0, 0.0, 0.0, 0.0), (0, 0, 0, 0))
 
 
 class TopicStatistics:
-    """The traffic of a topic since it was loaded. `…_in`: published and stored; `…_out`: handed to consumers, each
-    time."""
+    """The traffic of a topic since it was loaded. `…_in`: published and stored; `…_out`: delivered to consumers,
+    redeliveries included."""
 
     __slots__ = ("_clock", "_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out")
 
@@ -58,12 +59,12 @@ class TopicStatistics:
         self.bytes_in += size
 
     def record_out(self, messages: int, size: int) -> None:
-        """Counts messages that were handed to consumers."""
+        """Counts messages that were delivered to consumers."""
         self.messages_out += messages
         self.bytes_out += size
 
     def rates(self) -> Rates:
-        """Returns the rates since the last call; if that is less than a second ago, the same rates again."""
+        """Returns the traffic per second since the last call; within a second of it, the same rates again."""
         now = self._clock.monotonic()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:
@@ -80,14 +81,13 @@ class TopicStatistics:
 
 
 async def count_messages(log: ReadableLog, subscription: Subscription) -> int:
-    """Returns how many messages the subscription has not acknowledged. It is exact up to the mark, and for batches of
-    which some messages are acknowledged; a batch after the mark that is acknowledged as a whole is subtracted as one
-    message."""
+    """Returns the number of messages that the subscription has not acknowledged. Batches after the mark that are
+    acknowledged as a whole are subtracted as one message each; the rest is exact."""
     return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
 
 
 def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
-    """Returns what `count_messages` returns; None if an entry would have to be read for it."""
+    """Returns the same as `count_messages`, without reading an entry; None if one would have to be read."""
     after = log.reader.cached_index_after(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
@@ -103,8 +103,8 @@ PEEK_BYTES_MAX = 8 << 20
 
 
 async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
-    """Returns the next entries that are not acknowledged, with `messages` messages if there are so many, but no more
-    than PEEK_BYTES_MAX after the first entry."""
+    """Returns the next entries that are not acknowledged, until they contain `messages` messages or PEEK_BYTES_MAX
+    bytes; at least one if there is any."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, TimeSlices(log.world.clock)
     position = shape.after(subscription.cursor.mark)
     while messages > 0 and shape.readable(position := subscription.cursor.next_unacked(shape.next_existing(position))):
@@ -122,7 +122,8 @@ async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> l
 
 async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> None:
     """Acknowledges the next `messages` messages (-1: all), durably, except those that are pending in a transaction.
-    Each chunk of a message counts as one, as in the size of the backlog; of the last message all chunks are skipped."""
+    Each chunk counts as one message, as in the size of the backlog; if the last one is a chunk, all chunks of its
+    message are acknowledged."""
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:
@@ -149,7 +150,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Backlog(NamedTuple):
-    """The part of a topic that a subscription has not acknowledged."""
+    """The size of a subscription's backlog, in entries, messages and bytes."""
 
     entries: int
     messages: int
@@ -159,7 +160,7 @@ class Backlog(NamedTuple):
 
 
 async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX) -> Backlog:
-    """Returns the size of the subscription's backlog; reads at most about `entries_max` entries for it."""
+    """Returns the size of the subscription's backlog. Reads about `entries_max` entries at most."""
     shape, cursor = log.shape, subscription.cursor
     mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
     for span in shape.spans:
@@ -194,8 +195,8 @@ async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span
 
 
 async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
-    """Returns the entry with the message of that number (from 1, counted from the oldest or the newest), and the
-    message's place in it. Raises NotFound if there are fewer messages."""
+    """Returns the entry that contains the n-th message (`number`, from 1) of the topic, counted from the oldest or the
+    newest, and the message's batch index. Raises NotFound if the topic has fewer messages."""
     shape = log.shape
     count = shape.messages_from(shape.first_index)
     if not 1 <= number <= count:
@@ -206,7 +207,7 @@ async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) 
 
 
 async def read_message(log: ReadableLog, position: Position) -> StoredEntry:
-    """Returns the entry at `position`. Raises NotFound if there is none (any more)."""
+    """Returns the entry at `position`. Raises NotFound if there is none, or it was trimmed."""
     if not log.shape.readable(position) or log.shape.lost_run_end(position) is not None:
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.read_entry(position)

@@ -1,6 +1,7 @@
 """The storage of a topic's log and subscriptions: on bookies and in the metadata, or none (nonpersistent.py).
 
-A topic is constructed with its `Storage` and knows no more of the difference.
+A topic is constructed with its `Storage` and knows no more of the difference. `Deletion` checks and aborts the open
+transactions of a topic that is to be deleted.
 """
 
 from __future__ import annotations
@@ -40,27 +41,28 @@ if TYPE_CHECKING:
     from .topic import Topic
 
 class Storage(Protocol):
-    """Makes the log and the subscriptions of a topic."""
+    """Creates the log and the subscriptions of a topic."""
 
     def log(self, topic: Topic) -> Log: ...
 
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
-        """Opens the stored subscriptions and returns them; the log must be taken over before. `shape`: the topic as a
-        compacted reader sees it, in whose positions their marks may be."""
+        """Opens the stored subscriptions and returns them. The log must be taken over before. `shape`: that of a
+        consumer which reads the compacted form, since marks may be positions of that."""
 
     async def create(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        """Creates a subscription that has acknowledged everything up to `mark` (None: up to the end), and returns it.
-        """
+        """Creates a subscription that has acknowledged everything up to `mark` (None: up to the end of the topic).
+        Returns it."""
 
     def make_transient(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
-        """Returns a subscription that stores nothing and ends with its last consumer. `tracks` False: deliveries are
-        not outstanding, as for a reader, and are never given back."""
+        """Returns a non-durable subscription, which ends with its last consumer. `tracks`: False for a reader, whose
+        deliveries are not outstanding and never redelivered."""
 
 
 class DurableStorage(msgspec.Struct, frozen=True):
-    """Log and subscriptions on bookies, their records in the metadata."""
+    """The Storage of a persistent topic: its log and its subscriptions are on bookies, their records in the
+    metadata."""
 
     world: World
     metadata: MetadataStore
@@ -163,7 +165,7 @@ Ask = Callable[[TxnId], Awaitable[TransactionFacts]]
 
 
 class Deletion:
-    """Checks and aborts the transactions of one topic before its deletion; it asks the `coordinators`."""
+    """Checks, and aborts, the open transactions of a topic before it is deleted. Asks their coordinators."""
 
     __slots__ = ("_clock", "_coordinators", "_name")
 
@@ -171,14 +173,14 @@ class Deletion:
         self._clock, self._name, self._coordinators = clock, name, coordinators
 
     async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
-        """Raises TransactionsOpen if one of these transactions forbids the deletion; changes nothing. `force`: only
-        prepared ones forbid it."""
+        """Raises TransactionsOpen if one of these transactions forbids to delete the topic; changes nothing. `force`:
+        only prepared ones forbid it."""
         found = await self._answers(txns, self._coordinators.get_facts)
         self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
 
     async def abort(self, txns: Sequence[TxnId]) -> None:
-        """Aborts the transactions that are open; returns when each has an outcome. Raises TransactionsOpen if one was
-        prepared meanwhile: it stays."""
+        """Aborts those of the transactions that are open, and waits until each has an outcome. Raises TransactionsOpen
+        if one is prepared by now: it is not aborted."""
         self._refuse(await self._answers(txns, self._coordinators.abort_open))
 
     def _refuse(self, found: Sequence[TransactionFacts]) -> None:
@@ -193,8 +195,8 @@ class Deletion:
         )  # fmt: skip
 
     async def _answers(self, txns: Sequence[TxnId], ask: Ask) -> list[TransactionFacts]:
-        """Returns the coordinators' answers about those transactions that have no outcome. Raises TransactionsOpen if a
-        coordinator does not answer."""
+        """Returns the coordinators' answers about those of the transactions that have no outcome. Raises
+        TransactionsOpen if a coordinator does not answer."""
         until = self._clock.monotonic() + ANSWER_S
         found: list[TransactionFacts | None] = []
         for first in range(0, len(txns), AT_ONCE):
@@ -213,8 +215,8 @@ class Deletion:
         return [each for each in found if each is not None and each.state not in ENDED]
 
     async def _answer(self, txn: TxnId, ask: Ask, until: float) -> TransactionFacts | None:
-        """Returns the coordinator's answer about a transaction, retried until `until`; None if it ended so long ago
-        that the coordinator has forgotten it."""
+        """Returns the coordinator's answer about a transaction, retried until `until`; None if the coordinator no
+        longer knows the transaction, since it ended long ago."""
         last: MagnetarError | None = None
         try:
             async with asyncio.timeout(until - self._clock.monotonic()):

@@ -36,7 +36,7 @@ RECORD_LOST = "magnetar.record-lost-ms"
 
 
 class SubscriptionRegistry:
-    """The subscriptions of one topic, and the changes of their set."""
+    """The subscriptions of one topic. Creates, restores and deletes them."""
 
     __slots__ = ("_by_name", "_storage", "_topic", "_unnamed", "changing")
 
@@ -52,7 +52,7 @@ class SubscriptionRegistry:
         return [each for each in self._by_name.values() if each.durable]
 
     async def open(self) -> None:
-        """Opens the stored subscriptions; the log must be taken over before."""
+        """Opens the stored subscriptions. The log must be taken over before."""
         topic = self._topic
         for subscription in await self._storage.open_subscriptions(topic, topic.compaction.shape):
             self.add(subscription)
@@ -62,9 +62,9 @@ class SubscriptionRegistry:
         await self._make_lost_ones()
 
     async def _make_lost_ones(self) -> None:
-        """Creates anew the subscriptions that the topic's record names and that have no record of their own: each was
-        lost, not deleted. It begins at the oldest message, so that nothing is skipped, and nothing is trimmed that it
-        has not acknowledged."""
+        """Creates anew each subscription that the topic's record names and that has no record of its own: it was lost,
+        not deleted. It begins at the oldest message, so that nothing is skipped or trimmed that it has not
+        acknowledged."""
         if not self._topic.name.persistent:
             return
         named = self._topic.log.record.subscriptions
@@ -80,16 +80,15 @@ class SubscriptionRegistry:
             self.add(await run_to_end(making))
 
     async def commit(self, name: str, record: Change) -> None:
-        """Commits the record of a new subscription, and in the same commit its name in the topic's record, beside the
-        names of the others, also of lost ones that are not created anew yet. The caller must run to its end.
-        """
+        """Commits the record of a new subscription, and in the same commit adds its name to the topic's record. Names
+        of lost subscriptions that are not created anew yet stay there. The caller must not be cancelled meanwhile."""
         named = self._topic.log.record.subscriptions or ()
         await self._topic.log.commit_fields(together=(record,), within=True, subscriptions=self._names({name, *named}))
         self._unnamed = False
 
     async def _name_subscriptions(self) -> None:
         """Commits the names of the durable subscriptions to the topic's record. Must be called before the record of a
-        deleted one is deleted."""
+        deleted subscription is deleted."""
         if not self._topic.name.persistent:
             return
         names = self._names(set())
@@ -99,12 +98,13 @@ class SubscriptionRegistry:
         self._unnamed = False
 
     def _names(self, new: set[str]) -> tuple[str, ...] | None:
-        """Returns the names of the durable subscriptions and the new ones; None if they are too long for the record."""
+        """Returns the names of the durable subscriptions and of `new`; None if they are too long for the topic's
+        record."""
         names = () if self._topic.is_going else tuple(sorted(new.union(each.name for each in self.durable())))
         return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
 
     def add(self, subscription: Subscription) -> Subscription:
-        """Adds a subscription, with the topic's policies applied; returns it."""
+        """Adds a subscription, and applies the topic's policies to it. Returns it."""
         self._by_name[subscription.name], topic = subscription, self._topic
         if topic.shown is not topic.log and not subscription.compacted:  # made before the first transaction, perhaps
             subscription.switch_log(topic.readable(uncommitted=subscription.uncommitted))
@@ -115,11 +115,11 @@ class SubscriptionRegistry:
         self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
         exclusive: bool = False, compacted: bool = False, by_consumer: bool = False,
     ) -> Subscription:  # fmt: skip
-        """Returns the durable subscription of that name; creates it, with its mark at `mark` (None: at the end), if it
-        does not exist.
+        """Returns the durable subscription of that name. If it does not exist, creates it, with its mark at `mark`
+        (None: at the end of the topic).
 
-        `exclusive`: raises AlreadyExists if it exists. `compacted`: the mark is of a consumer that reads compacted.
-        `by_consumer`: a consumer asks for it, and not an operator, which a policy may forbid."""
+        `exclusive`: raises AlreadyExists if it exists. `compacted`: `mark` is a position of the compacted form.
+        `by_consumer`: a consumer asks for it instead of an operator; a policy may forbid to create it then."""
         check_subscription_name(name)
         async with self.changing:
             self._topic.check_open()
@@ -143,11 +143,11 @@ class SubscriptionRegistry:
         return self.add(subscription)
 
     def check_subscription(self, name: str, *, by_consumer: bool) -> None:
-        """Raises the refusal if no further subscription may be created (admission_core.py)."""
+        """Raises NotAllowed or SubscriptionNotFound if no further subscription may be created (admission_core.py)."""
         self._topic.admission.check_subscription(self._topic.applied, name, len(self._by_name), by_consumer=by_consumer)
 
     def check_consumer(self, subscription: Subscription, type_: SubscriptionType, consumer: Consumer) -> None:
-        """Raises the refusal if the consumer may not join (admission_core.py)."""
+        """Raises NotAllowed or ConsumerBusy if the consumer may not join (admission_core.py)."""
         everybody = [each for other in self._by_name.values() for each in other.consumers.values()]
         mine = subscription.consumers.values()
         self._topic.admission.check_consumer(self._topic.applied, type_, consumer, subscription.name, everybody, mine)
@@ -155,13 +155,13 @@ class SubscriptionRegistry:
     def make_transient(
         self, name: str, mark: Position, *, compacted: bool = False, tracks: bool = False
     ) -> Subscription:
-        """Returns a subscription that stores nothing and ends with its last consumer (storage.py)."""
+        """Returns a non-durable subscription, which ends with its last consumer (`Storage.make_transient`)."""
         return self._storage.make_transient(
             self._topic, name, mark, self._topic.shape(compacted=compacted), tracks=tracks
         )
 
     def find_transient(self, name: str) -> Subscription | None:
-        """Returns the non-durable subscription of that name, which other consumers may join; None if there is none.
+        """Returns the non-durable subscription of that name that other consumers may join; None if there is none.
         Raises NotAllowed if the subscription of that name is durable."""
         found = self._by_name.get(name)
         if found is not None and found.durable:
@@ -173,7 +173,7 @@ class SubscriptionRegistry:
 
     def attach(self, subscription: Subscription) -> None:
         """Registers a non-durable subscription, under another name if its own is taken. Raises NotOwner if the topic
-        has ended here: the consumer would not be notified of it."""
+        has ended at this broker, since its consumer would not be notified of that."""
         self._topic.check_open()
         key = subscription.name
         while key in self._by_name:
@@ -182,7 +182,7 @@ class SubscriptionRegistry:
         self.add(subscription)
 
     async def detach(self, subscription: Subscription) -> None:
-        """Ends a non-durable subscription that has no consumer left."""
+        """Ends a non-durable subscription if no consumer is left."""
         if subscription.durable or subscription.consumers:
             return
         if self._by_name.get(subscription.name) is subscription:
@@ -191,7 +191,7 @@ class SubscriptionRegistry:
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
         """Deletes a subscription. Raises Busy if consumers are connected and `force` is False; SubscriptionNotFound if
-        there is none of that name."""
+        the topic has no subscription of that name."""
         async with self.changing:
             subscription = self._topic.find_subscription(name)
             if subscription.consumers and not force:
@@ -208,7 +208,7 @@ class SubscriptionRegistry:
         await subscription.close()
 
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
-        """Replaces all properties of a durable subscription. A dead-letter policy in them applies from here on. Raises
+        """Replaces all properties of a durable subscription. A dead-letter policy in them applies from now on. Raises
         InvalidRequest if they are too large, or the policy does not parse."""
         check_properties(properties)
         assert subscription.store is not None, "it is durable"

@@ -44,7 +44,8 @@ _LOG = logging.getLogger("magnetar.broker.topic")
 NOWHERE = Position(-1, -1)
 
 class Topic:
-    """A loaded topic. Its `storage` decides where log and subscriptions are kept; its `parts` are called in order."""
+    """A loaded topic at its owner. `storage` creates its log and its subscriptions; its `parts` are called in their
+    order."""
 
     __slots__ = (
         "_broker_rates",
@@ -115,17 +116,17 @@ class Topic:
 
     @property
     def incarnation(self) -> int:
-        """Returns when the topic was created, in ms since the epoch, which distinguishes it from earlier topics of its
-        name; 0 if it is not known."""
+        """Returns when the topic was created (ms since the epoch; 0: not known), which distinguishes it from deleted
+        topics of the same name."""
         return self.log.record.created_ms
 
     @property
     def dropped(self) -> int:
-        """Returns the number of messages that no consumer got; above 0 only in a non-persistent topic."""
+        """Returns the number of messages that were dropped before delivery; above 0 only in a non-persistent topic."""
         return sum(each.dropped for each in self.subscriptions.values())
 
     def apply(self, applied: Applied) -> None:
-        """Applies these policies from here on."""
+        """Applies changed policies."""
         self.applied, now = applied, self.world.clock.monotonic()
         self._publish_rate.set_rate(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.set_rate(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
@@ -137,7 +138,7 @@ class Topic:
             self.apply_to(subscription)
 
     def apply_to(self, subscription: Subscription) -> None:
-        """Applies the topic's policies to one subscription."""
+        """Applies the topic's policies to a subscription."""
         applied, own = self.applied, subscription.pump.rates[0]
         messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
         own.set_rate(messages, size, self.world.clock.monotonic())
@@ -147,7 +148,7 @@ class Topic:
             subscription.pump.wake()
 
     def on_quota_met(self) -> None:
-        """Called when the backlog quota is met again: producers that wait continue."""
+        """Called when the state of the backlog quota has changed: waiting producers continue if they may."""
         self.gate.resume_waiting()
 
     async def _replication(self) -> Replication:
@@ -157,10 +158,10 @@ class Topic:
 
     # ------------------------------------------------------------------ loading
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over. If it does not exist, and `create` is given, `create` makes it first.
+        """Takes the topic over. If it does not exist, awaits `create()` first, which creates it.
 
-        Raises TopicNotFound if it does not exist; NotOwner if another broker was faster; DataLost if a ledger is lost;
-        Unavailable if bookies or the metadata do not answer."""
+        Raises TopicNotFound if the topic does not exist and `create` is None; NotOwner if another broker was faster;
+        DataLost if a ledger is lost; Unavailable if bookies or the metadata do not answer."""
         try:
             await self.log.open(create)
             for part in self.parts:
@@ -174,8 +175,8 @@ class Topic:
             raise
 
     def on_entries_confirmed(self) -> None:
-        """Called when entries were confirmed: hands them out. While an open transaction hides them, only subscriptions
-        that read uncommitted are woken."""
+        """Called when entries were confirmed: wakes the subscriptions. While an open transaction hides the entries,
+        only those that read uncommitted ones are woken."""
         core = self.transactions.core
         waits = core is not None and core.first_hidden is not None and core.stable == self._woken_at
         if core is not None:
@@ -185,19 +186,20 @@ class Topic:
                 subscription.pump.wake()
 
     def hand_out_now(self) -> None:
-        """Called when the log is about to drop entries: hands out at once."""
+        """Called when the log is about to drop entries from memory: delivers them at once."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
                 subscription.pump.hand_out()
 
     def on_delayed(self, position: Position, at_ms: int) -> None:
-        """Called with the delivery time of a new entry: subscriptions hold it back."""
+        """Called when a new entry has a delivery time: each subscription holds it back until `at_ms` (ms since the
+        epoch)."""
         for subscription in self.subscriptions.values():
             subscription.pump.delay_entry(position, at_ms)
 
     def check_delay(self, at_ms: int) -> None:
-        """Raises NotAllowed if the delivery time is later than the topic's longest delay. (Types that do not delay
-        deliver the entry at once.)"""
+        """Raises NotAllowed if the delivery time `at_ms` is later than the policy allows. (Subscription types that do
+        not delay deliver the entry at once.)"""
         limit, delay = self.applied.max_delay_ms, at_ms - self.world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
             raise PublishRefusal.DELAY.error(
@@ -205,21 +207,22 @@ class Topic:
             )
 
     def shape(self, *, compacted: bool) -> LogShape:
-        """Returns the shape of the topic for a consumer that reads compacted, or for any other consumer."""
+        """Returns the shape of the topic for a consumer that reads the compacted form, or for one that does not."""
         return self.readable(compacted=compacted).shape
 
     def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog:
-        """Returns the log as a consumer reads it: its compacted form, or with all that is stored (`uncommitted`), or
-        with what is committed."""
+        """Returns the log as a consumer reads it: the compacted form, or all stored entries (`uncommitted`), or else
+        the committed ones."""
         if compacted:
             return self.compaction.view
         return self.log if uncommitted else self.shown
 
     def choose_log(self, subscription: Subscription, *, compacted: bool) -> None:
-        """Sets what the subscription reads for a consumer that joins: compacted or not, and by its isolation level,
-        which must be set before. Raises ConsumerBusy if connected consumers read another way.
+        """Sets the log that the subscription reads, for a consumer that joins: by `compacted`, and by the isolation
+        level, which must be set before. Raises ConsumerBusy if connected consumers read another one.
 
-        The first consumer that reads compacted makes the subscription skip what compactions have removed up to now."""
+        With the first consumer that reads the compacted form, the subscription skips what compactions have removed up
+        to then."""
         wanted = self.readable(compacted=compacted, uncommitted=subscription.uncommitted)
         if subscription.consumers:
             if subscription.compacted != compacted:
@@ -231,8 +234,9 @@ class Topic:
             subscription.read_from(wanted)
 
     def _compacted(self) -> None:
-        """Called after a compaction: disconnects the consumers of subscriptions that read compacted and are before the
-        new horizon. They start over with what is left there when their next consumer joins (`choose_log`)."""
+        """Called after a compaction: disconnects the consumers of subscriptions that read the compacted form and are
+        before the new horizon. These start over with what compaction left there, when their next consumer joins
+        (`choose_log`)."""
         record = self.compaction.record
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
@@ -241,8 +245,8 @@ class Topic:
                 subscription.disconnect_all(Unavailable(f"topic {self.name} was compacted; subscribe again"))
 
     def find_subscription(self, name: str) -> Subscription:
-        """Returns the subscription of that name. Raises SubscriptionNotFound if there is none; a reader's does not
-        count."""
+        """Returns the subscription of that name. Raises SubscriptionNotFound if there is none; in a persistent topic,
+        only durable ones are found."""
         found = self.subscriptions.get(name)
         if found is None or (self.name.persistent and not found.durable):  # that of a reader has no name
             raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}", subscription=name)
@@ -250,32 +254,32 @@ class Topic:
 
     # ------------------------------------------------------------------ transactions
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Settles transactions; returns an answer for each, when its outcome is durable here (transactions.py). Raises
-        NotOwner if the topic has ended here."""
+        """Settles transactions. Returns for each, once its outcome is durable here, None or an error (transactions.py).
+        Raises NotOwner if the topic has ended at this broker."""
         self.check_open()
         return await self.transactions.settle(settlements, timeout_s)
 
     def merge_numbers(self, end: TxnEnd) -> None:
-        """Gives the sequence ids of a transaction that has ended to deduplication."""
+        """Passes the sequence ids of a transaction that has ended to deduplication."""
         self.dedup.on_merged(end.numbers, end.sent, end.back)
 
     def hide_uncommitted(self, core: Transactions) -> None:
-        """Lets all consumers read committed entries only, from the topic's first transaction on."""
+        """Has all consumers read committed entries only, from the topic's first transaction on."""
         self.shown = CommittedView(self.log, core)
         self.compaction.hide_uncommitted(self.shown)
         for each in self.subscriptions.values():
             each.switch_log(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
 
     def on_decided(self) -> None:
-        """Called when the last stable position, or what is aborted, has changed: subscriptions apply it."""
+        """Called when the last stable position has moved, or entries were aborted: wakes the subscriptions."""
         if self.transactions.core is not None:
             self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():
             each.on_decided()
 
     async def truncate(self) -> None:
-        """Acknowledges everything for every durable subscription, and deletes every ledger but the one that is written.
-        """
+        """Acknowledges everything for each durable subscription, and deletes all ledgers but the one that is
+        written."""
         await self.log.roll()
         for subscription in self.registry.durable():
             await backlog.skip(self.shown, subscription, -1)
@@ -283,25 +287,25 @@ class Topic:
 
     @property
     def users(self) -> int:
-        """Returns how many producers and consumers are connected."""
+        """Returns the number of connected producers and consumers."""
         return len(self.producers) + sum(len(each.consumers) for each in self.subscriptions.values())
 
     # ------------------------------------------------------------------ trimming
     def retention(self) -> Retention:
-        """Returns the retention of acknowledged ledgers, from the policies."""
+        """Returns the retention of acknowledged ledgers that the policies set."""
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
     def unsubscribed_retention(self) -> Retention:
-        """Returns the retention that holds because the topic has no durable subscription; none if it has one, or is
-        compacted, and so keeps its messages by that."""
+        """Returns the retention for a topic without durable subscriptions; none if it has one, or is compacted, so that
+        its messages are kept for that."""
         durable = any(each.durable for each in self.subscriptions.values())
         if durable or self.compaction.trim_limit(self.applied) is not None:
             return NOTHING
         return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
 
     async def trim(self, *, retained: bool = True) -> list[int]:
-        """Deletes ledgers that no holder needs (broker/log/log_shape_core.py); returns their ids. `retained` False:
-        also ledgers that only retention keeps, or that the topic keeps for want of a subscription."""
+        """Deletes the ledgers that no holder needs (broker/log/log_shape_core.py). Returns their ids. `retained` False:
+        also those that stay only because of retention, or because the topic has no subscription."""
         async with self.registry.changing:
             if self._ended:
                 return []
@@ -322,13 +326,14 @@ class Topic:
         return gone
 
     def trim_limits(self) -> list[TrimLimit]:
-        """Returns, for each durable subscription and each part, what it no longer needs of the log."""
+        """Returns what each durable subscription and each part no longer needs of the log."""
         cursors = [each.cursor.trim_limit for each in self.subscriptions.values() if each.durable]
         parts = [part.trim_limit(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
     def why_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
-        """Returns (ledger id, why it stays), oldest first; None instead of the reason: the next trim deletes it."""
+        """Returns (ledger id, why it stays), oldest first; instead of the reason None if the next trim deletes the
+        ledger."""
         now_ms = self.world.clock.wall_ms()
         return judge_ledgers(
             self.log.shape, self.trim_limits(), self.retention(), now_ms, self.unsubscribed_retention()
@@ -337,24 +342,24 @@ class Topic:
     # ------------------------------------------------------------------ ending
     @property
     def is_ended(self) -> bool:
-        """Returns True if the topic accepts nothing any more on this broker."""
+        """Returns True if the topic has ended at this broker: it accepts no more requests."""
         return self._ended
 
     def check_open(self) -> None:
-        """Raises NotOwner if the topic has ended on this broker: its end may be outdated, and a caller would get
-        nothing more of it."""
+        """Raises NotOwner if the topic has ended at this broker, because its state may be outdated, and a caller would
+        get no more of it."""
         if self._ended or self.is_going or self.log.state is TopicState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
     def check_end(self) -> None:
-        """Must be called before a client is told that it has reached the topic's end. Raises NotOwner if the topic has
-        ended here; Unavailable if another broker may have continued it by now."""
+        """Must be called before a client gets the answer that it has reached the end of the topic. Raises NotOwner if
+        the topic has ended at this broker; Unavailable if another broker may have continued it by now."""
         self.check_open()
         if not self._settled():
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
     def abandon(self, error: MagnetarError) -> None:
-        """Stops everything at once, because the topic belongs to another broker, or this one cannot serve it."""
+        """Stops all work at once, because another broker has the topic, or this one cannot serve it."""
         if self._ended:
             return
         self._ended = True
@@ -368,7 +373,7 @@ class Topic:
         self._on_lost(self)
 
     def on_waiting(self, error: MagnetarError) -> None:
-        """Called while publishes wait for a ledger: producers are notified of the reason."""
+        """Called while publishes wait for a ledger: notifies producers of the reason."""
         for producer in self.producers:
             producer.on_waiting(error)
 
@@ -378,8 +383,8 @@ class Topic:
             subscription.disconnect_all(error)
 
     async def close(self, error: MagnetarError | None = None) -> None:
-        """Unloads the topic in order; its clients get `error` (default: NotOwner, they look it up again). Idempotent.
-        """
+        """Unloads the topic in order. Its clients get `error` (by default NotOwner, so that they look the topic up
+        again). Idempotent."""
         async with self.registry.changing:
             unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
             await run_to_end(self._close(error or unloaded))
@@ -416,17 +421,18 @@ class Topic:
             )
 
     async def check_delete(self, *, force: bool) -> None:
-        """Raises Busy or TransactionsOpen if `delete` would now; changes nothing."""
+        """Raises Busy or TransactionsOpen if `delete` would. Changes nothing."""
         if not force:
             self._check_unused()
         await self.transactions.check_deletable(force=force)
 
     async def delete(self, *, force: bool, abort: bool) -> list[int]:
-        """Ends the topic for good; returns its ledgers, which the caller deletes after the topic's record.
+        """Ends the topic for good. Returns the ids of its ledgers, which the caller must delete after the topic's
+        record.
 
-        `abort`: open transactions are aborted first (storage.py). Raises Busy if it is in use and `force` is False;
-        TransactionsOpen if a transaction is left, or a coordinator does not answer: the topic is as before; NotOwner if
-        another call has deleted it."""
+        `abort`: aborts open transactions first (storage.py). Raises Busy if the topic is in use and `force` is False;
+        TransactionsOpen if a transaction is left, or a coordinator does not answer (the topic is as before then);
+        NotOwner if another call has deleted it."""
         if self._deleting is None:
             self._deleting = asyncio.Lock()
         async with self._deleting:

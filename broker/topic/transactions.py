@@ -64,8 +64,8 @@ SETTLE_AT_ONCE = 100
 
 
 class _Writes(NamedTuple):
-    """What must be stored before the end of a transaction is answered: the pending acknowledgements of these
-    subscriptions, an outcome, and the entries of the transaction `landing` that are in flight."""
+    """What must be durable before the end of a transaction is answered: the cursors of these subscriptions, an outcome,
+    and the entries of the transaction `landing` that are in flight."""
 
     acks: tuple[Subscription, ...]
     outcome: bool
@@ -73,8 +73,8 @@ class _Writes(NamedTuple):
 
 
 class AwaitedEvent(NamedTuple):
-    """The event for which an entry must wait before it can be judged: the topic joins the transaction, or (`end`) the
-    transaction ends."""
+    """The event that a producer must wait for before it can publish an entry: that the topic joins the transaction, or
+    that the transaction ends (`end`)."""
 
     txn: TxnId
     end: bool = False
@@ -82,7 +82,7 @@ class AwaitedEvent(NamedTuple):
 
 
 class TransactionStats(NamedTuple):
-    """Figures about the transactions of a topic that has seen some."""
+    """Statistics of the transactions of a topic."""
 
     last_stable: Position
     stable_index: int
@@ -96,15 +96,15 @@ class TransactionStats(NamedTuple):
 
 
 def txn_of(metadata: MessageMetadata) -> TxnId | None:
-    """Returns the transaction of an entry; None if it is in none. Raises InvalidRequest if the id cannot be a
-    transaction's."""
+    """Returns the transaction of an entry; None if the entry is in none. Raises InvalidRequest if its id is no valid
+    transaction id."""
     if not metadata.HasField("txnid_most_bits") or not metadata.HasField("txnid_least_bits"):
         return None
     return TxnId.checked(metadata.txnid_most_bits, metadata.txnid_least_bits)
 
 
 class _TxnWork:
-    """The work on transactions that is in progress in a topic."""
+    """The work on transactions that is in progress at a topic."""
 
     __slots__ = ("ends", "joins", "landing", "questions", "runs", "seeing", "settles")
 
@@ -119,7 +119,7 @@ class _TxnWork:
 
 
 class TopicTransactions:
-    """The transactions of a loaded topic; see the module. A part of its topic (dedup.py)."""
+    """The transactions of a loaded topic: stores and applies what `Transactions` decides. A TopicPart."""
 
     __slots__ = (
         "_config", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_under_way", "coordinators", "core",
@@ -141,14 +141,14 @@ class TopicTransactions:
 
     @property
     def _here(self) -> _TxnWork:
-        """Returns the work in progress; made with the first transaction, because most topics have none."""
+        """Returns the work in progress. Made with the first transaction, because most topics have none."""
         if self._under_way is None:
             self._under_way = _TxnWork(self)
         return self._under_way
 
     @property
     def joins(self) -> TxnJoins:
-        """Returns the joins, which every publish and acknowledgement in a transaction must ask first."""
+        """Returns the joins, through which each publish and acknowledgement in a transaction must go first."""
         return self._here.joins
 
     @property
@@ -157,7 +157,8 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
-        """Restores what is stored, if the topic's record says that there is something. `replay` must follow."""
+        """Restores the stored state, if the topic's record says that there is one. `replay` must be called after
+        that."""
         place = self._log.record.transactions
         if place is None:
             return
@@ -174,11 +175,12 @@ class TopicTransactions:
 
     @property
     def replays_after(self) -> Position | None:
-        """Returns the position after which the replay begins; None if nothing has to be replayed."""
+        """Returns the position after which the log is replayed; None if nothing is."""
         return self.core.position if self.core is not None else None
 
     def replay(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
-        """Adds an entry of a transaction, in log order, when the topic is loaded. Returns True if it is aborted."""
+        """Adds an entry of a transaction when the topic is loaded; must be called in log order. Returns True if the
+        entry is aborted."""
         if self.core is None:
             return False
         if entry.position > self.core.position:
@@ -194,17 +196,18 @@ class TopicTransactions:
         return self._log.shape.before(first) if first is not None else None
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
-        """Returns True if the entry of this transaction is not shown, at the moment or ever."""
+        """Returns True if consumers of committed entries do not get this entry, now or ever: its transaction is open,
+        or aborted."""
         return self.core is not None and self.core.is_hidden(txn, position)
 
     def finish_replay(self) -> None:
-        """Ends the replay: all entries of the log are known."""
+        """Ends the replay: all entries of the log were added."""
         if self.core is not None:
             self.core.finish_replay()
 
     def on_loaded(self) -> None:
-        """Called when the log was replayed and the subscriptions are open: lets consumers read committed entries only,
-        and begins to ask coordinators."""
+        """Called when the log was replayed and the subscriptions are open: consumers read committed entries only from
+        now on, and coordinators are asked for outcomes."""
         if self.core is None:
             return
         self.questions.ask_for_pending(self.core)
@@ -218,11 +221,11 @@ class TopicTransactions:
         return self.core is not None and self.core.is_open(txn)
 
     def call_when_ended(self, txn: TxnId, then: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `then` once, in a later turn of the loop, when the transaction has ended here."""
+        """Calls `then` once, in a later turn of the loop, when the transaction has ended at this topic."""
         self._here.ends.setdefault(txn, []).append(then)
 
     def call_when_ready(self, awaited: AwaitedEvent, then: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `then` once, in a later turn of the loop: with None when the entry can be judged, else with the error
+        """Calls `then` once, in a later turn of the loop: with None when the entry can be published, or with the error
         with which it is refused."""
         if awaited.end:
             self.call_when_ended(awaited.txn, then)
@@ -230,8 +233,8 @@ class TopicTransactions:
         self.joins.start_join(awaited.txn, awaited.owner).add_done_callback(lambda done: then(error_of(done)))
 
     async def store_seen(self) -> Transactions:
-        """Writes into the topic's record, before its first transaction, that it has seen one; returns the state of its
-        transactions."""
+        """Stores in the topic's record, before its first transaction, that it has seen one. Returns the state of the
+        topic's transactions."""
         async with self._here.seeing:
             core = self.core
             if core is None:
@@ -247,8 +250,8 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Returns the verdict on an entry of the transaction, as dedup_core.py does. The caller must have checked that
-        it `is_open` in the same turn of the loop."""
+        """Returns the verdict on an entry of the transaction (dedup_core.py). The caller must have checked `is_open` in
+        the same turn of the loop."""
         assert self.core is not None, "it is open"
         return self.core.judge(txn, name, numbers)
 
@@ -281,8 +284,8 @@ class TopicTransactions:
                 future.set_result(None)
 
     def find_other_sender(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
-        """Returns another open transaction in which the producer sent one of these sequence ids; None if there is none.
-        """
+        """Returns another open transaction in which the producer sent one of these sequence ids; None if there is
+        none."""
         return self.core.find_other_sender(name, txn, numbers) if self.core is not None and self.core.known else None
 
     def last_sequence_id(self, name: str) -> int:
@@ -290,7 +293,7 @@ class TopicTransactions:
         return self.core.last_sequence_id(name) if self.core is not None and self.core.known else -1
 
     async def wait_idle(self, name: str) -> None:
-        """Returns when no entry of the producer is in flight in a transaction, or the topic has ended here."""
+        """Waits until no entry of the producer is in flight in a transaction, or the topic has ended at this broker."""
         core = self.core
         while core is not None and not self.ended and not core.is_idle(name):
             txn = next(txn for txn, each in core.known.items() if name in each.numbers and each.numbers[name].in_flight)
@@ -303,9 +306,9 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ the end
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Settles transactions; returns an answer for each, when its end is durable here. Idempotent. An answer is
-        NotOwner if another broker has the topic, or may have it: the coordinator then asks the owner; TimedOut if the
-        end is not durable within `timeout_s`."""
+        """Settles transactions. Returns for each, once its end is durable here, None or an error: NotOwner if another
+        broker has the topic, or may have it (the coordinator then asks the owner); TimedOut if the end is not durable
+        within `timeout_s`. Idempotent."""
         runs: list[asyncio.Future[None]] = []
         for first in range(0, len(settlements), SETTLE_AT_ONCE):
             if first:
@@ -317,7 +320,7 @@ class TopicTransactions:
 
     def start_settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
         """Applies these settlements at once, except those that are being stored already. Returns a future for each,
-        which is done when its end is durable: those that wait for the same writes share one run."""
+        which is done when the end is durable; settlements that wait for the same writes share one run."""
         if self.ended:
             return [self._here.runs.refused_run()] * len(settlements)
         groups: dict[_Writes, list[TxnId]] = {}
@@ -330,8 +333,8 @@ class TopicTransactions:
         return [self._here.settles[each.txn] for each in settlements]
 
     def _apply(self, settlement: Settlement) -> _Writes:
-        """Applies a settlement to the transaction's entries, and to the pending acknowledgements of each subscription;
-        returns what has to be stored then."""
+        """Applies a settlement to the transaction's entries, and to the pending acknowledgements of each subscription.
+        Returns what must be durable before it is answered."""
         txn, core = settlement.txn, self.core
         touched = [each for each in self.topic.registry.durable() if each.has_pending(txn)]
         end = core.settle(settlement) if core is not None else NOT_KNOWN
@@ -350,7 +353,7 @@ class TopicTransactions:
         return _Writes(tuple(touched), end.shown, txn if core is not None and core.count_in_flight(txn) else None)
 
     async def _written(self, writes: _Writes) -> None:
-        """Returns when these writes are stored, and no entry of the transaction is in flight."""
+        """Waits until these writes are durable, and no entry of the transaction is in flight."""
         core = self.core
         if writes.landing is not None and core is not None and core.count_in_flight(writes.landing):
             await asyncio.shield(self._landing_of(writes.landing))
@@ -375,12 +378,12 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ as a part of the topic
     def run_due(self, applied: Applied) -> None:
-        """Stores the outcomes anew if much of the log is after the last write."""
+        """Stores the outcomes again if a large part of the log is after the last write."""
         if self._ledger is not None and not self.ended:
             self._ledger.refresh()
 
     def trim_limit(self, applied: Applied) -> TrimLimit | None:
-        """Returns the last position that transactions no longer need: not after what the last write of their state has,
+        """Returns the last position that transactions no longer need: not after the position of the last stored write,
         and before the first entry of any open transaction. None if the topic has seen no transaction."""
         if self.core is None or self._ledger is None:
             return None
@@ -395,20 +398,20 @@ class TopicTransactions:
 
     @property
     def still_open(self) -> list[TxnId]:
-        """Returns the transactions that have not ended here; the one with the earliest entry first."""
+        """Returns the transactions that have not ended at this topic, the one with the earliest entry first."""
         return self.core.open if self.core is not None else []
 
     # ------------------------------------------------------------------ deletion (storage.py)
     async def block_joins(self, *, force: bool) -> None:
-        """Lets no transaction join until `allow_joins`, and returns when none is left here that can commit. `force`:
-        open ones are aborted. Raises TransactionsOpen if one is left."""
+        """Blocks joins until `allow_joins`, and waits until no transaction that can commit is left at this topic.
+        `force`: aborts open ones. Raises TransactionsOpen if one is left."""
         self.joins.is_leaving = True
         await self.check_deletable(force=force)
         if force and (opened := self.still_open):
             await self._deletion().abort(opened)
 
     async def check_deletable(self, *, force: bool) -> None:
-        """Raises TransactionsOpen if `block_joins` would; changes nothing."""
+        """Raises TransactionsOpen if `block_joins` would. Changes nothing."""
         if opened := self.still_open:
             await self._deletion().check(opened, force=force)
 
@@ -416,7 +419,7 @@ class TopicTransactions:
         return Deletion(self.world.clock, self.topic.name, self.coordinators)
 
     def allow_joins(self) -> None:
-        """Lets transactions join again, because the topic is not deleted."""
+        """Allows joins again, because the topic is not deleted after all."""
         self.joins.is_leaving = False
 
     def statistics(self) -> TransactionStats | None:
@@ -434,7 +437,7 @@ class TopicTransactions:
         )
 
     def find_open(self, txn: TxnId) -> OpenTxnStats | None:
-        """Returns figures about an open transaction; None if it has ended here, or is not known."""
+        """Returns the statistics of an open transaction; None if it has ended at this topic, or is not known."""
         return self.core.find_open(txn) if self.core is not None else None
 
     def stop(self) -> None:

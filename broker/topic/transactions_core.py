@@ -50,7 +50,7 @@ OPEN_MAX = 100_000
 
 
 class TxnPhase(enum.Enum):
-    """The state of a transaction as the topic knows it."""
+    """The state of a transaction at the topic."""
 
     ASKED = "its coordinator is asked"
     OPEN = "the topic is a participant, and it has not ended"
@@ -62,7 +62,7 @@ _NONE = BitMap64()
 
 
 class TxnNumbers:
-    """The entries that one producer sent in a transaction. `in_flight`: how many of them are in flight; `sent`: the
+    """The entries that one producer sent in a transaction. `in_flight`: the number of those in flight; `sent`: the
     sequence ids of all of them."""
 
     __slots__ = ("in_flight", "last", "progress", "pushed", "sent")
@@ -75,7 +75,7 @@ class TxnNumbers:
 
 
 class _Sender:
-    """The open transactions in which a producer sent something, and the highest id that it sent in any."""
+    """The open transactions in which a producer sent entries, and the highest sequence id in any of them."""
 
     __slots__ = ("highest", "txns")
 
@@ -85,8 +85,8 @@ class _Sender:
 
 
 class TopicTxn:
-    """A transaction as the topic knows it. `entries`: those in the log, by ledger; bit k of `starts` is set if k is the
-    index of an entry's first message."""
+    """The state of one transaction at the topic. `entries`: its stored entries, by ledger; `indexes`: the indexes of
+    their messages; `starts`: the index of each entry's first message."""
 
     __slots__ = ("entries", "first", "in_flight", "indexes", "numbers", "phase", "size", "starts")
 
@@ -112,13 +112,13 @@ class TopicTxn:
 
     @property
     def count(self) -> int:
-        """Returns the number of entries."""
+        """Returns the number of stored entries."""
         return len(self.starts)
 
     def after(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
-        """Returns the entries that do not count, as they had no receipt: those after `last` that are not among the
-        first `entries` ones. Returns them by ledger, the indexes of their messages, and the last entry that counts. (A
-        receipt that calls an entry a duplicate has no position, so the number of entries counts too.)"""
+        """Returns the entries that do not count, because they had no receipt: those after `last`, unless they are among
+        the first `entries` ones. Returns them by ledger, the indexes of their messages, and the last entry that counts.
+        (A receipt for a duplicate has no position, so the number of entries counts too.)"""
         kept = min(entries, self.count)
         kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()
                              if id_ < last[0] or (id_ == last[0] and last[1] >= 0)))  # fmt: skip
@@ -137,7 +137,7 @@ class TopicTxn:
 
 
 class OpenTxn(NamedTuple):
-    """An open transaction as a snapshot has it."""
+    """An open transaction in a snapshot."""
 
     txn: TxnId
     first: Position
@@ -157,7 +157,7 @@ class AbortedPart(NamedTuple):
 
 
 class TxnSnapshot(NamedTuple):
-    """The transactions of all entries up to `position`; it says nothing of later entries."""
+    """The stored state of a topic's transactions. It covers all entries up to `position`, and no later ones."""
 
     position: Position
     open: tuple[OpenTxn, ...] = ()
@@ -167,8 +167,8 @@ class TxnSnapshot(NamedTuple):
 
 
 class TxnEnd(NamedTuple):
-    """The effect of a transaction's end: the sequence ids that count from now on, and whether other entries are shown.
-    """
+    """The effect of a transaction's end: the progress of each producer that counts from now on, and whether the
+    visibility of entries has changed (`shown`)."""
 
     numbers: dict[str, SequenceProgress]
     shown: bool
@@ -191,8 +191,8 @@ def _above(own: TxnNumbers) -> BitMap64:
 
 
 class OpenTxnStats(NamedTuple):
-    """A transaction that has not ended. `holds`: it determines the last stable position, so readers do not get the
-    `waiting` messages after it."""
+    """The statistics of an open transaction. `holds`: its first entry determines the last stable position, so that
+    consumers do not get the `waiting` messages after that."""
 
     first: Position | None  # its first entry; None: it has none
     entries: int
@@ -202,8 +202,8 @@ class OpenTxnStats(NamedTuple):
 
 
 class Transactions:
-    """The decisions about one topic's transactions, over the shape of its log. It is a `TxnOutcomes` of
-    broker/log/committed_shape_core.py."""
+    """Decides which entries of one topic's transactions consumers get. It is the `TxnOutcomes` of the topic's
+    CommittedShape (broker/log/committed_shape_core.py)."""
 
     __slots__ = (
         "_ended", "_flying", "_hidden", "_senders", "_shape", "_stable", "aborted", "aborted_indexes", "aborts",
@@ -239,23 +239,24 @@ class Transactions:
 
     # ------------------------------------------------------------------ joining
     def begin_resolving(self, txn: TxnId) -> TxnPhase:
-        """Called before the coordinator is asked: registers the transaction if it is not known. Returns its phase."""
+        """Called before the coordinator is asked about a transaction: registers the transaction if it is not known.
+        Returns its phase."""
         found = self.known.get(txn)
         if found is None:
             found = self.known[txn] = TopicTxn()
         return found.phase
 
     def is_full(self, txn: TxnId) -> bool:
-        """Returns True if the transaction is not known, and there is no room for another one."""
+        """Returns True if the transaction is not known, and the topic has its maximum of open ones."""
         return len(self.known) >= OPEN_MAX and txn not in self.known
 
     def may_join(self, txn: TxnId) -> bool:
-        """Returns True if the transaction has not ended, and there is room for it."""
+        """Returns True if the transaction has not ended, and the topic has fewer open ones than its maximum."""
         found = self.known.get(txn)
         return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
 
     def on_joined(self, txn: TxnId) -> bool:
-        """Called when the coordinator has the topic as a participant. Returns False if the transaction has ended
+        """Called when the coordinator has made the topic a participant. Returns False if the transaction has ended
         meanwhile."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
@@ -264,8 +265,8 @@ class Transactions:
         return True
 
     def on_join_refused(self, txn: TxnId) -> None:
-        """Called when the coordinator refused or did not answer. A transaction with entries stays: its coordinator is
-        asked again."""
+        """Called when the coordinator refused the join or did not answer. A transaction with entries here stays known:
+        its coordinator is asked again."""
         found = self.known.get(txn)
         if found is not None and found.phase is TxnPhase.ASKED and not found.count:
             del self.known[txn]
@@ -276,8 +277,8 @@ class Transactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Judges an entry of an open transaction. One that is NEW counts as in flight from here on: the caller gives it
-        to the log, or calls `on_publish_failed`."""
+        """Returns the verdict on an entry of an open transaction. After NEW the entry counts as in flight: the caller
+        must pass it to the log, or call `on_publish_failed`."""
         found = self.known[txn]
         assert found.phase is TxnPhase.OPEN, "an entry is judged in an open transaction"
         own = found.numbers.get(name)
@@ -301,8 +302,8 @@ class Transactions:
         sender.highest = max(sender.highest, number)
 
     def find_other_sender(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
-        """Returns another transaction, not ended, in which the producer sent one of these sequence ids; None if there
-        is none."""
+        """Returns another transaction that has not ended and in which the producer sent one of these sequence ids; None
+        if there is none."""
         sender = self._senders.get(name)
         if sender is None or numbers.first > sender.highest:
             return None
@@ -314,8 +315,8 @@ class Transactions:
         return None
 
     def on_publish_failed(self, txn: TxnId, name: str) -> None:
-        """Called when an entry that was NEW is not in the log, or that is not known. The caller must not let a later
-        entry of its producer pass."""
+        """Called when an entry that was NEW is not in the log, or may not be. The caller must disconnect the producer,
+        so that no later entry is stored before this one is sent again."""
         own = self._landed(txn, name).numbers[name]
         if not own.in_flight:
             own.sent -= _above(own)
@@ -340,7 +341,7 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """Called when an entry that was NEW is in the log at `position`."""
+        """Called when an entry that was NEW is stored at `position`."""
         found = self.known[txn]
         if found.phase is TxnPhase.ENDED:
             self._abort_one(position, first_index, count, size)
@@ -352,8 +353,8 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """Adds, in a replay, an entry of the log after all that are known. It is hidden until the outcome of its
-        transaction is known."""
+        """Adds, in a replay, an entry after all that are known. It is hidden until the outcome of its transaction is
+        known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         if txn in self._ended:
@@ -363,8 +364,8 @@ class Transactions:
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
     def add_known(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
-        """Adds, in a replay, the sequence ids of an entry that is known already, to its transaction if that is open.
-        Returns True if the entry is aborted."""
+        """Adds, in a replay, the sequence ids of an entry that the snapshot contains already, to its transaction if
+        that is open. Returns True if the entry is aborted."""
         if position[1] in self.aborted.get(position[0], ()):
             return True
         found = self.known.get(txn)
@@ -373,7 +374,8 @@ class Transactions:
         return False
 
     def finish_replay(self) -> None:
-        """Ends the replay: every entry of a transaction in the log must have been given to `add_replayed`."""
+        """Ends the replay: each entry of a transaction in the log must have been given to `add_replayed` or
+        `add_known`."""
         self.position, self._ended = self._shape.last_confirmed, frozenset()
 
     def _add(
@@ -395,7 +397,7 @@ class Transactions:
 
     # ------------------------------------------------------------------ the end
     def settle(self, settlement: Settlement) -> TxnEnd:
-        """Applies the outcome of a transaction and returns the effect. Idempotent."""
+        """Applies the outcome of a transaction. Returns the effect. Idempotent."""
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return NOT_KNOWN
@@ -451,7 +453,7 @@ class Transactions:
             self.changed.add(ledger_id)
 
     def on_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
-        """Called when a ledger was deleted: drops what is known of its entries."""
+        """Called when a ledger was deleted: drops the state of its entries."""
         self._stable = None
         if self.aborted.pop(ledger_id, None) is not None:
             del self.sizes[ledger_id]
@@ -478,7 +480,7 @@ class Transactions:
 
     @property
     def first_hidden(self) -> Position | None:
-        """Returns the first entry of a transaction that has not ended; None if there is none."""
+        """Returns the position of the first entry of any transaction that has not ended; None if there is none."""
         for found in self._hidden.values():
             return found.first
         return None
@@ -487,7 +489,8 @@ class Transactions:
         return int(self.aborted_indexes.range_cardinality(first, end))
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
-        """Returns True if the entry of this transaction is not shown, at the moment or ever."""
+        """Returns True if consumers of committed entries do not get this entry, now or ever: its transaction is open,
+        or aborted."""
         aborted = self.aborted.get(position[0])
         if aborted is not None and position[1] in aborted:
             return True
@@ -495,7 +498,7 @@ class Transactions:
         return found is not None and position[1] in found.entries.get(position[0], ())
 
     def is_known(self, txn: TxnId) -> bool:
-        """Returns True if the transaction has something here, or its coordinator was asked, and it has not ended."""
+        """Returns True if the transaction has not ended, and it has entries here or its coordinator was asked."""
         found = self.known.get(txn)
         return found is not None and found.phase is not TxnPhase.ENDED
 
@@ -516,12 +519,12 @@ class Transactions:
         return name not in self._flying
 
     def count_in_flight(self, txn: TxnId) -> int:
-        """Returns how many entries of the transaction are in flight."""
+        """Returns the number of entries of the transaction that are in flight."""
         found = self.known.get(txn)
         return found.in_flight if found is not None else 0
 
     def find_open(self, txn: TxnId) -> OpenTxnStats | None:
-        """Returns figures about an open transaction; None if it has ended, or is not known."""
+        """Returns the statistics of an open transaction; None if it has ended, or is not known."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return None
@@ -539,7 +542,7 @@ class Transactions:
 
     # ------------------------------------------------------------------ snapshots
     def part(self, ledger_id: int) -> AbortedPart:
-        """Returns the aborted entries in the ledger, as a snapshot has them."""
+        """Returns the aborted entries of the ledger, for a snapshot."""
         span = self._shape.span(ledger_id)
         indexes = BitMap64()
         if span is not None:
@@ -548,8 +551,8 @@ class Transactions:
         return AbortedPart(self.aborted[ledger_id], indexes, self.sizes[ledger_id])
 
     def open_transactions(self) -> tuple[OpenTxn, ...]:
-        """Returns the open transactions as a snapshot has them. Entries in flight are after the snapshot's position,
-        and not in it."""
+        """Returns the open transactions, for a snapshot. Entries in flight are not included: they are after its
+        position."""
         return tuple(
             OpenTxn(
                 txn, each.first, {id_: entries.copy() for id_, entries in each.entries.items()}, each.indexes.copy(),
@@ -562,7 +565,7 @@ class Transactions:
         )  # fmt: skip
 
     def ended_in_flight(self) -> tuple[TxnId, ...]:
-        """Returns the transactions that have ended, but have entries in flight."""
+        """Returns the transactions that have ended and still have entries in flight."""
         return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
 
     def snapshot(self) -> TxnSnapshot:
@@ -571,7 +574,8 @@ class Transactions:
         return TxnSnapshot(self._shape.last_confirmed, self.open_transactions(), parts, self.ended_in_flight())
 
     def check(self) -> None:
-        """Checks: what is hidden is in order and not aborted; what is stable is confirmed; counts agree."""
+        """Checks that hidden entries are in order and not aborted, that the last stable position is confirmed, and that
+        the counts agree."""
         firsts = [each.first for each in self._hidden.values()]
         assert all(first is not None for first in firsts), "a transaction without entries hides something"
         assert firsts == sorted(each for each in firsts if each is not None), "first entries are not in order"

@@ -48,11 +48,11 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class DamagedOutcomes(ValueError):
-    """Raised if bytes are not (a piece of) outcomes of transactions."""
+    """Raised if bytes are no valid (piece of a) snapshot of transactions."""
 
 
 class PartRow(NamedTuple):
-    """The place of a part in the outcomes ledger."""
+    """The place of a part in the outcomes ledger, as a marker lists it."""
 
     sequence: int
     first_entry: int
@@ -70,12 +70,12 @@ class Piece(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Returns True if it completes a snapshot: it is the last piece of a marker."""
+        """Returns True if this is the last piece of a marker, which completes a snapshot."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
 
 class Marker(NamedTuple):
-    """The last entry of a snapshot: it names the parts that are valid."""
+    """The marker that ends a snapshot: it lists the valid parts."""
 
     position: Position
     open: tuple[OpenTxn, ...]
@@ -144,7 +144,8 @@ def _pieces(kind: int, sequence: int, body: bytes) -> list[bytes]:
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """Returns the piece that the entry contains. Raises DamagedOutcomes, NewerFormat."""
+    """Returns the piece that the entry contains. Raises DamagedOutcomes if the entry is damaged; NewerFormat if a later
+    version of Magnetar wrote it."""
     if len(entry) < HEAD_BYTES:
         raise DamagedOutcomes(f"{len(entry)} bytes are no piece of outcomes")
     magic, version, kind, sequence, piece, pieces = _HEAD.unpack_from(entry)
@@ -160,7 +161,7 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def decode_marker(pieces: Sequence[Piece]) -> Marker:
-    """Returns the marker that these pieces contain, in order. Raises DamagedOutcomes if it is damaged."""
+    """Returns the marker that consists of these pieces. Raises DamagedOutcomes if it is damaged."""
     try:
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Marker)
         opened = tuple(
@@ -182,7 +183,8 @@ def decode_marker(pieces: Sequence[Piece]) -> Marker:
 
 
 def decode_part(ledger_id: int, row: PartRow, pieces: Sequence[Piece]) -> AbortedPart:
-    """Returns the part that the row names. Raises DamagedOutcomes if the pieces are another part's, or damaged."""
+    """Returns the part at the place `row`. Raises DamagedOutcomes if the pieces are damaged, or belong to another
+    part."""
     for number, each in enumerate(pieces):
         if each[:4] != (PART, row.sequence, number, row.pieces):
             raise DamagedOutcomes(f"the part of ledger {ledger_id} is not at entry {row.first_entry}")

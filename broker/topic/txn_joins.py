@@ -1,5 +1,6 @@
 """The joins of a topic's transactions: each is asked of its coordinator before the first entry (transactions.py, "Join
-first")."""
+first"). Before them, runs that several callers wait for (`TransactionRuns`), and the questions to coordinators about
+open transactions (`TxnQuestions`)."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ Key = TypeVar("Key")
 
 
 class TransactionRuns:
-    """The runs of one topic, each of which may have several waiting callers. After the topic's end none begins: each
-    caller gets NotOwner."""
+    """Shared runs of a topic: several callers may wait for the outcome of one run. After the topic's end none begins:
+    each caller gets NotOwner."""
 
     __slots__ = ("_loop", "_topic", "is_over", "tasks")
 
@@ -52,7 +53,7 @@ class TransactionRuns:
         self, runs: dict[Key, asyncio.Future[None]], txns: Sequence[Key],
         work: Callable[[], Coroutine[Any, Any, None]],
     ) -> asyncio.Future[None]:  # fmt: skip
-        """Starts a run of `work`, and registers it in `runs` for each of `txns` until it has ended. Returns a future
+        """Starts a run of `work`, and registers it in `runs` under each of `txns` until it has ended. Returns a future
         for its outcome."""
         if self.is_over:
             return self.refused_run()
@@ -93,12 +94,12 @@ class TransactionRuns:
         return refused
 
     def not_owner_error(self) -> MagnetarError:
-        """Returns the error that the topic is not served by this broker any more."""
+        """Returns the error for callers after the topic has ended at this broker."""
         return NotOwner(f"topic {self._topic} is not served here any more; look it up again")
 
 
 def error_of(done: asyncio.Future[None]) -> MagnetarError | None:
-    """Returns the error of a run that has ended; None if it succeeded."""
+    """Returns the error of a future that is done; None if it succeeded."""
     error = done.exception()
     assert error is None or isinstance(error, MagnetarError), "a run raises typed errors"
     return error
@@ -119,7 +120,8 @@ ASK_AT_ONCE = 1_000
 
 
 class TxnQuestions:
-    """Asks coordinators for the outcomes of one topic's open transactions. Its task runs as long as some are open."""
+    """Asks coordinators for the outcomes of one topic's open transactions. Its task runs as long as the topic has open
+    ones."""
 
     __slots__ = ("_asking", "_committed_at", "_of", "_runs", "_suspects")
 
@@ -131,13 +133,13 @@ class TxnQuestions:
         self._suspects: dict[int, asyncio.Task[None]] = {}  # coordinators of which all that is open is asked for now
 
     def discard(self, txn: TxnId) -> None:
-        """Drops what is known of a transaction, because it has ended here."""
+        """Drops the state of a transaction, because it has ended at this topic."""
         self._committed_at.pop(txn, None)
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
-        """Asks for the outcome of a transaction. Returns COMMITTED or ABORTED if it has ended, and its end has been
+        """Asks for the outcome of a transaction. Returns COMMITTED or ABORTED if it has ended, after its end was
         applied here; None if it is open, or its coordinator does not answer within JOIN_S. Raises NotOwner if the topic
-        has ended here."""
+        has ended at this broker."""
         try:
             async with asyncio.timeout(JOIN_S):
                 return await self._until_over(txn)
@@ -168,13 +170,13 @@ class TxnQuestions:
         return state
 
     def ask_for_pending(self, core: Transactions) -> None:
-        """Makes sure that the coordinators of all pending acknowledgements are asked, as those of entries are."""
+        """Registers the transactions of all pending acknowledgements, so that their coordinators are asked, too."""
         for each in self._of.topic.registry.durable():
             for txn in each.pending_transactions:
                 core.begin_resolving(txn)
 
     def go_on(self) -> None:
-        """Starts the task that asks, if transactions are open and it is not running."""
+        """Starts the task that asks, if transactions are open and it is not running yet."""
         if self._asking is None and not self._of.ended and self._of.core is not None and self._of.core.open:
             self._asking = self._runs.tasks.spawn(self._keep_asking(), "open transactions of a topic")
 
@@ -205,8 +207,8 @@ class TxnQuestions:
             await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
 
     def ask_others(self, number: int) -> None:
-        """Asks a coordinator about its other open transactions: it refused a join because the transaction is aborted,
-        and this topic had not been told, so others may be lost too."""
+        """Asks the coordinator `number` about its other open transactions at this topic. Called when it refused a join
+        because the transaction is aborted: this topic did not know that, so it may not know other outcomes either."""
         others = [txn for txn in self._of.still_open if txn.coordinator == number and not self._of.joins.is_asked(txn)]
         if others and number not in self._suspects:
             asked = self._runs.tasks.spawn(self._ask_all(others), "lost transactions of a topic")
@@ -214,7 +216,7 @@ class TxnQuestions:
             asked.add_done_callback(lambda _: self._suspects.pop(number, None))
 
     async def _ask_one(self, txn: TxnId) -> None:
-        """Asks the coordinator once about an open transaction, and applies its answer."""
+        """Asks the coordinator once about an open transaction, and applies the answer."""
         assert self._of.core is not None, "something is open"
         try:
             joined = await self._of.coordinators.join(txn, self._of.topic.name)
@@ -232,8 +234,8 @@ class TxnQuestions:
             self.on_outcome(txn, joined)
 
     def on_outcome(self, txn: TxnId, joined: Joined) -> None:
-        """Called with the coordinator's answer about a transaction that is not settled here: settles it if it has
-        ended."""
+        """Called with the coordinator's answer about a transaction that is not settled here: settles the transaction if
+        it has ended."""
         if isinstance(joined, Settlement):
             self._of.start_settling([joined])
         elif joined is TxnState.ABORTED:
@@ -254,7 +256,8 @@ JOIN_RETRY_S = 0.1
 
 
 class TxnJoins:
-    """The joins of one topic; its producers and subscriptions ask for them."""
+    """Joins of one topic to transactions, on behalf of its producers and subscriptions: makes the topic a
+    participant."""
 
     __slots__ = ("_asked", "_of", "_questions", "_runs", "_under_way", "_writers", "is_leaving", "since")
 
@@ -271,24 +274,24 @@ class TxnJoins:
         self.is_leaving = False  # the topic is about to be deleted
 
     def is_asked(self, txn: TxnId) -> bool:
-        """Returns True if a join is asking the transaction's coordinator now."""
+        """Returns True if a join of the transaction is in progress."""
         return txn in self._asked
 
     def discard(self, txn: TxnId) -> None:
-        """Drops what is known of a transaction, because it has ended here."""
+        """Drops the state of a transaction, because it has ended at this topic."""
         self.since.pop(txn, None)
         self._writers.pop(txn, None)
 
     def stop(self) -> list[asyncio.Future[None]]:
-        """Drops the joins in progress, and returns their futures."""
+        """Drops the joins in progress. Returns their futures."""
         waiting = list(self._under_way.values())
         self._under_way.clear()
         return waiting
 
     def join_now(self, txn: TxnId, owner: str | None = None) -> bool:
-        """Returns True if the transaction `is_open` and is the role's: it was joined before, or was joined now because
-        its coordinator is in this process. If False, the caller awaits `join`, or calls `when`; these also give the
-        reason of a refusal. `owner` None: the caller may write in every transaction."""
+        """Returns True if the topic has joined the transaction and `owner` may write in it; joins it at once if its
+        coordinator is in this process. If False, the caller must await `join`, which also raises the reason of a
+        refusal. `owner` None: the caller may write in every transaction."""
         core = self._of.core
         if core is None or self._of.ended or (txn, owner) in self._under_way:
             return False
@@ -305,9 +308,9 @@ class TxnJoins:
         return owner is None or self._writers.get(txn) == owner
 
     async def join(self, txn: TxnId, owner: str | None = None) -> None:
-        """Returns when the transaction `is_open`. Raises InvalidRequest if it is another role's, or was never begun;
-        TransactionEnded or TransactionAborted if it has ended; Unavailable if its coordinator does not answer;
-        BackPressure if too many are open; NotOwner if the topic has ended here."""
+        """Waits until the topic has joined the transaction. Raises InvalidRequest if another role began it, or none
+        did; TransactionEnded or TransactionAborted if it has ended; Unavailable if its coordinator does not answer;
+        BackPressure if the topic has too many open ones; NotOwner if the topic has ended at this broker."""
         if not (self._of.is_open(txn) and self._is_writer(txn, owner)):
             await asyncio.shield(self.start_join(txn, owner))
 
@@ -355,12 +358,13 @@ class TxnJoins:
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
 
     def _join_refused(self, core: Transactions, txn: TxnId) -> None:
-        """Records that the join was refused, unless the transaction is being asked about for another role as well."""
+        """Records that the join was refused, unless another join of the same transaction is in progress for another
+        role."""
         if self._asked[txn] == 1:
             core.on_join_refused(txn)
 
     def _is_in(self, core: Transactions, txn: TxnId, owner: str | None) -> bool:
-        """Records that the coordinator has the topic as a participant. Returns False if the transaction has ended
+        """Records that the coordinator has made the topic a participant. Returns False if the transaction has ended
         meanwhile."""
         if not core.on_joined(txn):
             return False
@@ -376,8 +380,8 @@ class TxnJoins:
             raise Unavailable(f"topic {self._of.topic.name} is about to be deleted: nothing joins a transaction there")
 
     async def _patiently(self, txn: TxnId, owner: str | None) -> Joined:
-        """Returns the coordinator's answer. Raises Unavailable if there is none for JOIN_S; the entry is certainly not
-        in the log then."""
+        """Returns the coordinator's answer, retried for JOIN_S. Raises Unavailable after that; the entry is certainly
+        not in the log then."""
         end = self._of.world.clock.monotonic() + JOIN_S
         while True:
             try:

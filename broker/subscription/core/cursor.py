@@ -57,8 +57,8 @@ _NONE: SortedDict[Position, Any] = SortedDict()
 
 
 class Holes:
-    """The whole entries that a cursor has acknowledged after its mark, by ledger, and figures about their bitmaps. Most
-    cursors have none, so the object is made with the first."""
+    """The holes of a cursor (the acknowledged entries after its mark): one bitmap per ledger, and the memory that the
+    bitmaps take. A `Cursor` makes the object with its first hole, since most cursors have none."""
 
     __slots__ = ("_acked", "_sizes", "_unsized", "full")
 
@@ -87,7 +87,7 @@ class Holes:
         self._unsized.discard(ledger_id)
 
     def drop_up_to(self, mark: Position) -> None:
-        """Drops the holes up to the mark."""
+        """Drops the holes up to and with `mark`."""
         ledger_id, entry_id = mark
         for id_ in [id_ for id_ in self._acked if id_ < ledger_id]:
             self.drop(id_)
@@ -207,12 +207,13 @@ class Cursor:
 
     def ack_first(self, position: Position, messages: int, size: int = 0) -> bool:
         """Acknowledges the first `messages` messages of a batch of `size` (0: not known). Returns True if the entry is
-        acknowledged as a whole by that."""
+        acknowledged as a whole after that."""
         return self.ack_bits(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
 
     def ack_bits(self, position: Position, bits: int, size: int = 0) -> bool:
-        """Acknowledges some messages of a batch of `size` (0: not known), except those that are pending; bit i is
-        message i. Returns True if the entry is acknowledged as a whole by that."""
+        """Acknowledges the messages of a batch whose bits are set in `bits` (bit i: message i), except those that are
+        pending. `size`: the messages of the batch (0: not known). Returns True if the entry is acknowledged as a whole
+        after that."""
         if self.is_acked(position):
             return False
         pending = self.pending
@@ -246,8 +247,8 @@ class Cursor:
         return self.learn_batch_size(position, partial.size)
 
     def learn_batch_size(self, position: Position, size: int) -> bool:
-        """Sets the size of a batch that was not known before. Returns True if the entry is acknowledged by that,
-        because all of its messages were."""
+        """Sets the number of messages of a batch, where it was not known before. Returns True if the entry is
+        acknowledged as a whole by that, because each of its messages was acknowledged."""
         if self.pending is not None and position in self.pending.parts:
             self.pending.parts[position].size = size
         partial = self.partial.get(position)
@@ -257,8 +258,8 @@ class Cursor:
         return partial.bits.bit_count() >= size and self.ack(position)
 
     def ack_cumulative(self, position: Position) -> bool:
-        """Acknowledges everything up to and with the entry, except what is pending. Returns False if nothing changed.
-        """
+        """Acknowledges all entries up to and with `position`, except those that are pending. Returns False if nothing
+        changed."""
         if position <= self.mark:
             return False
         if self.pending is not None and self.pending.has_any_until(position):
@@ -294,8 +295,8 @@ class Cursor:
         return moved or self.version != version
 
     def seek(self, mark: Position) -> None:
-        """Starts over after `mark`. Only this may move the mark backwards; all holes, counts and pending
-        acknowledgements are dropped."""
+        """Moves the mark to `mark`, forwards or backwards, and drops all holes, redelivery counts and pending
+        acknowledgements. No other method moves the mark backwards."""
         self.version += 1
         self.pending = None
         self.mark = mark
@@ -306,8 +307,8 @@ class Cursor:
         self._partial_bytes = self.partial_messages = 0
 
     def count_redelivery(self, position: Position, until_ms: int = 0) -> int:
-        """Counts that the entry was given back once more, and stores that it is held back until `until_ms`. Returns how
-        often it was given back by now."""
+        """Adds 1 to the redelivery count of the entry, and records that it is not delivered again before `until_ms` (ms
+        since the epoch). Returns the new count."""
         times = self.redelivery_count(position) + 1
         if self.counts is _NONE:
             self.counts = SortedDict()
@@ -317,7 +318,7 @@ class Cursor:
         return times
 
     def redelivery_count(self, position: Position) -> int:
-        """Returns how often the entry was given back."""
+        """Returns how often consumers gave the entry back for redelivery."""
         found: RedeliveryCount = self.counts.get(position, NO_COUNT)
         return found.redeliveries
 
@@ -347,12 +348,13 @@ class Cursor:
             self.holes.drop(ledger_id)
 
     def rebase(self, shape: LogShape) -> None:
-        """Uses this shape from now on; it must have the same entries, and may have older ones."""
+        """Uses `shape` from now on. It must contain the same entries as the present shape, and may contain older
+        ones."""
         self._shape = shape
 
     def advance(self) -> bool:
-        """Advances the mark over holes that follow it, after entries between them became hidden for good. Returns True
-        if it moved."""
+        """Advances the mark over the holes that follow it, where the shape no longer has an entry in between (such as
+        one of an aborted transaction). Returns True if the mark moved."""
         before = self.mark
         if self.acked:
             self._advance()
@@ -408,8 +410,8 @@ class Cursor:
         return holes is not None and position[1] in holes
 
     def is_done(self, position: Position) -> bool:
-        """Returns True if no consumer gets the entry: it is acknowledged or pending, or each of its messages is one of
-        both."""
+        """Returns True if no consumer gets the entry any more: the entry is acknowledged or pending, or each of its
+        messages is."""
         if self.is_acked(position):
             return True
         pending = self.pending
@@ -434,28 +436,29 @@ class Cursor:
         return partial.size if partial is not None else 0
 
     def size_of(self, position: Position, shown: int) -> int:
-        """Returns the number of messages of a batch; 0 if it is not known. `shown`: how many of them the consumer that
-        holds it was shown; 0: no consumer holds it."""
+        """Returns the number of messages of a batch; 0 if it is not known. `shown`: how many of its messages were
+        delivered to the consumer at which it is outstanding; 0 if there is none."""
         return self._size(position) or (0 if self.hidden_bits(position) else shown)
 
     @property
     def has_parts(self) -> bool:
-        """Returns True if there is a batch of which only some messages are acknowledged or pending."""
+        """Returns True if a batch exists of which only some messages are acknowledged or pending."""
         return bool(self.partial or (self.pending is not None and self.pending.parts))
 
     def acked_indexes(self, position: Position) -> list[int]:
-        """Returns the batch indexes that are acknowledged, of an entry that is not acknowledged as a whole."""
+        """Returns the batch indexes of the acknowledged messages of a batch, if the entry is not acknowledged as a
+        whole."""
         partial = self.partial.get(position)
         return list(bit_indexes(partial.bits)) if partial is not None else []
 
     def acked_count(self, position: Position) -> int:
-        """Returns how many messages are acknowledged, of an entry that is not acknowledged as a whole."""
+        """Returns the number of acknowledged messages of a batch, if the entry is not acknowledged as a whole."""
         partial: PartialBatch | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
 
     def next_unacked(self, position: Position) -> Position:
-        """Returns the first position at or after `position` that is not acknowledged as a whole; a million holes are
-        passed in one step."""
+        """Returns the first position at or after `position` that is not acknowledged as a whole. Takes one step per
+        contiguous range of holes."""
         shape = self._shape
         if position <= self.mark:
             position = shape.after(self.mark)
@@ -519,7 +522,7 @@ class Cursor:
 
     @property
     def hole_entries(self) -> int:
-        """Returns how many entries after the mark are acknowledged."""
+        """Returns the number of entries after the mark that are acknowledged."""
         return sum(len(holes) for holes in self.acked.values())
 
     def copy_state(self) -> CursorState:

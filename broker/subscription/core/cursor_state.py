@@ -61,7 +61,8 @@ def key_of(kind: ChunkKind, position: Position) -> ChunkKey:
 
 
 class PartialBatch(msgspec.Struct):
-    """A batch of which some messages are acknowledged: bit i is message i. `size`: how many it has; 0: not known."""
+    """A batch of which some messages are acknowledged: those whose bits are set (bit i: message i). `size`: the number
+    of its messages; 0: not known."""
 
     bits: int = 0
     size: int = 0
@@ -72,7 +73,7 @@ class PartialBatch(msgspec.Struct):
 
 
 class RedeliveryCount(NamedTuple):
-    """The number of times that an entry was given back; it is not delivered before `until_ms`, ms since the epoch (0:
+    """How often an entry was given back for redelivery. It is not delivered before `until_ms` (ms since the epoch; 0:
     at once)."""
 
     redeliveries: int
@@ -107,7 +108,7 @@ class TxnAcks(msgspec.Struct):
         return part.bits if part is not None else 0
 
     def add(self, position: Position, bits: int = 0, size: int = 0) -> None:
-        """Adds the whole entry, or some messages of a batch of `size`: those whose bits are set."""
+        """Adds the whole entry if `bits` is 0; else the messages of a batch of `size` whose bits are set."""
         if not bits:
             self.entries.setdefault(position[0], BitMap()).add(position[1])
         else:
@@ -127,8 +128,8 @@ class TxnAcks(msgspec.Struct):
 
 
 def keys_of_pending(acks: TxnAcks) -> Iterator[ChunkKey]:
-    """Yields the keys of the chunks that contain something of it, some of them more than once. A cumulative
-    acknowledgement is in the chunk of its position."""
+    """Yields the keys of the chunks in which `acks` are stored, some of them more than once. A cumulative
+    acknowledgement is stored in the chunk of its position."""
     bits = ChunkKind.PENDING.block_bits
     for ledger_id, entries in acks.entries.items():
         first, last = entries.min() >> bits, entries.max() >> bits
@@ -155,8 +156,8 @@ class CursorState(msgspec.Struct):
 
 
 def bits_of(indexes: Iterable[int]) -> int:
-    """Returns the number in which these bits are set, except those that no entry can have. It takes as much memory as
-    the largest index has bytes."""
+    """Returns the number in which the bits `indexes` are set; indexes that no batch can have are ignored. The number
+    takes one bit of memory for each index up to the largest."""
     kept = [index for index in indexes if 0 <= index < BATCH_INDEXES_MAX]
     if not kept:
         return 0

@@ -1,8 +1,8 @@
 """The buckets of a subscription: what of them is in memory, what is to be read, and which of them are merged.
     buckets.add(bucket)                             it is durable and named
     buckets.head, buckets.advance()                 the earliest key in memory; the next one
-    buckets.wanted(now_ms) → Load … add_loaded | mark_lost   segments are read LOOKAHEAD_MS before they are due
-    buckets.merge(keys_max) … merged … end_merged   many small ones become one
+    buckets.take_loads(now_ms) → Load … add_loaded | mark_lost   segments are read LOOKAHEAD_MS before they are due
+    buckets.merge(keys_max) … merged_ledgers … end_merged   many small ones become one
     buckets.take_drained()                          those that are needed no more
 Rules
 - Of a bucket there are rows in memory, one per segment; its keys, for LOOKAHEAD_MS alone; its places never.
@@ -50,7 +50,8 @@ _NOTHING = BitMap()
 
 
 class DelaySegment(NamedTuple):
-    """A segment of a bucket: some of its keys, and the time from the first to the last of them."""
+    """A segment of a bucket: its number of keys, the delivery times of its first and its last key, and the entries of
+    its keys."""
 
     first_ms: int
     last_ms: int
@@ -59,27 +60,27 @@ class DelaySegment(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A bucket to be stored: the keys of each segment, and their rows in the bucket's directory."""
+    """A bucket that is not stored yet: the encoded keys of each segment, and the rows of its directory."""
 
     bodies: list[bytes]
     segments: list[DelaySegment]
 
 
 class DelayKeys(msgspec.Struct, eq=False):
-    """Ascending keys, as bytes; those before `offset` were given up already."""
+    """Ascending keys, as bytes, and a read offset: the keys before `offset` were handed out already."""
 
     body: bytes
     offset: int = 0
 
     @property
     def head(self) -> int:
-        """Returns the current key; NEVER at the end."""
+        """Returns the first key that is left; NEVER if none is."""
         if self.offset >= len(self.body):
             return NEVER
         return int.from_bytes(self.body[self.offset : self.offset + KEY_BYTES])
 
     def advance(self) -> int:
-        """Moves to the next key and returns it."""
+        """Moves past the first key that is left. Returns the next one; NEVER if there is none."""
         self.offset += KEY_BYTES
         return self.head
 
@@ -89,7 +90,7 @@ class DelayKeys(msgspec.Struct, eq=False):
         return (len(self.body) - self.offset) // KEY_BYTES
 
     def rest(self) -> list[int]:
-        """Returns the keys that are left."""
+        """Returns the keys that are left, ascending."""
         body = self.body
         return [int.from_bytes(body[at : at + KEY_BYTES]) for at in range(self.offset, len(body), KEY_BYTES)]
 
@@ -105,7 +106,8 @@ def position_of(key: int) -> Position:
 
 
 def drafted(keys: Sequence[int], held: Mapping[int, BitMap]) -> Draft:
-    """Returns a draft of ascending keys, each once, without those whose entries are not held any more."""
+    """Returns the draft of a bucket with `keys` (ascending; repeated ones are stored once), without those whose entries
+    are no longer in `held`."""
     bodies, segments, last = [], [], NEVER
     for start in range(0, len(keys), SEGMENT_ENTRIES):
         part = keys[start : start + SEGMENT_ENTRIES]
@@ -131,7 +133,8 @@ def _entries_of(keys: Sequence[int]) -> dict[int, BitMap]:
 
 
 def pack_places(entries: Mapping[int, BitMap]) -> bytes:
-    """Encodes ( ledger i64 | size u32 | the entries as a portable roaring bitmap )*."""
+    """Returns the entries of each ledger as bytes: ( ledger i64 | size u32 | the entries as a portable roaring bitmap
+    )*."""
     parts: list[bytes] = []
     for ledger_id in sorted(entries):
         bitmap = entries[ledger_id]
@@ -142,7 +145,7 @@ def pack_places(entries: Mapping[int, BitMap]) -> bytes:
 
 
 def unpack_places(places: bytes) -> list[tuple[int, BitMap]]:
-    """Returns (ledger, entries) from the bytes of `pack_places`. Raises ValueError if they are damaged."""
+    """Returns (ledger, its entries) from the bytes of `pack_places`. Raises ValueError if the bytes are damaged."""
     result, offset = [], 0
     while offset < len(places):
         ledger_id, size = int.from_bytes(places[offset : offset + 8]), int.from_bytes(places[offset + 8 : offset + 12])
@@ -167,7 +170,7 @@ ROW_BYTES = 200
 
 
 class Load(NamedTuple):
-    """A request to read segments of a bucket, from the first to the last one."""
+    """A request to read the segments `first` … `last` of a bucket."""
 
     ledger_id: int
     first: int
@@ -187,7 +190,8 @@ class Bucket(msgspec.Struct, eq=False):
     @classmethod
     def create(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
         next_: int) -> Bucket:
-        """Returns a bucket whose segments from `next_` on are to be loaded. `places`: those of each segment."""
+        """Returns a bucket whose segments from number `next_` on are still to be loaded. `places`: the entries of each
+        segment, by ledger."""
         every = [place for of_segment in places for place in of_segment]
         return cls(
             ledger_id, [segment._replace(places=b"") for segment in segments],
@@ -223,7 +227,7 @@ class Buckets(msgspec.Struct):
 
     # ------------------------------------------------------------------ in and out
     def add(self, bucket: Bucket) -> None:
-        """Adds a durable bucket; the entries of its segments from `next` on must be held."""
+        """Adds a durable bucket. The entries of its segments that are not loaded yet must be held already."""
         self._all[bucket.ledger_id] = bucket
         if bucket.has_more:
             self._wait(bucket)
@@ -231,7 +235,7 @@ class Buckets(msgspec.Struct):
             self.finish_bucket(bucket)
 
     def finish_bucket(self, bucket: Bucket) -> None:
-        """Ends the bucket: it is needed no more."""
+        """Ends the bucket: its ledger may be deleted (`take_drained`)."""
         self._drained.append(bucket.ledger_id)
         self._merging.pop(bucket.ledger_id, None)
         if self._all.pop(bucket.ledger_id, None) is not None:
@@ -258,7 +262,7 @@ class Buckets(msgspec.Struct):
 
     # ------------------------------------------------------------------ keys in memory
     def add_keys(self, keys: DelayKeys, bucket: Bucket | None) -> None:
-        """Adds keys to those in memory. `bucket` None: they are of a draft."""
+        """Adds keys to those in memory. `bucket` None: the keys are those of a draft."""
         self._order += 1
         heappush(self._heads, (keys.head, self._order, keys, bucket))
 
@@ -277,7 +281,8 @@ class Buckets(msgspec.Struct):
         return self._heads[0][0] if self._heads else NEVER
 
     def advance(self) -> None:
-        """Moves past the earliest key in memory."""
+        """Moves past the earliest key in memory. After the last loaded key of a bucket, schedules the bucket's next
+        load, or ends the bucket."""
         _, order, keys, bucket = self._heads[0]
         key = keys.advance()
         if key != NEVER:
@@ -308,7 +313,8 @@ class Buckets(msgspec.Struct):
         return min(looks, default=None)
 
     def take_loads(self, now_ms: int) -> list[Load]:
-        """Returns the segments that must be read now; each is returned once."""
+        """Returns the requests for the segments of which an entry is due within LOOKAHEAD_MS, and for those of a merge.
+        Each is returned once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
@@ -326,8 +332,8 @@ class Buckets(msgspec.Struct):
         return loads
 
     def add_loaded(self, load: Load, body: bytes) -> list[int]:
-        """Adds the keys of these segments. If the bucket is being merged, returns its keys instead: they become fresh
-        ones."""
+        """Adds the keys of segments that were read, and returns []. If the bucket is being merged, returns its keys
+        instead, which belong to no bucket from then on."""
         bucket = self._all.get(load.ledger_id)
         if bucket is None or bucket.next != load.first:
             return []
@@ -352,7 +358,8 @@ class Buckets(msgspec.Struct):
     # ------------------------------------------------------------------ merging
     def merge(self, keys_max: int) -> list[int]:
         """Begins to merge the smallest buckets, if at least MERGE_MIN of them contain no more than `keys_max` keys
-        together. Returns those of their keys that need not be read: they become fresh ones."""
+        together. Returns those of their keys that are in memory and need no read: they belong to no bucket from then
+        on."""
         if len(self._all) < MERGE_MIN or self._merging:
             return []
         rests = {bucket.ledger_id: bucket.rest for bucket in self._all.values() if not bucket.reading}
@@ -383,8 +390,8 @@ class Buckets(msgspec.Struct):
 
     @property
     def merged_ledgers(self) -> frozenset[int]:
-        """Returns the ledgers of the merged buckets, all of whose keys are fresh now; empty until the whole merge is
-        read."""
+        """Returns the ledgers of the buckets that are being merged, once all of their keys are in memory; until then an
+        empty set."""
         if not self._merging or any(bucket.reading for bucket in self._merging.values()):
             return frozenset()
         return frozenset(self._merging)
@@ -415,7 +422,8 @@ class Buckets(msgspec.Struct):
 
 
 def next_of(draft: Draft, given_up: int) -> int:
-    """Returns the number of the first segment of a draft that has a key after the first `given_up` keys."""
+    """Returns the number of the first segment of `draft` with a key that is not among its first `given_up` keys, which
+    were handed out already."""
     for number, segment in enumerate(draft.segments):
         if given_up < segment.keys:
             return number

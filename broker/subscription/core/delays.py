@@ -4,10 +4,10 @@ An entry whose delivery time is in the future is *held*: neither outstanding nor
 it without reading it. When its time has come `take_due` returns it, once, and it passes through the dispatcher's replay
 queue.
 
-    delays.hold(position, at_ms)                        its delivery time is in the future
+    delays.add_entry(position, at_ms)                   its delivery time is in the future
     delays.take_due(now_ms, limit)                      → positions whose time has come, earliest first
-    delays.seal(now_ms) → Draft … sealed | kept         what is far in the future is stored, as a *bucket*
-    delays.wanted(now_ms) → Load … add_loaded | mark_lost   what is near is loaded, a few segments at a time
+    delays.seal(now_ms) → Draft … on_sealed | on_seal_failed    what is far in the future is stored, as a *bucket*
+    delays.take_loads(now_ms) → Load … add_loaded | mark_lost   what is near is loaded, a few segments at a time
     delays.take_drained()                               buckets that are needed no more
 
 Buckets, their keys and segments are in core/delay_buckets.py.
@@ -73,7 +73,8 @@ GROWTH = 128
 
 
 class _Memory:
-    """The held entries and their sources: fresh ones, buckets, and the entries of lost buckets."""
+    """The held entries and the sources of their delivery times: keys in no bucket yet (`fresh`), buckets, and the
+    entries of lost buckets."""
 
     __slots__ = ("buckets", "fresh", "held", "lost")
 
@@ -110,7 +111,7 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ intents
     def add_entry(self, position: Position, at_ms: int) -> None:
-        """Holds the entry until `at_ms`. Does nothing if it is held already."""
+        """Holds the entry until `at_ms` (ms since the epoch). Does nothing if it is held already."""
         memory = self._memory
         held = memory.held.get(position[0])
         if held is None:
@@ -139,7 +140,7 @@ class DelayIndex:
             self.clear()
 
     def discard_up_to(self, mark: Position) -> None:
-        """Drops everything up to the mark: it is acknowledged, or no longer in the log."""
+        """Drops the entries up to and with `mark`, because they are acknowledged or no longer in the log."""
         if not self.count:
             return
         for held in (self._memory.held, self._memory.lost):
@@ -158,7 +159,7 @@ class DelayIndex:
         self._memory.buckets.end_up_to(mark)
 
     def release(self) -> None:
-        """Makes everything that is held due now, because the policy delays nothing any more."""
+        """Makes all held entries due now, because the topic's policy no longer delays messages."""
         lost = {ledger_id: held.copy() for ledger_id, held in self._memory.held.items()}
         count, held = self.count, self._memory.held
         self.clear()
@@ -166,11 +167,11 @@ class DelayIndex:
 
     @property
     def released(self) -> bool:
-        """Returns True if everything that is held is due, by `release`."""
+        """Returns True if all held entries are due, after `release`."""
         return bool(self._memory.lost) and not (self._memory.fresh or self._draft or self._memory.buckets)
 
     def clear(self) -> None:
-        """Drops everything that is held."""
+        """Drops all held entries."""
         self._memory.held, self._memory.lost, self.count = {}, {}, 0
         self._memory.fresh, self._seal_at = [], 0
         self._memory.buckets.clear()
@@ -238,7 +239,8 @@ class DelayIndex:
     # ------------------------------------------------------------------ sealing
     @property
     def is_full(self) -> bool:
-        """Returns True if far too much is in memory, because it cannot be stored: nothing more may be held."""
+        """Returns True if the keys take several times the memory budget, because they cannot be stored: no more entries
+        may be held."""
         return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
     @property
@@ -254,9 +256,9 @@ class DelayIndex:
         return max(self.seal_entries, self.count // GROWTH)
 
     def seal(self, now_ms: int, *, least: int | None = None) -> Draft | None:
-        """Returns a draft of a bucket with the entries that are due far in the future; None if there are too few of
-        them. The caller stores it, and then calls `on_sealed`, or `on_seal_failed` if that failed. One draft at a time.
-        `least`: fewer entries are not sealed."""
+        """Returns the draft of a bucket with the entries that are due far in the future; None if there are fewer than
+        `least` of them. The caller must store it, and then call `on_sealed`, or `on_seal_failed` if that failed. One
+        draft at a time."""
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged_ledgers
         fresh.sort()
@@ -279,7 +281,8 @@ class DelayIndex:
         return draft
 
     def on_sealed(self, ledger_id: int) -> None:
-        """Called when the draft is durable in this ledger, and the record names it: the draft becomes a bucket."""
+        """Called when the draft is durable in this ledger, and the subscription's record names the ledger: the draft
+        becomes a bucket."""
         assert self._draft is not None, "a draft was sealed"
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
         buckets.remove_keys(keys)
@@ -290,21 +293,21 @@ class DelayIndex:
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def on_seal_failed(self) -> None:
-        """Called when the draft was not stored: its entries are fresh again."""
+        """Called when the draft was not stored: its entries are in no bucket, as before."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
         self._memory.buckets.remove_keys(keys)
         self._be_fresh(keys.rest())
 
     def _be_fresh(self, keys: list[int]) -> None:
-        """Adds keys to the fresh ones."""
+        """Adds keys that are in no bucket."""
         if keys:
             self._memory.fresh += keys
             heapify(self._memory.fresh)
 
     # ------------------------------------------------------------------ buckets
     def add_bucket(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
-        """Adds a bucket that an earlier owner stored; those of its entries that are not due yet are held."""
+        """Adds a bucket that an earlier owner stored, and holds those of its entries that are not due at `now_ms`."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [unpack_places(segment.places) for segment in segments]
         bucket = Bucket.create(ledger_id, segments, places, first)
@@ -314,8 +317,8 @@ class DelayIndex:
         self._memory.buckets.add(bucket)
 
     def _add(self, ledger_id: int, entries: BitMap) -> bool:
-        """Holds entries of a ledger, as far as the log has them and they are not acknowledged. Returns False if none is
-        held."""
+        """Holds entries of a ledger, except those that are not in the log, acknowledged or pending. Returns False if
+        none is left."""
         span = self.shape.span(ledger_id)
         if span is None or ledger_id < self.cursor.mark[0]:
             return False
@@ -335,7 +338,7 @@ class DelayIndex:
         return True
 
     def take_loads(self, now_ms: int) -> list[Load]:
-        """Returns the segments that must be read now; each is returned once."""
+        """Returns the requests to read segments that are needed now; each is returned once."""
         return self._memory.buckets.take_loads(now_ms)
 
     def add_loaded(self, load: Load, body: bytes) -> None:
@@ -343,8 +346,8 @@ class DelayIndex:
         self._be_fresh(self._memory.buckets.add_loaded(load, body))
 
     def mark_lost(self, ledger_id: int) -> None:
-        """Marks a bucket as lost, because it cannot be read: the entries that it may hold are due at once, and read
-        from the log."""
+        """Marks a bucket as lost, because it cannot be read: the held entries of all ledgers that it covers are due at
+        once, and read from the log."""
         bucket = self._memory.buckets.mark_lost(ledger_id)
         if bucket is not None:
             for place in [each for each in self._memory.held if bucket.first_ledger <= each <= bucket.last[0]]:
@@ -365,8 +368,8 @@ class DelayIndex:
         return held is not None and position[1] in held
 
     def next_after(self, position: Position) -> Position:
-        """Returns the first position at or after `position` that is neither held nor done; one step per ledger of the
-        topic."""
+        """Returns the first position at or after `position` that is neither held nor done. Takes one step per ledger of
+        the topic."""
         while self.is_delayed(position):
             ledger_id, entry_id = position
             over = self._memory.held[ledger_id]
@@ -382,13 +385,13 @@ class DelayIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """Returns the bytes that keys and rows take in memory; the bitmaps are not counted."""
+        """Returns the bytes that keys and buckets take in memory; the bitmaps of held entries are not counted."""
         if not self.count:
             return 0
         return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes
 
     def held_in(self, ledger_id: int) -> int:
-        """Returns how many entries of that ledger of the topic are held."""
+        """Returns the number of held entries of a ledger of the topic."""
         held = self._memory.held.get(ledger_id)
         return len(held) if held is not None else 0
 

@@ -3,7 +3,7 @@
 One state machine for every subscription type. What differs, "which consumer may get this entry", is a policy
 (policy.py); reading, permits, outstanding entries, limits and redelivery are here, once.
 
-    want = dispatcher.want()                    # Read(position) | ReplayRange(positions) | Blocked
+    want = dispatcher.choose_read()             # Read(position) | ReplayRange(positions) | Blocked
     deliveries = dispatcher.assign(entries)     # the entries that were read → (consumer, entry, count, acked indexes)
 
 Rules
@@ -92,7 +92,8 @@ class ReplayRange(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """An entry for a consumer, with the batch indexes in it that the consumer is not shown."""
+    """An entry for a consumer, with its redelivery count, and the batch indexes of the messages that the consumer must
+    not see."""
 
     member: Member
     entry: Entry
@@ -110,7 +111,7 @@ _tuple = tuple.__new__
 
 
 class Dispatcher:
-    """The state machine of one subscription. `tracks` False: it is a reader's, whose deliveries are not outstanding."""
+    """The state machine of one subscription. `tracks`: False for a reader, whose deliveries are not outstanding."""
 
     __slots__ = (
         "_shape", "chunks", "cursor", "delaying", "delays", "failed", "full", "held", "limits", "members",
@@ -141,19 +142,19 @@ class Dispatcher:
         self.read_position = shape.after(cursor.mark)
 
     def rebase(self, shape: LogShape) -> None:
-        """Starts over after the cursor's mark, in the positions of this shape. No consumer may be connected."""
+        """Starts over after the cursor's mark, with the positions of `shape`. No consumer may be connected."""
         assert not self.members, "what is outstanding has its place in the old shape"
         self._shape = shape
         self.seek()
 
     def extend_to(self, shape: LogShape) -> None:
-        """Uses this shape from now on; it must have the same entries up to the read position."""
+        """Uses `shape` from now on. It must have the same entries up to the read position."""
         self._shape = shape
 
     # ------------------------------------------------------------------ consumers
     def use(self, policy: Policy, *, ordered: bool = False) -> None:
-        """Sets another policy, or the same anew. No consumer may be connected. `ordered`: what waited for the end of
-        its back-off is delivered in its place, at once."""
+        """Sets the policy, and starts over after the cursor's mark. No consumer may be connected. `ordered`: redelivery
+        keeps the order; entries in a back-off are delivered in log order without waiting for its end."""
         assert not self.members, "the type changes while no consumer is connected"
         self.policy, self.ordered = policy, ordered
         self.delaying = self.delays is not None and policy.individual
@@ -163,7 +164,7 @@ class Dispatcher:
         self._start_over()
 
     def join(self, member: Member) -> None:
-        """Adds a consumer. The caller must have asked `Policy.why_refused` before."""
+        """Adds a consumer. Before, the caller must check that `Policy.why_refused` returns None."""
         assert member.id not in self.members, "a consumer joins once"
         self.members[member.id] = member
         deposed = self.policy.add_member(member)
@@ -171,25 +172,25 @@ class Dispatcher:
             self._give_back(deposed, list(deposed.outstanding))
 
     def leave(self, member: Member) -> None:
-        """Removes a consumer; what it held goes back in log order, and its redelivery counts stay as they are."""
+        """Removes a consumer. Its outstanding entries wait for redelivery, with unchanged redelivery counts."""
         del self.members[member.id]
         self._give_back(member, list(member.outstanding))
         self.policy.remove_member(member)
 
     def leave_all(self) -> None:
-        """Removes all consumers; nothing goes back, because the next one that joins begins anew (`use`)."""
+        """Removes all consumers. Nothing waits for redelivery: reading starts over after the cursor's mark."""
         self._start_over()
         for member in self.members.values():
             self.policy.remove_member(member)
         self.members.clear()
 
     def flow(self, member: Member, permits: int) -> None:
-        """Grants the consumer so many more permits (messages)."""
+        """Grants the consumer `permits` more permits, each for one message."""
         member.permits += permits
         member.granted += permits
 
     def limit(self, limits: DispatchLimits) -> None:
-        """Sets the limits of unacknowledged messages from now on."""
+        """Sets the limits of unacknowledged messages."""
         self.limits = limits
         for member in self.members.values():
             member.blocked = self._is_above_limit(member.unacked, limits.unacked_consumer)
@@ -252,8 +253,9 @@ class Dispatcher:
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
     def assign(self, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
-        """Hands out entries that were read, in order, until no consumer may get the next one; returns the deliveries.
-        The entries after that are read again later. An entry whose delivery time is after `now_ms` is held back."""
+        """Assigns entries that were read to consumers, in order, until no consumer may get the next one. Returns the
+        deliveries. The entries after that are read again later. An entry whose delivery time is after `now_ms` is
+        held."""
         deliveries: list[Delivery] = []
         self.parked = []
         if self.read_position <= self.cursor.mark:
@@ -295,8 +297,8 @@ class Dispatcher:
         return deliveries
 
     def _out_of_turn(self, position: Position) -> Fate | None:
-        """Returns why an entry is skipped that does not wait and is not at the read position; None if it is at the read
-        position after all."""
+        """Returns why an entry is skipped that neither waits for redelivery nor is at the read position; None if it is
+        at the read position, once that passed what no consumer gets."""
         if position > self.read_position:
             self._leap()
         if position < self.read_position:
@@ -350,8 +352,8 @@ class Dispatcher:
             self.delays.discard(position)
 
     def on_set_acked(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
-        """Called when many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding
-        entries."""
+        """Called when many entries of one ledger are done: they are no longer outstanding, and not delivered again.
+        Costs as much as the smaller of the set and the outstanding entries."""
         if self.failed or self.chunks:
             self._recovered(select_positions(self.failed.keys() | self.chunks.keys(), ledger_id, entries))
         if self.delays is not None:
@@ -373,7 +375,7 @@ class Dispatcher:
             self.held.drop(position)
 
     def on_messages_acked(self, member: Member, position: Position, messages: int) -> None:
-        """Called when some messages of an outstanding batch are done."""
+        """Called when `messages` messages of an outstanding batch are done."""
         held = member.outstanding.get(position)
         if held is not None:
             messages = min(messages, held)
@@ -383,7 +385,8 @@ class Dispatcher:
                 self._give_back(member, (position,))  # what it was shown is done; of the rest others decide
 
     def on_mark_acked(self, mark: Position) -> None:
-        """Called when everything up to the mark is done."""
+        """Called when all entries up to and with `mark` are done: they are no longer outstanding, and not delivered
+        again."""
         if self.failed or self.chunks:
             self._recovered([each for each in self.failed.keys() | self.chunks.keys() if each <= mark])
         for member in self.members.values():
@@ -399,7 +402,7 @@ class Dispatcher:
         self.read_position = max(self.read_position, self._shape.after(mark))
 
     def _drop(self, member: Member, position: Position) -> bool:
-        """Removes the entry from those that the member holds. Returns False if it does not hold it."""
+        """Removes the entry from the member's outstanding ones. Returns False if it is not among them."""
         messages = member.outstanding.pop(position, None)
         if messages is None:
             return False
@@ -409,8 +412,8 @@ class Dispatcher:
         return True
 
     def _unload(self, member: Member, messages: int) -> None:
-        """Subtracts messages from the member's unacknowledged ones, and from all; below half of a limit delivery
-        resumes."""
+        """Subtracts `messages` from the unacknowledged messages of the member and of the subscription. Below half of a
+        limit, delivery resumes."""
         member.unacked -= messages
         self.unacked -= messages
         if member.blocked and member.unacked <= self.limits.unacked_consumer // 2:
@@ -422,8 +425,8 @@ class Dispatcher:
     def redeliver(
         self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
     ) -> None:
-        """Takes entries of a consumer back, to be delivered again (None: all that it holds). Entries that it does not
-        hold are ignored. `counted`: their redelivery counts grow."""
+        """Takes outstanding entries of a consumer back, to deliver them again; `positions` None: all of them. Entries
+        that are not outstanding there are ignored. `counted`: adds 1 to their redelivery counts."""
         wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
@@ -527,8 +530,7 @@ class Dispatcher:
                 self.delays.discard(position)
 
     def seek(self) -> None:
-        """Starts over after the cursor was moved: nothing is outstanding any more, and reading begins after its mark.
-        """
+        """Starts over after the cursor's mark, which was moved: nothing is outstanding any more."""
         self.held.clear()
         self._start_over()
         if self.delays is not None:
@@ -552,7 +554,7 @@ class Dispatcher:
 
     @property
     def progress(self) -> tuple[Position, int, int]:
-        """Returns a tuple that changes with each `assign` that delivered anything."""
+        """Returns a tuple that changes with each `assign` that delivered an entry or moved the read position."""
         return self.read_position, self.policy.waiting.entries, self.policy.unread_entries
 
     def check(self) -> None:

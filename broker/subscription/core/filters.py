@@ -1,4 +1,5 @@
-"""The filters that keep an entry that was read from the policy, in this order. A new reason is a new filter.
+"""The filters that keep an entry that was read from the policy, in this order; and the runs of chunks of a message
+(`Chunk`, `ChunkRun`). A new reason is a new filter.
 
 | filter | catches |
 |---|---|
@@ -27,7 +28,7 @@ from .redelivery_backoff import BackoffQueue
 
 
 class Fate(enum.Enum):
-    """The reason why an entry that was read is not given to the policy."""
+    """The reason why the policy does not get an entry that was read."""
 
     PASSED = "it is outstanding, or done"
     NOT_ITS_TURN = "another entry comes first: it is read again"
@@ -44,8 +45,8 @@ Filter = Callable[[Entry, bool], Fate | None]
 def filters_of(
     cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None, first: Position, new: Position
 ) -> list[Filter]:
-    """Returns the filters for entries from `first` on; those from `new` on have never waited. `delays`: None where the
-    type delays nothing."""
+    """Returns the filters for entries from position `first` on. `new`: the read position; entries from there on cannot
+    wait for redelivery. `delays`: None if the subscription type does not delay."""
     filters: list[Filter] = []
     if cursor.partial or first < new or first <= cursor.last_hole:
         filters.append(partial(_acknowledged, cursor, policy))
@@ -98,7 +99,7 @@ def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> Fate | None:
 
 
 class Chunk(NamedTuple):
-    """A chunk in the log: its number, and of how many."""
+    """A chunk in the log: its position, its number, and the number of chunks of its message (`of`)."""
 
     position: Position
     number: int
@@ -137,7 +138,8 @@ def runs_of(found: Iterable[Chunk]) -> list[ChunkRun]:
 
 
 def run_at(found: Iterable[Chunk], position: Position) -> tuple[ChunkRun, bool]:
-    """Returns the run that the entry at `position` is in, and whether it is the last one."""
+    """Returns the run that contains the entry at `position`, and whether that is the last run. `found` must be as for
+    `runs_of`."""
     runs = runs_of(found)
     at = next(number for number, run in enumerate(runs) if position in run.places)
     return runs[at], at == len(runs) - 1

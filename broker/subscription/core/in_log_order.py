@@ -1,5 +1,5 @@
-"""Waiting entries of the policies that hand them out in log order to any consumer that can take them: a set of
-positions.
+"""The policies that deliver waiting entries in log order, to any consumer that can take them: what they have in common
+(`InLogOrder`), and Exclusive and Failover. What waits is a set of positions.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class InLogOrder:
         )
 
     def _goes_out(self, position: Position, waited: bool) -> None:
-        """Removes the entry from those that wait, because it is delivered."""
+        """Removes the entry from the waiting ones, because it is delivered."""
         if waited:
             self.waiting.discard(position)
 
@@ -192,13 +192,13 @@ class Failover(InLogOrder):
         self._elect()
 
     def _elect(self) -> Member | None:
-        """Elects the active consumer. Returns the one that was active, if it is no longer."""
+        """Elects the active consumer. Returns the one that was active before, if it is no longer."""
         before, self.active, self._changed = self.active, self._elected(), True
         self.takers = () if self.active is None else (self.active,)
         return before if before is not self.active else None
 
     def _elected(self) -> Member | None:
-        """Returns the consumer that is to be active; None if there is no consumer."""
+        """Returns the consumer that must be the active one; None if no consumer is connected."""
         if not self._members:
             return None
         best = min(member.priority for member in self._members)

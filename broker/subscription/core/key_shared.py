@@ -1,4 +1,5 @@
-"""Key_Shared: the messages of a key are outstanding at one consumer at a time, and are delivered in log order.
+"""Key_Shared: the messages of a key are outstanding at one consumer at a time, and are delivered in log order. After
+it, the policy of Shared.
 
 A key (the ordering key, else the key) is hashed to one of the slots 1 … 65535; slot_owners.py assigns each to an owner.
 An entry *occupies* the slots of its keys: one, or all of its messages' when a producer has batched several keys. What
@@ -18,7 +19,7 @@ it follow:
 - A message without a key has no order: an entry without any key occupies nothing, and any consumer gets it in turn.
 - What waits and was not read since (a redelivery held back, a delayed message whose time has come) may be in any slot:
   nothing later goes out before it was read. It is read first.
-- An entry that `on_entry_failed` holds back, in each of its slots, what is after it, until it is done.
+- An entry for which `on_entry_failed` was called holds back, in each of its slots, what is after it, until it is done.
 With `out_of_order` (S12) a slot changes hands at once, nothing is drained, and an entry occupies the slot of its first
 message alone: all that waits in a slot waits for the same consumer, and for nothing else.
 
@@ -97,7 +98,7 @@ class KeyShared:
         self._stale = list(self._in_use)
 
     def rebalance(self, count: int) -> bool:
-        """Checks `count` of the slots that may have another owner. Returns False if there are more; nothing is
+        """Checks `count` of the slots whose owner may have changed. Returns False if there are more; nothing is
         delivered before all are checked."""
         for number in self._stale[-count:]:
             slot = self._in_use.get(number)
@@ -145,7 +146,7 @@ class KeyShared:
         return member
 
     def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, unread: bool) -> Blocked | None:
-        """Lets the entry wait, if there is room. A new entry does not wait if no consumer could get anything after it
+        """Makes the entry wait, if there is room. A new entry does not wait if no consumer could get anything after it
         either. Returns why it does not wait; None if it does."""
         if waited:
             return None
@@ -166,7 +167,7 @@ class KeyShared:
             return owner
 
     def _taker(self, number: int, position: Position, waited: bool) -> Member | None:
-        """Returns the consumer that gets an entry of this one slot now; None: the entry waits."""
+        """Returns the consumer that gets an entry of this one slot now; None if the entry has to wait."""
         slot = self._in_use.get(number)
         if slot is None or self.out_of_order:
             member = self._owned.get(number) or self._owner(number)
@@ -186,12 +187,13 @@ class KeyShared:
         return member
 
     def _taker_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
-        """Returns the consumer that gets an entry of these slots now; None: the entry waits."""
+        """Returns the consumer that gets an entry of these slots now; None if the entry has to wait."""
         member = self._target_of_several(slots, position)
         return member if member is not None and member.may_receive else None
 
     def _target_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
-        """Returns the consumer that gets the entry, as long as nothing in its slots changes; None: none may yet."""
+        """Returns the consumer that gets the entry, as long as nothing in its slots changes; None if no consumer may
+        get it yet."""
         holder: Member | None = None
         if not self.out_of_order:
             for number in slots:
@@ -207,7 +209,7 @@ class KeyShared:
         return holder if holder is not None else self._owner(slots[0])
 
     def _next_able(self) -> Member | None:
-        """Returns any consumer that can take an entry, each in its turn."""
+        """Returns the next consumer, in turn, that can take an entry; None if no consumer can."""
         able = [member for member in self._members.values() if member.may_receive]
         if not able:
             return None
@@ -220,13 +222,14 @@ class KeyShared:
         return self.slots.is_waiting(entry.position, entry.slots)
 
     def next_ready(self, count: int) -> Sequence[Position]:
-        """Returns entries that can go out, a share for each slot, so that none with many keeps the others waiting."""
+        """Returns waiting entries that could be assigned now, `count` at most. Each slot has a share of them, so that a
+        slot with many entries does not delay the others."""
         if self._stale and self.slots.entries:
             self.rebalance(len(self._stale))
         return self.slots.next_ready(count, self._members)
 
     def _target(self, number: int, slot: Slot) -> Member | None:
-        """Returns the consumer that may get the first waiting entry of the slot; None: none may yet."""
+        """Returns the consumer that may get the first waiting entry of the slot; None if no consumer may get it yet."""
         if not slot.waiting:
             return None
         if self.slots.mixed:
@@ -342,8 +345,8 @@ class Shared(InLogOrder):
         return current
 
     def _next_member(self) -> Member | None:
-        """Returns the next consumer, after the current one, among those of the first priority that has one which can
-        take an entry."""
+        """Returns the next consumer after the current one that can take an entry, of the first priority at which there
+        is one; None if there is none."""
         able = [member for member in self.takers if member.may_receive]
         if not able:
             return None

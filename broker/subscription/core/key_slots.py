@@ -3,7 +3,7 @@ the first.
 
     slots.occupy(position, numbers, member)     an entry goes out
     slots.vacate(positions)                     it is outstanding no more
-    slots.wait(position, numbers)               it waits; until `remove_waiting`, or one of `done…`
+    slots.add_waiting(position, numbers)        it waits; until `remove_waiting`, or one of `discard…`
     slots.changed[number] = None                the consumer for the first waiting entry is to be found again
     slots.next_ready(count, members)            waiting entries that could go out now
 
@@ -40,7 +40,7 @@ NOTHING = PositionSet()
 
 
 class Slot:
-    """A slot in use: something is outstanding in it, or waits for it."""
+    """A slot in use: at least one entry is outstanding in it, or waits for it."""
 
     __slots__ = ("blocked", "draining", "failures", "holder", "outstanding", "ready_for", "waiting")
 
@@ -86,7 +86,7 @@ class Slots:
 
     # ------------------------------------------------------------------ outstanding entries
     def occupy(self, position: Position, numbers: tuple[int, ...], member: Member) -> None:
-        """Records that the consumer gets the entry: it holds the entry's slots from now on."""
+        """Records that the entry is outstanding at the consumer: it occupies its slots from now on."""
         self._held[position] = numbers
         for number in numbers:
             slot = self.of.get(number)
@@ -99,7 +99,7 @@ class Slots:
                     self.changed[number] = None
 
     def vacate(self, positions: Sequence[Position]) -> None:
-        """Takes entries out of their slots, because they are outstanding no more."""
+        """Removes entries from the slots that they occupy, because they are no longer outstanding."""
         held, slots = self._held, self.of
         for position in positions:
             for number in held.pop(position, ()):
@@ -115,15 +115,15 @@ class Slots:
                         self._forget_slot(number, slot)
 
     def on_returned(self, position: Position) -> None:
-        """Called when an entry is outstanding no more: it waits in its slots."""
+        """Called when an entry is no longer outstanding: it waits in its slots from now on."""
         numbers = self._held.get(position, ())
         self.vacate((position,))
         self.add_waiting(position, numbers)
 
     # ------------------------------------------------------------------ entries that failed
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """Called when an outstanding entry failed and is about to be given back: holds back what follows it in its
-        slots. Returns the outstanding entries that follow it in one of them."""
+        """Called when an outstanding entry failed and is about to be given back: holds back the entries that follow it
+        in its slots. Returns those of them that are outstanding."""
         numbers = self._held.get(position, ())
         self._failed[position] = numbers
         for number in numbers:
@@ -134,7 +134,7 @@ class Slots:
         return [each for each, slots in self._held.items() if each > position and not own.isdisjoint(slots)]
 
     def on_recovered(self, position: Position) -> None:
-        """Called when an entry that failed is done."""
+        """Called when an entry that failed is done: it no longer holds back the entries that follow it."""
         for number in self._failed.pop(position, ()):
             slot = self.of[number]
             del slot.failures[position]  # type: ignore[union-attr]
@@ -146,7 +146,8 @@ class Slots:
 
     # ------------------------------------------------------------------ waiting entries
     def add_waiting(self, position: Position, slots: tuple[int, ...]) -> None:
-        """Lets an entry wait in these slots; it has none if they are not known, or it has no key."""
+        """Adds an entry that waits in these slots. `slots` is empty if the entry has no key, or its slots are not known
+        yet."""
         self.entries += 1
         if not slots:
             self.loose.add(position)
@@ -193,7 +194,7 @@ class Slots:
         return position in self.loose
 
     def discard(self, position: Position) -> None:
-        """Removes an entry if it waits; its slots need not be known."""
+        """Removes the entry if it waits. Its slots need not be known."""
         if not self.entries:
             return
         if self.loose.discard(position):
@@ -207,7 +208,7 @@ class Slots:
             self._drop_unused(slots)
 
     def discard_set(self, ledger_id: int, entries: BitMap) -> None:
-        """Removes waiting entries of a ledger that are done."""
+        """Removes those of `entries` (of one ledger) that wait: they are done."""
         if not self.entries:
             return
         gone = self.loose.discard_set(ledger_id, entries)
@@ -227,7 +228,7 @@ class Slots:
         self.entries -= len(gone)
 
     def discard_up_to(self, mark: Position) -> None:
-        """Removes waiting entries up to the mark, which are done."""
+        """Removes the waiting entries up to and with `mark`: they are done."""
         if not self.entries:
             return
         gone = set(self.loose.discard_up_to(mark))
@@ -257,7 +258,8 @@ class Slots:
 
     # ------------------------------------------------------------------ which of them could go out
     def next_ready(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
-        """Returns entries that can go out, a share for each slot, so that none with many keeps the others waiting."""
+        """Returns waiting entries that could be assigned now, `count` at most. Each slot has a share of them, so that a
+        slot with many entries does not delay the others."""
         if not self.entries:
             return ()
         while True:
@@ -267,7 +269,7 @@ class Slots:
                 return found
 
     def _found(self, count: int, members: Mapping[int, Member]) -> list[Position]:
-        """Returns ready entries in slots whose consumer is known."""
+        """Returns entries that could be assigned now, in slots whose consumer is known."""
         found: list[Position] = []
         if self.loose and why_none(members.values()) is None:
             found += self.loose.earliest(count)
@@ -330,7 +332,7 @@ class Slots:
             slot.ready_for = target
 
     def clear(self) -> None:
-        """Drops everything: nothing waits and nothing is outstanding any more."""
+        """Removes all entries: none waits or is outstanding any more."""
         self.of.clear()
         self._held.clear()
         self._failed.clear()
@@ -347,14 +349,15 @@ class Slots:
         return self._waiting_bytes + len(self.loose) * ENTRY_BYTES
 
     def draining(self) -> list[Draining]:
-        """Returns the slots whose owner has changed, and which still have outstanding entries."""
+        """Returns the slots whose owner has changed, and in which entries are still outstanding at the old one."""
         return [
             Draining(number, slot.outstanding, slot.blocked)
             for number, slot in sorted(self.of.items()) if slot.outstanding and slot.draining
         ]  # fmt: skip
 
     def check(self, outstanding: set[Position]) -> None:
-        """Checks that slots and entries agree, each slot is in use, and nothing ready is missing."""
+        """Checks that slots and entries agree, that each slot is in use, and that each slot with a ready entry is
+        listed as ready."""
         assert not NOTHING, "nothing is something"
         assert set(self._held) <= outstanding, "an entry is held without a consumer"
         counts: dict[int, int] = {}

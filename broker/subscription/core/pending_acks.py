@@ -49,7 +49,7 @@ COUNTED_MAX = 1000
 
 
 class Conflict(enum.Enum):
-    """The reason why a transaction may not acknowledge that."""
+    """The reason why a transaction may not acknowledge an entry or a message."""
 
     ACKNOWLEDGED = "is acknowledged already"
     PENDING = "is acknowledged in another transaction that is open"
@@ -58,15 +58,15 @@ class Conflict(enum.Enum):
 
 
 class Clash(NamedTuple):
-    """The reason why acknowledgements are refused, and the entry that clashes."""
+    """A refusal of acknowledgements: the reason, and the first entry that it applies to."""
 
     why: Conflict
     position: Position
 
 
 class SettledAcks(NamedTuple):
-    """The acknowledgements that a transaction had pending. `shown`: those of its batches of which some messages were
-    free before it ended. They are outstanding, wait, or will be read, with the messages that are free by then."""
+    """The acknowledgements that a transaction had pending until it was settled. `shown`: those of its batches that also
+    had messages which were neither acknowledged nor pending, so that consumers could get these."""
 
     acks: TxnAcks
     shown: frozenset[Position]
@@ -74,8 +74,8 @@ class SettledAcks(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ intents
 def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | Clash:
-    """Returns the part of `wanted` that is new to the transaction, or the reason why all of it is refused. Changes
-    nothing.
+    """Returns the part of `wanted` that is not pending in the transaction yet, or the clash because of which all of it
+    is refused. Changes nothing.
 
     `named`: the entry that a cumulative acknowledgement names. `wanted.up_to` is the same entry; or it is the entry
     before, and the first messages of `named` are in `wanted.parts`."""
@@ -171,7 +171,7 @@ def _judge_part(
 
 
 def find_repeated(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
-    """Returns the clash if the transaction has acknowledged some of `wanted` already; None if not."""
+    """Returns a clash if the transaction has acknowledged a part of `wanted` already; None if it has not."""
     own = cursor.pending.of.get(txn, _NOTHING) if cursor.pending is not None else _NOTHING
     for ledger_id, entries in wanted.entries.items():
         if ledger_id in own.entries and (both := entries & own.entries[ledger_id]):
@@ -186,7 +186,7 @@ def find_repeated(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
 
 
 def add_pending(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
-    """Makes pending what `judge` returned."""
+    """Makes the acknowledgements that `judge` returned pending in the transaction."""
     if not new:
         return
     if cursor.pending is None:
@@ -206,8 +206,8 @@ def add_pending(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
 
 
 def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
-    """Settles a transaction that ended: what was pending in it is acknowledged if it committed, else it is free.
-    Returns what was pending; None if nothing was."""
+    """Settles a transaction that ended: its pending acknowledgements count if it committed; else they are dropped, and
+    the entries may be delivered again. Returns these acknowledgements; None if there were none."""
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None
@@ -242,7 +242,7 @@ def first_of(cursor: Cursor, acks: TxnAcks) -> Position | None:
 
 
 def freed_entries(cursor: Cursor, settled: SettledAcks, *, tail: bool) -> Iterator[Position]:
-    """Yields the entries that consumers did not get until their transaction was aborted. `tail`: of a cumulative
+    """Yields the entries that became deliverable because their transaction was aborted. `tail`: of a cumulative
     acknowledgement, only the last COUNTED_MAX entries."""
     acks = settled.acks
     for ledger_id, entries in sorted(acks.entries.items()):

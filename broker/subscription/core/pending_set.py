@@ -71,7 +71,7 @@ class PendingAcks:
         self._measured[txn] = measured
 
     def take_acks(self, txn: TxnId) -> TxnAcks | None:
-        """Removes and returns what is pending in the transaction; None if nothing is."""
+        """Removes and returns the pending acknowledgements of the transaction; None if there are none."""
         own = self.of.pop(txn, None)
         if own is None:
             return None
@@ -108,13 +108,14 @@ class PendingAcks:
         return part.bits if part is not None else 0
 
     def has_any_until(self, mark: Position) -> bool:
-        """Returns True if anything up to and with `mark` is pending."""
+        """Returns True if an entry up to and with `mark` is pending, as a whole or in part, or by a cumulative
+        acknowledgement."""
         if self.up_to != NOWHERE or any(position <= mark for position in self.parts):
             return True
         return any(Position(ledger_id, entries.min()) <= mark for ledger_id, entries in self.whole.items())
 
     def exclude_pending(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Returns those of a ledger's entries of which nothing is pending."""
+        """Returns `entries` (of one ledger) without those that are pending, as a whole or in part."""
         free = entries.copy()
         if ledger_id <= self.up_to[0]:
             end = self.up_to[1] + 1 if ledger_id == self.up_to[0] else 1 << 32
@@ -126,14 +127,14 @@ class PendingAcks:
         return free
 
     def has_any(self, ledger_id: int, entries: BitMap) -> bool:
-        """Returns True if something of those entries may be pending."""
+        """Returns True if one of `entries` may be pending, as a whole or in part."""
         whole = self.whole.get(ledger_id)
         return (
             bool(self.parts) or ledger_id <= self.up_to[0] or (whole is not None and entries.intersect(whole))
         )
 
     def parts_in(self, ledger_id: int, entries: BitMap) -> list[Position]:
-        """Returns the batches among those entries of which some messages are pending."""
+        """Returns the batches among `entries` (of one ledger) of which some messages are pending."""
         return [each for each in self.parts if each[0] == ledger_id and each[1] in entries] if self.parts else []
 
     def find_transactions(self, position: Position) -> list[TxnId]:
@@ -157,8 +158,8 @@ class PendingAcks:
         return sorted(set().union(*self.keys_of.values()))
 
     def adapt_to_log(self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]) -> PendingAcks | None:
-        """Returns what is left of it after a restart: what the log has and is not acknowledged; None if nothing is
-        left."""
+        """Returns the pending acknowledgements that are left after a restart: those of entries that the log has and
+        that are not acknowledged; None if there are none."""
         kept = {}
         for txn, acks in self.of.items():
             for ledger_id, entries in acks.entries.items():
@@ -188,7 +189,8 @@ class PendingAcks:
         assert self.up_to == NOWHERE or self.up_to >= shape.start, "pending before the log"
 
     def check(self) -> None:
-        """Checks: one holder for each message; the union is the sum of its parts."""
+        """Checks that each message is pending in one transaction at most, and that the union agrees with the
+        transactions."""
         whole, parts = dict[int, BitMap](), dict[Position, int]()
         for acks in self.of.values():
             assert acks, "a transaction without a pending acknowledgement is kept"

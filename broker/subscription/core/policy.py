@@ -3,7 +3,7 @@
 A policy is made of `SubscriptionOptions`. It decides which consumer may join and which may get an entry, and keeps what
 waits. The dispatcher (broker/subscription/core/dispatch.py) notifies it of each entry's fate, as it happens:
     pick → outstanding, or it waits     on_released: done, or held back     on_returned: it waits (again)
-    discard, done_set, done_up_to: it waits no more
+    discard, discard_set, discard_up_to: it waits no more
 `Blocked` is the list of reasons why no consumer gets the next message: what `topics stats` shows.
 """
 
@@ -31,30 +31,30 @@ class Entry(Protocol):
     def position(self) -> Position: ...
     @property
     def count(self) -> int:
-        """Returns the number of messages in it."""
+        """Returns the number of messages in the entry."""
         ...
 
     @property
     def size(self) -> int: ...
     @property
     def deliver_at_ms(self) -> int:
-        """Returns the time (ms since the epoch) before which no consumer gets it; 0: at once."""
+        """Returns the delivery time (ms since the epoch), before which no consumer gets the entry; 0: at once."""
         ...
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Returns the slots of its keys (proto/routing.py `sticky_slot`), that of the first message first. For
-        Key_Shared."""
+        """Returns the slots of the keys of the entry's messages (proto/routing.py `sticky_slot`), that of the first
+        message first. For Key_Shared."""
         ...
 
     @property
     def chunk_of(self) -> str:
-        """Returns the uuid of the message that it is a chunk of; empty if it is no chunk. For Shared."""
+        """Returns the uuid of the message of which the entry is a chunk; empty if it is no chunk. For Shared."""
         ...
 
     @property
     def has_more_chunks(self) -> bool:
-        """Returns True if it is a chunk of a message, and not the last one."""
+        """Returns True if the entry is a chunk of a message, and not its last one."""
         ...
 
 
@@ -66,14 +66,13 @@ class Waiting(Protocol):
 
 
 class PolicyOptions:
-    """The options of a consumer for the policy, besides the type. A policy that has options defines a class of its own.
-    """
+    """The options of a consumer that only its subscription type knows. A policy that has options defines a subclass."""
 
     __slots__ = ()
 
     @property
     def keeps_order(self) -> bool:
-        """Returns True if the options leave the order as the type keeps it."""
+        """Returns True if messages are delivered in the order that the subscription type guarantees by default."""
         return True
 
     def check(self) -> None:
@@ -87,7 +86,7 @@ DEFAULT_CONFIG = BrokerConfig()
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True):
-    """The values that a policy is made of: the topic, what the first consumer asks for, and the broker's settings."""
+    """The arguments of a policy: the topic, the options of the first consumer, and the broker's settings."""
 
     topic: str = ""
     partition: int = -1  # -1: the topic has none
@@ -96,7 +95,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
 
 
 class Unshown(NamedTuple):
-    """Messages of a batch that a consumer was not shown, as bits, and how many messages the batch has."""
+    """The messages of a batch that a consumer did not get, as bits, and the number of messages of the batch."""
 
     bits: int
     size: int
@@ -106,7 +105,7 @@ NONE_UNSHOWN = Unshown(0, 0)
 
 
 class Member(msgspec.Struct, eq=False):
-    """A consumer of the subscription, as the dispatcher sees it."""
+    """A consumer of the subscription: its state in the dispatcher."""
 
     id: int
     name: str
@@ -128,18 +127,19 @@ class Member(msgspec.Struct, eq=False):
 
     @property
     def may_receive(self) -> bool:
-        """Returns True if it can take an entry now. (The policies check this for each entry, so they spell it out.)"""
+        """Returns True if the consumer can get an entry now. (The policies check this for each entry, so they repeat
+        its expression instead of calling it.)"""
         return self.permits > 0 and not self.paused and not self.blocked
 
     def add_unshown(self, position: Position, bits: int, size: int, mark: Position) -> None:
-        """Records the messages of a batch that the consumer is not shown: when it acknowledges the whole entry, it does
-        not mean them."""
+        """Records the messages of a batch that the consumer does not get. When it acknowledges the whole entry, these
+        are left out."""
         if len(self.unshown) >= UNSHOWN_MAX:
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
         self.unshown[position] = Unshown(bits, size)
 
     def outstanding_up_to(self, mark: Position) -> list[Position]:
-        """Returns its outstanding entries up to and with `mark`."""
+        """Returns the positions of the consumer's outstanding entries up to and with `mark`."""
         held: list[Position] = []
         for position in self.outstanding:
             if position <= mark:
@@ -150,7 +150,7 @@ class Member(msgspec.Struct, eq=False):
 
 
 class Draining(NamedTuple):
-    """A slot whose owner has changed, and which waits until nothing is outstanding at the old one."""
+    """A slot whose owner has changed, and whose entries wait until nothing is outstanding at the old owner."""
 
     slot: int
     outstanding_entries: int
@@ -158,7 +158,7 @@ class Draining(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """How the slots of the keys are spread over the consumers."""
+    """How a Key_Shared subscription distributes the slots of keys over its consumers, for statistics."""
 
     mode: str
     out_of_order: bool
@@ -175,18 +175,18 @@ class Statistics(NamedTuple):
 
 
 class ActiveChanged(NamedTuple):
-    """An event: the consumer became the active one, or is no longer."""
+    """An event: `member` became the active consumer, or is no longer the active one."""
 
     member: Member
     active: bool
 
 
 class Policy(Protocol):
-    """The policy of a subscription type: which consumer may join and which may get an entry. One per subscription;
-    registered by type (subscription_types.py).
+    """The policy of a subscription type: decides which consumer may join, and which one gets an entry. One per
+    subscription; registered by type (subscription_types.py).
 
-    It keeps what waits: entries that were given back, and those that it let wait itself.
-    """
+    It stores the positions of the entries that wait: those that were given back, and those for which `pick` returned
+    None."""
 
     individual: ClassVar[bool]
     """Whether entries are acknowledged one by one, and the limits of unacknowledged messages apply."""
@@ -199,7 +199,7 @@ class Policy(Protocol):
 
     def __init__(self, options: SubscriptionOptions) -> None: ...
     def why_incompatible(self, newcomer: Member) -> str | None:
-        """Returns how the options of the consumer contradict those of the others; None if they agree."""
+        """Returns why the options of `newcomer` contradict those of the connected consumers; None if they agree."""
         ...
 
     def why_refused(self, newcomer: Member) -> str | None:
@@ -207,17 +207,18 @@ class Policy(Protocol):
         ...
 
     def add_member(self, member: Member) -> Member | None:
-        """Adds a consumer. Returns the consumer that is replaced by it as the active one, if any: what that one holds
-        is given back."""
+        """Adds a consumer. Returns the consumer that was active before and is no longer, if any: the caller gives its
+        outstanding entries back."""
         ...
 
     def remove_member(self, member: Member) -> None:
-        """Removes a consumer that left. What it held must have been given back before."""
+        """Removes a consumer that left. Its outstanding entries must have been given back before."""
         ...
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
         """Returns the consumer that gets the entry, which is outstanding there from now on; None if the entry waits
-        with the policy, and the next one may go out; else the reason why neither may."""
+        with the policy, so that the next one may be assigned; else the reason why no entry may be assigned. `waited`:
+        the entry waited with the policy."""
         ...
 
     def on_released(self, positions: Sequence[Position]) -> None:
@@ -229,16 +230,17 @@ class Policy(Protocol):
         ...
 
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """Called when an outstanding entry failed and is about to be given back: until `on_recovered`, nothing goes out
-        that follows it in the order that the policy keeps. Returns the outstanding entries that follow it."""
+        """Called when an outstanding entry failed and is about to be given back: until `on_recovered`, no entry is
+        assigned that follows it in the order that the policy guarantees. Returns the outstanding entries that follow
+        it."""
         ...
 
     def on_recovered(self, position: Position) -> None:
-        """Called when an entry that failed is done."""
+        """Called when an entry that failed is done: it no longer holds back the entries that follow it."""
         ...
 
     def is_held_back(self, position: Position) -> bool:
-        """Returns True if every entry from `position` on follows one that failed."""
+        """Returns True if each entry from `position` on follows an entry that failed, and so may not be assigned."""
         ...
 
     def is_waiting(self, entry: Entry) -> bool: ...
@@ -253,8 +255,8 @@ class Policy(Protocol):
     def discard_set(self, ledger_id: int, entries: BitMap) -> None: ...
     def discard_up_to(self, mark: Position) -> None: ...
     def rebalance(self, count: int) -> bool:
-        """Does some of the work that a join or a leave causes. Returns False if there is more; all of it is done before
-        the next entry goes out."""
+        """Checks `count` slots whose owner a join or a leave may have changed. Returns False if there are more; all of
+        them must be checked before the next entry is assigned."""
         ...
 
     def clear(self) -> None:
@@ -263,7 +265,7 @@ class Policy(Protocol):
 
     @property
     def takers(self) -> Collection[Member]:
-        """Returns the members of which one may get the next entry."""
+        """Returns the members that are candidates for the next entry."""
         ...
 
     @property
@@ -275,11 +277,11 @@ class Policy(Protocol):
     def waiting(self) -> Waiting: ...
     @property
     def unread_entries(self) -> int:
-        """Returns how many of the waiting entries have to be read before it is known which consumer they wait for."""
+        """Returns the number of waiting entries that must be read before their consumer is known."""
         ...
 
     def take_events(self) -> Sequence[ActiveChanged]:
-        """Returns the events, since the last call, of which consumers are to be notified."""
+        """Returns the changes of the active consumer since the last call, of which the caller notifies consumers."""
         ...
 
     def statistics(self) -> Statistics: ...

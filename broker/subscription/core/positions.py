@@ -1,4 +1,5 @@
-"""A set of positions in log order: a short list, or one roaring bitmap per ledger.
+"""A set of positions in log order: a short list, or one roaring bitmap per ledger. And the writes of a cursor to its
+ledger (`CursorLog`).
 
 It contains what waits to be handed out. A few positions are in a sorted list, because adding to a list and taking from
 its front costs a tenth of what a bitmap costs; from FEW_MAX on they are bitmaps: a million positions of a contiguous
@@ -220,8 +221,8 @@ class RollReason(enum.Enum):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The bounds at which a cursor ledger ends: entries, bytes, and the least share of its bytes that has to be valid.
-    """
+    """The bounds of a cursor ledger: its most entries, its most bytes, and the smallest share of its bytes that must be
+    valid."""
 
     entries: int
     size_bytes: int
@@ -239,7 +240,7 @@ class CursorWrite(NamedTuple):
 
 
 class CursorLog:
-    """The log of a cursor in one cursor ledger, from its first entry on."""
+    """The writes of a cursor in one cursor ledger, from the ledger's first entry on."""
 
     __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
 
@@ -250,8 +251,8 @@ class CursorLog:
         self._live_bytes = 0
 
     def plan(self, cursor: Cursor, sequence: int) -> CursorWrite:
-        """Returns the next write, which counts only after `on_write_confirmed`. The first write of a log contains the
-        whole state."""
+        """Returns the next write, whose caller must then call `on_write_confirmed` or `on_write_failed`. The first
+        write of a ledger contains the whole state. `sequence`: the number of the write."""
         valid = list(chunks_of(cursor))
         wanted = [key for key in valid if key in cursor.changed_chunks or key not in self._rows]
         cursor.changed_chunks.clear()
@@ -274,11 +275,11 @@ class CursorLog:
 
     @staticmethod
     def on_write_failed(write: CursorWrite, cursor: Cursor) -> None:
-        """Called when the write will never count: its chunks have to be written again."""
+        """Called when the write was not stored and never will be: its chunks are part of the next write."""
         cursor.changed_chunks.update(write.chunks)
 
     def why_roll(self, bounds: Bounds) -> RollReason | None:
-        """Returns why the cursor ledger ends; None: the next write may be appended to it."""
+        """Returns why the cursor ledger has to end; None if the next write may be appended to it."""
         if self._entries >= bounds.entries:
             return RollReason.ENTRIES
         if self._bytes >= max(bounds.size_bytes, 2 * self._live_bytes):
@@ -289,7 +290,7 @@ class CursorLog:
 
 
 def chunks_of(cursor: Cursor) -> Iterator[ChunkKey]:
-    """Yields the keys of the chunks of the state, without the mark."""
+    """Yields the keys of all chunks of the cursor's state. The mark is in none of them."""
     for ledger_id, holes in sorted(cursor.acked.items()):
         yield from keys_of_holes(ledger_id, holes)
     for kind, positions in ((ChunkKind.PARTIALS, cursor.partial), (ChunkKind.COUNTS, cursor.counts)):

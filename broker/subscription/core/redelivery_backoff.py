@@ -1,6 +1,6 @@
 """Entries that were given back and are not to be delivered yet, or never: the back-off ladder, and dead letters.
     policy.is_dead(times), policy.wait_ms(times) # a dead letter, or delivered again after a wait
-    held.hold(position, until_ms)                # until_ms None: it becomes a dead letter
+    held.add(position, until_ms)                 # until_ms None: it becomes a dead letter
     held.take_due(now_ms)                        # these may be delivered again
 A message is delivered 1 + max_redeliver_count times. The cursor keeps the count and the time and stores them, so that
 a restart continues from them (`restore`). What is held is neither outstanding nor waiting for redelivery: the
@@ -46,7 +46,7 @@ SUFFIX = "-DLQ"
 
 
 class DeadLetterPolicy(msgspec.Struct, frozen=True):
-    """The rules for an entry that was given back: when it is delivered again, and when it becomes a dead letter."""
+    """The rules for entries that were given back: when they are delivered again, and when they become dead letters."""
 
     max_redeliver_count: int  # 0: none
     topic: str
@@ -56,19 +56,20 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
         return self.max_redeliver_count > 0
 
     def is_dead(self, times: int) -> bool:
-        """Returns True if an entry that was given back `times` times was delivered as often as it may be."""
+        """Returns True if an entry that was given back `times` times is a dead letter: it was delivered as often as it
+        may be."""
         return times > self.max_redeliver_count
 
     def wait_ms(self, times: int) -> int:
-        """Returns how many ms an entry that was given back `times` times waits for its redelivery; the last step of the
-        ladder repeats."""
+        """Returns the back-off (ms) of an entry that was given back `times` times; the last step of the ladder
+        repeats."""
         if not self.backoff_s:
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
 
     def for_subscription(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
-        """Returns the policy in force for the subscription. A dead-letter topic makes no dead letters of its own, or
-        each would circulate for ever."""
+        """Returns the policy in force for the subscription. On a topic that is itself a dead-letter topic, it makes no
+        dead letters: they would circulate for ever."""
         if not self:
             return self
         its_own = not self.topic and topic.base.local.endswith(SUFFIX)
@@ -83,8 +84,8 @@ NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
 def policy_of(applied: Applied, properties: Mapping[str, str]) -> DeadLetterPolicy:
-    """Returns the policy of a subscription: its properties > topic > namespace > broker. A property that does not parse
-    counts as not set."""
+    """Returns the policy of a subscription. Each value is that of the subscription's properties, else of the topic, the
+    namespace, or the broker. A property that does not parse counts as not set."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
     own_count, own_ladder = properties.get(MAX_COUNT, ""), properties.get(LADDER, "")
     if (own := whole(own_count)) is not None:
@@ -120,10 +121,10 @@ class BackoffQueue:
     def restore(
         self, counts: Mapping[Position, RedeliveryCount], policy: DeadLetterPolicy, now_ms: int
     ) -> list[Position]:
-        """Continues after a restart; returns the entries that are dead letters.
+        """Fills the queue from stored counts after a restart. Returns the entries that are dead letters.
 
         `until_ms` of a count is by the clock of another broker, which may be hours ahead: no entry waits longer than
-        the policy says."""
+        the back-off of `policy` from `now_ms` on."""
         dead = []
         for position, count in counts.items():
             if policy and policy.is_dead(count.redeliveries):
@@ -134,7 +135,7 @@ class BackoffQueue:
         return dead
 
     def add(self, position: Position, until_ms: int | None) -> None:
-        """Holds the entry back until `until_ms`; None: until it is a dead letter."""
+        """Holds the entry back until `until_ms` (ms since the epoch); None: until it is moved to the dead letters."""
         self.drop(position)
         self.until[position] = until_ms
         if until_ms is not None:
@@ -153,7 +154,7 @@ class BackoffQueue:
             self.drop(position)
 
     def take_due(self, now_ms: int) -> list[Position]:
-        """Removes and returns the entries whose wait is over."""
+        """Removes and returns the entries whose back-off is over."""
         found: list[Position] = []
         while self._due and self._due[0][0] <= now_ms:
             position = self._due.pop(0)[1]
@@ -162,14 +163,14 @@ class BackoffQueue:
         return found
 
     def drop_timed(self) -> None:
-        """Removes the entries that wait for a time; dead letters stay."""
+        """Removes the entries that wait for the end of a back-off; dead letters stay."""
         for _, position in self._due:
             del self.until[position]
         self._due.clear()
 
     @property
     def next_ms(self) -> int | None:
-        """Returns when the next wait ends, in ms since the epoch; None if nothing waits."""
+        """Returns when the next back-off ends (ms since the epoch); None if no entry waits for that."""
         return int(self._due[0][0]) if self._due else None
 
     def clear(self) -> None:
@@ -222,7 +223,7 @@ _OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "t
 
 
 class LetterOrigin(NamedTuple):
-    """The origin of a dead letter: topic, subscription, entry, and how often it was given back."""
+    """The origin of a dead letter: topic, subscription, entry, and the entry's redelivery count with its maximum."""
 
     topic: TopicName
     subscription: str
@@ -232,19 +233,20 @@ class LetterOrigin(NamedTuple):
 
     @property
     def producer_name(self) -> str:
-        """Returns the name of the producer of this dead letter: one for each source entry."""
+        """Returns the producer name of the dead letter: a different one for each source entry."""
         ledger_id, entry_id = self.position
         return f"{self.topic.local}-{self.topic.partition}-{self.subscription}-DLQ-{ledger_id}-{entry_id}"
 
     @property
     def reason(self) -> str:
-        """Returns, in words, why it is a dead letter."""
+        """Returns a text for users: why the entry is a dead letter."""
         return f"given back {self.redeliveries} times, at most {self.max_redeliver_count} redeliveries are allowed"
 
 
 def letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
     """Returns the dead letters of an entry, as client-parts, in order: one for each message whose batch index is not in
-    `done` (acknowledged). What cannot be taken apart is one letter."""
+    `done` (the acknowledged ones). If the entry's messages cannot be told apart (encrypted, damaged, a chunk), returns
+    one dead letter."""
     reason = source.reason
     try:
         body = split_broker_part(entry)[2]
@@ -269,7 +271,7 @@ def letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], now_ms
 
 def chunk_letter(source: LetterOrigin, entry: Buffer, now_ms: int) -> bytes:
     """Returns the client-part of the dead letter for one chunk. `source.position` must be that of the message's last
-    chunk. Raises CorruptEntry."""
+    chunk. Raises CorruptEntry if the entry is damaged."""
     body = split_broker_part(entry)[2]
     header = parse_header(body)
     return _as_it_is(source, header, bytes(body[header.payload_offset :]), now_ms, uuid=f"{source.producer_name}-0")
