@@ -166,7 +166,7 @@ LEVEL = "1"
 1.30, -O1 1.41, -O2 1.39 million messages a second; `small-sends` 14,000, 13,800, 14,000 (two cores, gcc 12)."""
 HIDDEN = "-fvisibility=hidden"
 """The functions of the library call each other directly, not by the table of a shared one: 1 MB less, and a fifth less
-time to compile. A module's `PyInit_` is exported by Python's own macro."""
+time to compile. The entry point of a module is exported by Python's own macro."""
 
 
 CHECKED = """[mypy]
