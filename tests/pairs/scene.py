@@ -381,7 +381,14 @@ class Scene:
             import pulsar
 
             return await asyncio.to_thread(Blocking, pulsar, self.server.pulsar_url, self.keys, self.typed)
-        return await asyncio.to_thread(Blocking, magnetar, self.server.url, self.keys, self.typed)
+        hand = await asyncio.to_thread(Blocking, magnetar, self.server.url, self.keys, self.typed)
+        async with asyncio.timeout(60):  # a first contact gives up after a second; one that is killed is away longer
+            while True:
+                try:
+                    await asyncio.to_thread(hand.client.get_topic_partitions, self.topic)
+                    return hand
+                except magnetar.ConnectError:
+                    await asyncio.sleep(0.1)
 
     # ------------------------------------------------------------------------------ the play
     async def _play(self) -> None:
