@@ -166,7 +166,7 @@ class _GrpcMessages:
         from magnetar.runtime.grpc.stream import GrpcStream
 
         self.sent = self.came = 0
-        envelope, came = GrpcStream._next_envelope, GrpcStream.message_came
+        envelope, came = GrpcStream._next_envelope, GrpcStream.on_message
 
         def counted_envelope(stream: Any) -> Any:
             self.sent += 1
@@ -179,7 +179,7 @@ class _GrpcMessages:
         self.counts = not is_compiled()  # a compiled method cannot be replaced
         if self.counts:
             GrpcStream._next_envelope = counted_envelope  # type: ignore[method-assign]
-            GrpcStream.message_came = counted_came  # type: ignore[method-assign]
+            GrpcStream.on_message = counted_came  # type: ignore[method-assign]
 
 
 Load = Callable[[float], int]

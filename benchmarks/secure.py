@@ -182,7 +182,7 @@ def secure_latency(options: Options) -> Run:
 
 def connect(options: Options) -> Run:
     """Connections per second, each with a handshake, an authenticated look-up, and its end; AT_ONCE at a time."""
-    from magnetar.client.connect.authentication import caller_access
+    from magnetar.client.connect.authentication import make_caller_access
     from magnetar.client.connect.service_url import parse_service_url
     from magnetar.client.connect.world import client_world
     from magnetar.proto import wire_pb2 as wire
@@ -191,7 +191,7 @@ def connect(options: Options) -> Run:
     async def main(both: Both) -> tuple[int, float]:
         credentials = both.credentials()
         url, network = parse_service_url(both.secure.url), client_world().network
-        access = caller_access(url, credentials.pop("authentication"), credentials)
+        access = make_caller_access(url, credentials.pop("authentication"), credentials)
         made, until, begin = 0, time.perf_counter() + options.seconds, time.perf_counter()
 
         async def worker() -> None:

@@ -35,8 +35,8 @@ def txn_aborts(options: Options) -> Run:
 
         world = real_world()
         tree = await SqliteStore.open(world, os.path.join(directory, "metadata"))
-        bookie = await Bookie.start(world, BookieConfig(data=os.path.join(directory, "bookie")), tree.session())
-        client = LedgerClient(world, tree.session())
+        bookie = await Bookie.start(world, BookieConfig(data=os.path.join(directory, "bookie")), tree.new_session())
+        client = LedgerClient(world, tree.new_session())
         try:
             log = _log(entries)
             stored_bytes, written_s = await _write(world, client, log, aborts, random.Random(options.seed))

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 
-from ..ledger.adds_format import Entry, encode_statuses, open_add, open_adds
+from ..ledger.adds_format import Entry, encode_statuses, verify_add, verify_adds
 from ..ledger.peer_format import FENCING, RECOVERING, AnswerHead, Op, RequestHead, Status, decode_request, pack_added
 from ..runtime.clock import Clock
 from ..runtime.metrics import BYTES, SECONDS, Histogram
@@ -57,7 +57,7 @@ class RequestBudget:
         self._by_connection: dict[Hashable, int] = {}
         self.bytes = 0
 
-    def add(self, connection: Hashable, size: int) -> bool:
+    def reserve(self, connection: Hashable, size: int) -> bool:
         """Reserves `size` bytes for a request. Returns False, and reserves nothing, if that would exceed a bound; a
         request that is alone is within every bound.
         """
@@ -231,7 +231,7 @@ class Adds:
 
     def on_plain_add(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
         """Handles an ADD without flags, as `on_request` does, but faster: most requests are such ones."""
-        opened = open_add(ledger, entry, request.frames, self._entry_bytes_max)
+        opened = verify_add(ledger, entry, request.frames, self._entry_bytes_max)
         if opened is None:
             self._refuse_whole(request, Op.ADD, ledger, entry, came)
             return
@@ -249,9 +249,9 @@ class Adds:
             raise ValueError("an add fences nothing")
         recovery = bool(head.flags) and head.flags in RECOVERING
         if head.op is Op.ADD_MANY:
-            statuses, entries, size, lac = open_adds(head, request.frames, self._entry_bytes_max)
+            statuses, entries, size, lac = verify_adds(head, request.frames, self._entry_bytes_max)
             return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, statuses, entries, size, lac)
-        opened = open_add(head.ledger, head.entry, request.frames, self._entry_bytes_max)
+        opened = verify_add(head.ledger, head.entry, request.frames, self._entry_bytes_max)
         if opened is None:
             raise ValueError("not a stored entry")
         stored, lac = opened
@@ -309,9 +309,9 @@ class Adds:
     def _enqueue(self, batch: AddBatch) -> None:
         """Queues the batch until there is room; refuses it if the queue is full or waiting would not help."""
         queue = self._held_recovery if batch.recovery else self._held
-        if self._store.flush_blocked and not batch.recovery:
+        if self._store.is_flush_blocked and not batch.recovery:
             self._refuse(batch, Status.READ_ONLY)
-        elif self._store.without_descriptor or not queue.has_room_for(batch, self._held_bytes_max):
+        elif self._store.is_short_of_descriptors or not queue.has_room_for(batch, self._held_bytes_max):
             self._refuse(batch, Status.BUSY)
         else:
             queue.push(batch)
@@ -328,10 +328,10 @@ class Adds:
         for queue in (self._held_recovery, self._held):
             while queue.batches and self._store.has_room and self._in_flight < REQUESTS_MAX:
                 self._admit(queue.pop())
-        if self._store.flush_blocked:
+        if self._store.is_flush_blocked:
             while self._held.batches:
                 self._refuse(self._held.pop(), Status.READ_ONLY)
-        if self._store.without_descriptor:
+        if self._store.is_short_of_descriptors:
             for queue in (self._held_recovery, self._held):
                 while queue.batches:
                     self._refuse(queue.pop(), Status.BUSY)

@@ -134,7 +134,7 @@ class BookieAdmin:
         return {
             "bookie": self._bookie_id,
             "disk": self._upkeep.state.value,
-            "readOnly": self._upkeep.state.read_only,
+            "readOnly": self._upkeep.state.is_read_only,
             "totalBytes": total,
             "freeBytes": free,
             "logs": len(store.index.logs()),
@@ -180,7 +180,7 @@ class BookieAdmin:
     def _limbo(self) -> Json:
         limbo = self._exit
         blocked = dict(list(limbo.blocked.items())[:BLOCKED_MAX])
-        return {"upto": limbo.upto, "blocked": len(limbo.blocked), "why": blocked, **limbo.counters}
+        return {"upto": limbo.limbo_upto, "blocked": len(limbo.blocked), "why": blocked, **limbo.counters}
 
     async def _accept_loss(self, options: Options) -> Json:
         check_option_names(options, ())
@@ -267,7 +267,9 @@ class _ManualRuns:
         began = self._clock.wall_ms()
         self._last = {"startedMs": began, "endedMs": None, "error": None, "message": None}
         try:
-            done = await self._collector.run(force=force, minor=True, major=major, roll=roll, on_progress=self._hear)
+            done = await self._collector.run_pass(
+                force=force, minor=True, major=major, roll=roll, on_progress=self._hear
+            )
             self._last |= _done(done)
         except (MagnetarError, ValueError, NoSpace, OSError) as error:
             _LOG.warning("garbage collection started by hand failed: %s", error)

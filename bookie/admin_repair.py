@@ -139,7 +139,7 @@ class RepairVerbs:
     async def _bookies(self, options: Options) -> Json:
         check_option_names(options, ())
         store = self._session()
-        available, departing = await marks.available_bookies(store), await marks.departing_bookies(store)
+        available, departing = await marks.list_registered(store), await marks.list_departing(store)
         cookies = await store.children(paths.COOKIES)
         named: Counter[str] = Counter()
         for record in await self._records(await marks.list_ledgers(store, paths.LEDGERS)):

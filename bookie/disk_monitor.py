@@ -51,7 +51,7 @@ class DiskState(enum.Enum):
     NO_ROOM = "no room"
 
     @property
-    def read_only(self) -> bool:
+    def is_read_only(self) -> bool:
         return self in (DiskState.FULL, DiskState.NO_ROOM)
 
 
@@ -83,12 +83,12 @@ def judge(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool
     """Returns the present state of the disk. `was`: its state before. `no_room`: a write found no room and none has
     succeeded since, or the reserve is missing.
     """
-    floor = limits.floor_bytes(usage.total) * (LEAVES_SHARE if was.read_only else 1.0)
+    floor = limits.floor_bytes(usage.total) * (LEAVES_SHARE if was.is_read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM
     if usage.used_share >= limits.full_share or usage.free < floor:
         return DiskState.FULL
-    if was.read_only and usage.used_share >= limits.low_water_share:
+    if was.is_read_only and usage.used_share >= limits.low_water_share:
         return DiskState.FULL
     return DiskState.TIGHT if usage.used_share >= limits.warn_share else DiskState.WRITABLE
 
@@ -117,8 +117,8 @@ class DiskMonitor:
         self.departing = False  # an operator empties the bookie: read-only, whatever the state of its disk
 
     @property
-    def read_only(self) -> bool:
-        return self.departing or self.state.read_only
+    def is_read_only(self) -> bool:
+        return self.departing or self.state.is_read_only
 
     def set_departing(self, departing: bool) -> None:
         """Sets whether an operator has ordered to move all copies off this bookie; then it is read-only."""
@@ -126,7 +126,7 @@ class DiskMonitor:
             how = "departing: it takes no new ledgers" if departing else "not departing any more"
             _LOG.warning("the bookie is %s", how)
         self.departing = departing
-        self._on_read_only(self.read_only)
+        self._on_read_only(self.is_read_only)
 
     def on_no_space(self) -> None:
         """Called when a write found no room: refuses adds of clients from now on, and starts a check of the disk."""
@@ -142,7 +142,7 @@ class DiskMonitor:
         reserve.
         """
         limits = self._limits
-        limit = limits.low_water_share if self.state.read_only else limits.full_share
+        limit = limits.low_water_share if self.state.is_read_only else limits.full_share
         no_room = not await self._store.room.ensure_room(limit)
         usage = self.usage = DiskUsage(*await self._store.room.usage())
         self._become(judge(usage, limits, self.state, no_room=no_room), usage)
@@ -153,7 +153,7 @@ class DiskMonitor:
             level = logging.INFO if state is DiskState.WRITABLE else logging.WARNING
             _LOG.log(level, "the disk is %s, was %s%s", state.value, self.state.value, free)
         self.state = state
-        self._on_read_only(self.read_only)
+        self._on_read_only(self.is_read_only)
 
     def _floor_told(self, usage: DiskUsage) -> str:
         """Returns a text for the log if fewer bytes are free than the floor; else ""."""
@@ -183,5 +183,5 @@ class DiskMonitor:
                     _LOG.exception("a step of the disk monitor failed, the others run")
 
     async def _register(self) -> None:
-        if not self._registration.is_current(read_only=self.read_only, free_bytes=self.usage.free):
+        if not self._registration.is_current(read_only=self.is_read_only, free_bytes=self.usage.free):
             await self._registration.register()

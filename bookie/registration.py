@@ -121,7 +121,7 @@ class Registration:
             return
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
 
-    async def withdraw(self) -> None:
+    async def unregister(self) -> None:
         """Deletes the registration: no client chooses the bookie for a new ledger until it registers again."""
         if self._said is not None:
             with contextlib.suppress(NotFound):
@@ -221,13 +221,13 @@ class PositionRecorder:
         """The metadata forgot what this process stored in it."""
 
     def defer_answer(self, answer: Callable[[], None]) -> None:
-        """Calls `answer` after the next successful `store`, in the order of these calls. The entries that `answer`
-        confirms must be synced.
+        """Calls `answer` after the next successful `store_position`, in the order of these calls. The entries that
+        `answer` confirms must be synced.
         """
         self._held.append(answer)
         self._due.set()
 
-    async def store(self) -> None:
+    async def store_position(self) -> None:
         """Stores the position if it changed, then calls the deferred answers. Raises the metadata's errors, and then
         has changed nothing.
         """
@@ -255,7 +255,7 @@ class PositionRecorder:
                 pass
             self._due.clear()
             try:
-                await self.store()
+                await self.store_position()
             except MagnetarError as error:
                 _LOG.warning("up to where the journal is synced is not noted: %s", error)
 
@@ -263,6 +263,6 @@ class PositionRecorder:
         """Stores the position a last time, if the metadata answers in time."""
         try:
             async with asyncio.timeout(END_S):
-                await self.store()
+                await self.store_position()
         except (MagnetarError, TimeoutError) as error:
             _LOG.info("up to where the journal is synced is not noted at the end: %s", error or "no answer")

@@ -28,9 +28,9 @@ from ..runtime.network import Endpoint, PeerServing, World
 from ..runtime.tasks import Supervisor, run_to_end
 from .disk_monitor import DiskLimits, DiskMonitor, DiskState
 from .format.journal import Damaged
-from .maintenance.garbage import GarbageCollector, GracePeriod, Schedule
-from .maintenance.limbo import LimboExit, highest_ledger
-from .maintenance.repair import RepairKeeper
+from .maintenance.garbage import CompactionSchedule, GarbageCollector, GracePeriod
+from .maintenance.limbo import LimboExit, largest_allocated_ledger
+from .maintenance.repair import RepairSupervisor
 from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
 from .maintenance.scrub import EntryRepairer, QuarantineReports, Scrubber
 from .maintenance.seen import MetadataMemory
@@ -124,13 +124,13 @@ class Bookie:
         self._serving: PeerServing
         self._notes: PositionRecorder
         self._upkeep: DiskMonitor
-        self._schedule: Schedule
+        self._schedule: CompactionSchedule
         self._collector: GarbageCollector
         self._mender: EntryRepairer
         self._limbo: LimboExit
         self._scrubber: Scrubber
         self._reports: QuarantineReports
-        self._repair: RepairKeeper
+        self._repair: RepairSupervisor
         self._admin: BookieAdmin | None = None  # made by the first operator that asks
 
     @classmethod
@@ -151,7 +151,7 @@ class Bookie:
         except (Damaged, NewerFormat, NoSpace) as error:
             raise self._refusal(error) from error
         try:
-            upto = partial(highest_ledger, self._registration.metadata)
+            upto = partial(largest_allocated_ledger, self._registration.metadata)
             await self._registration.check_only_process(world, UUID(bytes=self._identity.uuid))
             await self._memory.load()
             await self._memory.check_trust(self._registration.metadata, accepted=self._identity.metadata_accepted)
@@ -207,13 +207,13 @@ class Bookie:
             config.gc_minor_share, config.gc_major_share, config.store.log_bytes_max // 16, config.gc_bytes_per_s,
             config.gc_full_share,
         )  # fmt: skip
-        self._schedule = Schedule(
+        self._schedule = CompactionSchedule(
             self._world, config.data, config.gc_interval_s, config.gc_minor_interval_s, config.gc_major_interval_s
         )
         self._collector = GarbageCollector(
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
             GracePeriod(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
-            lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.read_only,
+            lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.is_read_only,
             lambda: self._went_back or self._notes.went_back,
         )  # fmt: skip
         self._limbo = LimboExit(
@@ -227,7 +227,7 @@ class Bookie:
             self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.repair_ledger
         )
         self._reports = QuarantineReports(self._store, self.id, self._world.clock, self._mender.on_quarantined)
-        self._repair = RepairKeeper(
+        self._repair = RepairSupervisor(
             self._world, lambda: self._registration.metadata, config.repair, self.id, config.register_retry_s
         )
         self._service = BookieService(
@@ -263,7 +263,7 @@ class Bookie:
         if isinstance(error, NoSpace):
             return ReadOnly(f"no room for the journal in {self._config.data}; free some and start again")
         if isinstance(error, PermissionError):
-            return identity.unusable(self._config.data, error)
+            return identity.unusable_directory(self._config.data, error)
         return error if isinstance(error, NewerFormat) else InvalidConfiguration(str(error))
 
     async def close(self) -> None:
@@ -309,8 +309,8 @@ class Bookie:
     def statistics(self) -> dict[str, int]:
         total, free = self._upkeep.usage
         own = {
-            "read_only": int(self._upkeep.read_only), "disk_total_bytes": total, "disk_free_bytes": free,
-            "reserve_held": int(self._store.room.reserve_held), "upkeep_failures": self._upkeep.failures,
+            "read_only": int(self._upkeep.is_read_only), "disk_total_bytes": total, "disk_free_bytes": free,
+            "reserve_held": int(self._store.room.is_reserve_held), "upkeep_failures": self._upkeep.failures,
         }  # fmt: skip
         parts = (
             self._store, self._service, self._collector, self._limbo, self._scrubber, self._repair, self.background
@@ -326,7 +326,7 @@ class Bookie:
         return self._collector
 
     @property
-    def limbo(self) -> LimboExit:
+    def limbo_exit(self) -> LimboExit:
         return self._limbo
 
     @property
@@ -334,24 +334,24 @@ class Bookie:
         return self._scrubber
 
     @property
-    def notes(self) -> PositionRecorder:
+    def position_recorder(self) -> PositionRecorder:
         return self._notes
 
     @property
-    def upkeep(self) -> DiskMonitor:
+    def disk_monitor(self) -> DiskMonitor:
         return self._upkeep
 
     async def _record(self) -> records.BookieRecord:
         total, free = await self._store.room.usage()
         return records.BookieRecord(
-            bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.read_only,
-            rack=self._config.rack, total_bytes=total, free_bytes=free, limbo=self._limbo.upto >= 0,
+            bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.is_read_only,
+            rack=self._config.rack, total_bytes=total, free_bytes=free, limbo=self._limbo.limbo_upto >= 0,
             fenced_upto=self._store.descriptors.fenced_upto, process=self._process, key=self._serving.key,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------ upkeep
     def _set_read_only(self, read_only: bool) -> None:
-        self._service.read_only = read_only
+        self._service.is_read_only = read_only
 
     async def _learn_departing(self) -> None:
         """Reads whether an operator has ordered to move all copies off this bookie."""
@@ -379,12 +379,12 @@ class Bookie:
             await self._trust(self._registration.metadata)
         except InvalidConfiguration as error:  # an older copy may have the bookie's session, and its former process
             _LOG.error("no longer registered, and nothing is deleted until a restart: %s", error)
-            await self._registration.withdraw()
+            await self._registration.unregister()
             return
         if replaced:
             self._world.files.die(f"another process serves as bookie {self.id}, and was started on a copy of its data")
             return
-        await self._reports.store(self._registration.metadata)
+        await self._reports.store_reports(self._registration.metadata)
 
 
 # -------------------------------------------------------------------------------------------------------- memory

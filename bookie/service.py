@@ -45,9 +45,9 @@ from ..ledger.peer_format import (
     Op,
     RequestHead,
     Status,
-    decode_add,
     decode_request,
     encode_runs,
+    parse_plain_add,
 )
 from ..metadata.store import MetadataStore
 from ..runtime.access import Principal
@@ -57,7 +57,7 @@ from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks
 from .adds import Adds, Intent, Intents, RequestBudget, request_memory_bytes
-from .newcomers import Newcomers, Parked
+from .newcomers import LedgerIntroductions, Parked
 from .store.reads import ReadResult
 from .store.store import Store
 
@@ -104,15 +104,15 @@ class BookieService:
         self._reads_bytes_max = reads_bytes_max
         self._read_bytes_max = read_bytes_max
         self._reads_bytes = 0
-        self.newcomers: Newcomers | None = None  # None: any ledger may begin
+        self.newcomers: LedgerIntroductions | None = None  # None: any ledger may begin
         if metadata is not None:
             store.keys.require_introduction()
-            self.newcomers = Newcomers(
+            self.newcomers = LedgerIntroductions(
                 metadata, store.keys.introduce, self._handle_parked, self._refuse, waiting_bytes_max=held_bytes_max
             )
         self._intents = Intents(self._seal)
         self.adds = Adds(
-            store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.park, slow_down,
+            store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.hold_request, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
         )  # fmt: skip
         self._fences = RequestBudget(held_bytes_max // FENCES_PART)
@@ -131,11 +131,11 @@ class BookieService:
         self.refused = dict.fromkeys(Status, 0)  # requests that are not adds
 
     @property
-    def read_only(self) -> bool:
+    def is_read_only(self) -> bool:
         return self.adds.read_only
 
-    @read_only.setter
-    def read_only(self, value: bool) -> None:
+    @is_read_only.setter
+    def is_read_only(self, value: bool) -> None:
         self.adds.read_only = value
 
     # ------------------------------------------------------------------------------------ a turn
@@ -145,7 +145,7 @@ class BookieService:
         self.requests += len(requests)
         came = self._clock.monotonic()
         for request in requests:
-            if (add := decode_add(request.head)) is not None:
+            if (add := parse_plain_add(request.head)) is not None:
                 self.adds.on_plain_add(request, *add, came)
                 continue
             try:
@@ -217,10 +217,10 @@ class BookieService:
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._store.is_fenced(head.ledger, head.key):  # each read of a recovery fences, and one waits
             self._answer_fenced(request, head, came)
-        elif not self._fences.add(request.connection, size := request_memory_bytes(request)):
+        elif not self._fences.reserve(request.connection, size := request_memory_bytes(request)):
             self._refuse(request, head, Status.BUSY)
         elif (status := self._store.fence(head.ledger, head.key)) is Status.OK:
-            if self._store.fence_is_durable(head.ledger):
+            if self._store.is_fence_durable(head.ledger):
                 self._fenced(request, head, came, size, ok=True)
             else:
                 self._intents.turn.append(partial(self._fenced, request, head, came, size))
@@ -231,7 +231,7 @@ class BookieService:
     def _fenced(self, request: Request, head: RequestHead, came: float, size: int, ok: bool) -> None:
         """Answers a request with FENCE after its fence was sealed; UNKNOWN if the fence is not durable."""
         self._fences.release(request.connection, size)
-        if not (ok and self._store.fence_is_durable(head.ledger)):
+        if not (ok and self._store.is_fence_durable(head.ledger)):
             self._refuse(request, head, Status.UNKNOWN)
         else:
             self._answer_fenced(request, head, came)
@@ -246,7 +246,7 @@ class BookieService:
         size = request_memory_bytes(request)
         if head.ledger < 0 or head.entry < -1:
             self._refuse(request, head, Status.BAD_REQUEST)
-        elif self._store.journal_full or not self._lacs.add(request.connection, size):
+        elif self._store.is_journal_full or not self._lacs.reserve(request.connection, size):
             self._refuse(request, head, Status.BUSY)
         elif (status := self._store.write_lac(head.ledger, head.key, head.entry)) is Status.OK:
             self._intents.turn.append(partial(self._lac_written, request, head, size))
@@ -270,7 +270,7 @@ class BookieService:
     def _park_or_refuse(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
         """Parks a request of a ledger that is unknown here; refuses any other with `status`."""
         if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
-            self.newcomers.park(request, head, came)
+            self.newcomers.hold_request(request, head, came)
         else:
             self._refuse(request, head, status)
 
@@ -315,7 +315,7 @@ class BookieService:
         """Queues a read until it may start, in the order of arrival. Answers BUSY if too much waits, of this connection
         or in all.
         """
-        if self._waiting_reads.add(request.connection, request_memory_bytes(request)):
+        if self._waiting_reads.reserve(request.connection, request_memory_bytes(request)):
             self._queued.append((request, head, came))
         else:
             self._refuse(request, head, Status.BUSY)

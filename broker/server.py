@@ -30,7 +30,7 @@ from .grpc.checked import CheckedService
 from .grpc.connection import BrokerService
 from .node.load_turns import LOOK_S
 from .node.topic_manager import TopicManager
-from .pulsar.protocol import PulsarProtocol, advertised_urls
+from .pulsar.protocol import PulsarProtocol, make_advertised_urls
 from .rest.protocol import RestProtocol
 from .topic.topic import Topic
 
@@ -54,8 +54,8 @@ class Broker:
         self._services = {
             name: CheckedService(name, service, self.topic_manager.access)
             for name, service in (
-                ("Broker", BrokerService(self.topic_manager)), ("Admin", later.lazy_admin(self.topic_manager)),
-                ("Transactions", later.lazy_transactions(self.topic_manager)),
+                ("Broker", BrokerService(self.topic_manager)), ("Admin", later.make_lazy_admin(self.topic_manager)),
+                ("Transactions", later.make_lazy_transactions(self.topic_manager)),
             )
         }  # fmt: skip
         self.rest = RestProtocol(self.topic_manager, self._services)
@@ -95,7 +95,9 @@ class Broker:
             if config.http_listen is not None:
                 self._http = await network.serve_bytes(config.http_listen, self.rest.serve, access)
             await ensure_id_counter(self._metadata)
-            await self.topic_manager.enter(self._metadata, str(self.endpoint), self.pulsar_urls, self.http_url)
+            await self.topic_manager.begin_ownership(
+                self._metadata, str(self.endpoint), self.pulsar_urls, self.http_url
+            )
         except BaseException:
             await self._stop_serving()
             raise
@@ -129,7 +131,7 @@ class Broker:
         """The URLs at which Pulsar clients reach the broker, by the name of the listener."""
         if self._pulsar is None:
             return {}
-        return advertised_urls(self._config, self._pulsar.endpoint, is_encrypted=self._pulsar.is_encrypted)
+        return make_advertised_urls(self._config, self._pulsar.endpoint, is_encrypted=self._pulsar.is_encrypted)
 
     @property
     def http_url(self) -> str:
@@ -196,7 +198,7 @@ class Broker:
     async def _drop_all(self) -> None:
         _LOG.error("there is no metadata session: all topics are dropped")
         try:
-            await self.topic_manager.drop_all(SessionExpired("the broker's metadata session is lost"))
+            await self.topic_manager.abandon_all(SessionExpired("the broker's metadata session is lost"))
         except Exception:  # it owns nothing any more in any case, and must serve again
             _LOG.exception("topics were not dropped in order")
 
@@ -233,7 +235,7 @@ class Broker:
             if self.topic_manager.has_session:
                 await self.topic_manager.resume(fresh)
             else:
-                await self.topic_manager.enter(fresh, str(self.endpoint), self.pulsar_urls, self.http_url)
+                await self.topic_manager.begin_ownership(fresh, str(self.endpoint), self.pulsar_urls, self.http_url)
         except MagnetarError as error:
             _LOG.warning("not registered in the new metadata session: %s", error)
             if self.topic_manager.has_session:

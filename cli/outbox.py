@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .common.exits import NOT_AVAILABLE, NOT_FOUND, USAGE, Failure
-from .common.lazy import Lazy, LazyGroup
-from .common.session import YES, Session, confirm, connected
-from .common.units import Real
+from .common.lazy import LazyCommand, LazyGroup
+from .common.session import YES, Session, confirm, with_session
+from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -130,7 +130,7 @@ def list_rows(database: Database, out: Output, state: str | None, topic: str | N
 
     wanted = RowState[state.upper()] if state is not None else None
     rows = [row._asdict() for row in database.admin().rows(state=wanted, topic=topic, limit=limit)]
-    out.rows(rows, ("id", "state", "topic", "key", "size", "attempts", "seq", "unit", "error"), empty="no rows")
+    out.print_rows(rows, ("id", "state", "topic", "key", "size", "attempts", "seq", "unit", "error"), empty="no rows")
 
 
 @click.command()
@@ -149,10 +149,10 @@ def status(database: Database, out: Output) -> None:
     lag = Store(database.engine, database.outbox).lag()._asdict()
     shards = [each._asdict() for each in admin.shards()]
     if out.json:
-        out.document({**lag, "shards": shards})
+        out.print_document({**lag, "shards": shards})
         return
     out.print_record(lag)
-    out.rows(shards, ("shard", "shards", "holder", "seen_s", "next_seq", "epoch"), empty="no relay had it yet")
+    out.print_rows(shards, ("shard", "shards", "holder", "seen_s", "next_seq", "epoch"), empty="no relay had it yet")
 
 
 def _ids(everything: bool, ids: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -225,7 +225,7 @@ def shards(database: Database, out: Output, count: int) -> None:
     Example:
       magnetar outbox shards 4 --database sqlite:///shop.db
     """
-    database.admin().divide(count)
+    database.admin().set_shards(count)
     out.print_done(f"{count} shards: start a relay for each", shards=count)
 
 
@@ -234,7 +234,7 @@ def shards(database: Database, out: Output, count: int) -> None:
 @click.option("--name", default=None, help="Of the outbox, as its relay has it (default: the database's).")
 @YES
 @with_database
-@connected
+@with_session
 def renumber(session: Session, database: Database, shard: int, name: str | None, yes: bool) -> None:
     """Continue after OutboxBehind or SequencesForgotten: number rows after those that the topics have.
 
@@ -254,19 +254,19 @@ def renumber(session: Session, database: Database, shard: int, name: str | None,
     finally:
         client.close()
     rows = [{"destination": each, "last_seq": seq} for each, seq in last.items()]
-    session.out.rows(rows, ("destination", "last_seq"), empty="no topics")
+    session.out.print_rows(rows, ("destination", "last_seq"), empty="no topics")
 
 
 COMMANDS = {
-    "create": Lazy(".outbox", "create", "Make the tables."),
-    "relay": Lazy(".outbox", "relay", "Send the rows of a shard."),
-    "list": Lazy(".outbox", "list_rows", "List rows by state."),
-    "status": Lazy(".outbox", "status", "The lag, and who relays which shard."),
-    "park": Lazy(".outbox", "park", "Park rows."),
-    "revive": Lazy(".outbox", "revive", "Let parked rows wait again."),
-    "drop": Lazy(".outbox", "drop", "Delete rows."),
-    "shards": Lazy(".outbox", "shards", "Change the number of shards."),
-    "renumber": Lazy(".outbox", "renumber", "Continue after a restored backup."),
+    "create": LazyCommand(".outbox", "create", "Make the tables."),
+    "relay": LazyCommand(".outbox", "relay", "Send the rows of a shard."),
+    "list": LazyCommand(".outbox", "list_rows", "List rows by state."),
+    "status": LazyCommand(".outbox", "status", "The lag, and who relays which shard."),
+    "park": LazyCommand(".outbox", "park", "Park rows."),
+    "revive": LazyCommand(".outbox", "revive", "Let parked rows wait again."),
+    "drop": LazyCommand(".outbox", "drop", "Delete rows."),
+    "shards": LazyCommand(".outbox", "shards", "Change the number of shards."),
+    "renumber": LazyCommand(".outbox", "renumber", "Continue after a restored backup."),
 }
 
 outbox = LazyGroup(
@@ -292,9 +292,9 @@ READY_POLL_S = 1.0
     "--atomic", is_flag=True, help="Send what one transaction of the application wrote in one transaction; one shard."
 )
 @click.option("--until-empty", is_flag=True, help="End when no row waits or is claimed.")
-@click.option("--report", type=Real(0.1), default=10.0, show_default=True, help="Seconds between reports.")
+@click.option("--report", type=FiniteNumber(0.1), default=10.0, show_default=True, help="Seconds between reports.")
 @with_database
-@connected
+@with_session
 def relay(
     session: Session, database: Database, shard: int, shards: int, name: str | None, standby: bool, atomic: bool,
     until_empty: bool, report: float,

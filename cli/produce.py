@@ -15,8 +15,8 @@ import click
 from ..proto.states import NUMBERS
 from ..runtime.clock import SystemClock
 from .common.exits import Failure
-from .common.session import Session, connected
-from .common.units import Real
+from .common.session import Session, with_session
+from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
     from ..client.common.errors import Result
@@ -56,7 +56,7 @@ class _WithHint(click.Command):
     "-n", "--count", type=click.IntRange(1, 10**12), default=1, show_default=True, help="Send all of it so often."
 )
 @click.option(
-    "-r", "--rate", type=Real(0.001), default=None, help="Messages per second (default: all it takes)."
+    "-r", "--rate", type=FiniteNumber(0.001), default=None, help="Messages per second (default: all it takes)."
 )
 @click.option("-k", "--key", default=None, callback=_is_text, help="Key of the messages.")
 @click.option(
@@ -65,7 +65,7 @@ class _WithHint(click.Command):
 @click.option("-c", "--compression", type=click.Choice(["none", "lz4", "zlib", "zstd", "snappy"]), default="none")
 @click.option("--deliver-after", default=None, metavar="TIME", help="On shared types not before: 10s, 5m, 2h, 3d.")
 @click.option("--deliver-at", type=click.IntRange(1), default=None, metavar="MS", help="… or this time, in ms UTC.")
-@connected
+@with_session
 def produce(
     session: Session,
     topic: str,
@@ -88,17 +88,17 @@ def produce(
       seq 1000 | magnetar produce orders --rate 100 -k customer-7
     """
     from .common import units
-    from .common.output import progress
+    from .common.output import show_progress
 
-    given = units.properties(properties)
-    after_s = units.duration(deliver_after, 1)
+    given = units.parse_properties(properties)
+    after_s = units.parse_duration(deliver_after, 1)
     if after_s is not None and after_s < 0:
         raise click.UsageError("--deliver-after is a time from now on, such as 10s")
     if after_s is not None and deliver_at is not None:
         raise click.UsageError("either --deliver-after or --deliver-at")
     payloads = _payloads(messages, path, count)
     total = len(messages) * count if messages else None
-    with _Sending(session, topic, compression) as sending, progress(f"produce {topic}", total) as counted:
+    with _Sending(session, topic, compression) as sending, show_progress(f"produce {topic}", total) as counted:
         options: dict[str, Any] = {"properties": given or None, "partition_key": key}
         if after_s is not None:
             options["deliver_after"] = timedelta(seconds=after_s)
@@ -231,9 +231,9 @@ POLL_MS = 200
 )  # fmt: skip
 @click.option("--follow", is_flag=True, help="Go on for ever.")
 @click.option(
-    "--idle", type=Real(0.1), default=2.0, show_default=True, help="End after so much silence, in s."
+    "--idle", type=FiniteNumber(0.1), default=2.0, show_default=True, help="End after so much silence, in s."
 )
-@connected
+@with_session
 def consume(
     session: Session,
     topic: str,
@@ -289,7 +289,7 @@ def _copy(
     """Prints and acknowledges messages, until there were `count`, or none arrives for `idle_ms`. Returns the number of
     messages."""
     from ..client.common.errors import Timeout
-    from .common.output import print_message, received
+    from .common.output import print_message, printed_message_of
 
     done, silent_ms = 0, 0
     while done != count:
@@ -301,7 +301,7 @@ def _copy(
                 break
             continue
         silent_ms = 0
-        print_message(received(message), out)
+        print_message(printed_message_of(message), out)
         if acknowledge is not None:
             acknowledge(message)
         done += 1

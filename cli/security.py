@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common.lazy import Lazy, LazyGroup
+from .common.lazy import LazyCommand, LazyGroup
 from .common.output import Output
-from .common.units import Real
+from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
     from ..client.admin import Admin
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 security = LazyGroup(
     "security",
     {
-        "init": Lazy(".security", "init", "Make an authority, certificates, keys and first tokens."),
-        "certificate": Lazy(".security", "certificate", "Renew a broker's certificate."),
-        "member": Lazy(".security", "member", "Renew or make the certificate of a process of the cluster."),
-        "authority": Lazy(".security", "authority", "Replace the authority, in two steps."),
-        "token": Lazy(".security", "token", "Tokens: create, show, validate."),
-        "check": Lazy(".security", "check", "What a server lets a caller do who shows no credentials."),
+        "init": LazyCommand(".security", "init", "Make an authority, certificates, keys and first tokens."),
+        "certificate": LazyCommand(".security", "certificate", "Renew a broker's certificate."),
+        "member": LazyCommand(".security", "member", "Renew or make the certificate of a process of the cluster."),
+        "authority": LazyCommand(".security", "authority", "Replace the authority, in two steps."),
+        "token": LazyCommand(".security", "token", "Tokens: create, show, validate."),
+        "check": LazyCommand(".security", "check", "What a server lets a caller do who shows no credentials."),
     },
     help="Keys, certificates and tokens.\n\nExample: magnetar security init ./security --host broker-1",
 )
@@ -33,11 +33,11 @@ security = LazyGroup(
 token = LazyGroup(
     "token",
     {
-        "create": Lazy(".security", "create", "Make a token for a role."),
-        "key": Lazy(".security", "key", "Replace the key that signs tokens, in two steps."),
-        "show": Lazy(".security", "show", "What a token says; its signature is not verified."),
-        "validate": Lazy(".security", "validate", "Whether a broker with these settings takes a token."),
-        "revoke": Lazy(".security", "revoke", "Refuse a token, or all of a role, from now on."),
+        "create": LazyCommand(".security", "create", "Make a token for a role."),
+        "key": LazyCommand(".security", "key", "Replace the key that signs tokens, in two steps."),
+        "show": LazyCommand(".security", "show", "What a token says; its signature is not verified."),
+        "validate": LazyCommand(".security", "validate", "Whether a broker with these settings takes a token."),
+        "revoke": LazyCommand(".security", "revoke", "Refuse a token, or all of a role, from now on."),
     },
     help="Tokens (JWT).\n\nExample: magnetar security token create --folder ./security --role orders",
 )
@@ -121,7 +121,7 @@ def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int)
 @click.command()
 @FOLDER
 @click.option("--role", required=True, help="Who the token's holder is.")
-@click.option("--days", type=Real(0.0001, 36500), default=None, help="Of its life (default: no end).")
+@click.option("--days", type=FiniteNumber(0.0001, 36500), default=None, help="Of its life (default: no end).")
 @click.option("--out", type=click.Path(dir_okay=False), default=None, help="A new file with mode 600 (default: print).")
 def create(folder: str, role: str, days: float | None, out: str | None) -> None:
     """Make a token for a role. A file of secrets that others may read is refused later: --out makes one with mode 600.
@@ -238,7 +238,7 @@ def revoke(source: str, settings: str, identity: str, role: str) -> None:
     token = SecuritySettings.load(settings).token
     if token is None or not token.revoked:
         raise InvalidConfiguration(f'{settings}: [token] has no `revoked`, such as  revoked = "revoked.txt"')
-    what = revoked.id_of(_read(source)) if source else identity or role
+    what = revoked.token_id_of(_read(source)) if source else identity or role
     revoked.revoke(token.revoked, what)
     click.echo(f"{what} is in {token.revoked}")
 
@@ -291,7 +291,7 @@ def check(url: str, tls_ca: str, output: str) -> None:
     out = Output(output)
     answer = "no: TLS" if url.split("://")[0].endswith("+ssl") else "yes: in clear"
     rows.append({"caller without credentials may": "read the traffic of others", "answer": answer})
-    out.rows(rows, ("caller without credentials may", "answer"))
+    out.print_rows(rows, ("caller without credentials may", "answer"))
     found = [str(row["caller without credentials may"]) for row in rows if str(row["answer"]).startswith("yes")]
     if found:
         raise Failure(f"a caller without credentials may {', '.join(found)}")

@@ -33,16 +33,16 @@ from .common.checks import (
     WrongValue,
     check,
     check_one,
-    exact,
-    instance,
-    shown_value,
-    whole,
+    instance_check,
+    shorten_value,
+    to_plain_text,
+    whole_number_check,
 )
-from .common.closing import ClosedAfterAsyncWith, close_all, until_quiet
+from .common.closing import ClosedAfterAsyncWith, close_all, timeout_when_quiet
 from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate
-from .common.loggers import Reports, attach
+from .common.loggers import StatisticsReporter, attach_logger
 from .connect.connections import Connections
-from .connect.service_info import AutoClusterFailover, Service, ServiceInfo, ServiceInfoProvider
+from .connect.service_info import AutoClusterFailover, ClientCluster, ServiceInfo, ServiceInfoProvider
 from .connect.topic_watch import TopicPattern, TopicWatch
 from .connect.world import client_world
 from .consume.consumer import Consumer
@@ -53,7 +53,7 @@ from .core.transaction import TransactionState
 from .model.encryption import KeyReader
 from .model.message import ConsumerEventListener
 from .model.message_id import MessageId
-from .model.options import CONSUMER, READER, client_settings, consumer_settings, given, producer_settings
+from .model.options import CONSUMER, READER, client_settings, consumer_settings, pick_parameters, producer_settings
 from .model.schema import Schema
 from .model.settings import (
     BatchingType,
@@ -131,13 +131,13 @@ class Client(ClosedAfterAsyncWith):
         memory_limit_bytes: int | None = None,
         world: World | None = None,
     ) -> None:
-        self.settings = client_settings(given(locals()))
-        self._service = Service(service_url, authentication, given(locals()))
+        self.settings = client_settings(pick_parameters(locals()))
+        self._service = ClientCluster(service_url, authentication, pick_parameters(locals()))
         self._world = world
         self._connections: Connections | None = None
-        self._reports: Reports | None = None
+        self._reports: StatisticsReporter | None = None
         self._open: dict[Producer | Consumer | Reader | TableView, None] = {}
-        self._detach = finalize(self, detach) if (detach := attach(logger)) is not None else None
+        self._detach = finalize(self, detach) if (detach := attach_logger(logger)) is not None else None
         self._looked_at = 0  # how many were open when closed ones were removed last
         self._closed = False
 
@@ -149,10 +149,10 @@ class Client(ClosedAfterAsyncWith):
         if self._connections is None:
             self._connections = self._service.connect(self._world or client_world(), self.settings)
             self._connections.make_halves = Halves.of_client
-            self._reports = Reports(self, self.settings.stats_interval_in_seconds)
+            self._reports = StatisticsReporter(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.with_the_loop = WeakMethod(self.shutdown)
-                self._connections.leave_with_the_loop()
+                self._connections.close_with_loop()
         return self._connections
 
     def get_service_info(self) -> ServiceInfo:
@@ -199,8 +199,8 @@ class Client(ClosedAfterAsyncWith):
         check_one("batch", batches.BATCH, batch)
         batch.check()
         transactions = self.transactions
-        found = await translated(batches.begin(transactions.coordinators, batch, max(1, round(timeout * 1000))))
-        return None if found is None else transactions.begun(found, timeout)
+        found = await run_translated(batches.begin(transactions.coordinators, batch, max(1, round(timeout * 1000))))
+        return None if found is None else transactions.make_open_transaction(found, timeout)
 
     async def commit_batch(self, batch: Batch, txn_ids: Sequence[TxnId | str]) -> BatchOutcome:
         """Commits the prepared transactions of a batch together; each number of a sink is committed once. Raises
@@ -210,24 +210,24 @@ class Client(ClosedAfterAsyncWith):
         batch.check()
         check_one("txn_ids", TXN_IDS, txn_ids)
         txns = [_txn_id(each) for each in txn_ids]
-        return await translated(batches.commit(self.transactions.coordinators, batch, txns))
+        return await run_translated(batches.commit(self.transactions.coordinators, batch, txns))
 
     async def sink_status(self, sink_id: str) -> SinkStatus | None:
         """Returns the last batch that was committed for a sink, and its query; None if none was."""
         check_one("sink_id", NAME, sink_id)
-        return await translated(batches.sink_status(self.transactions.coordinators, sink_id))
+        return await run_translated(batches.sink_status(self.transactions.coordinators, sink_id))
 
     async def commit_transaction(self, txn_id: TxnId | str) -> None:
         """Commits a transaction that any program prepared. May be called again. Raises TransactionAborted,
         TransactionForgotten, or InvalidTxnStatusError if the transaction is open."""
         work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=True)
-        await translated(work)
+        await run_translated(work)
 
     async def abort_transaction(self, txn_id: TxnId | str) -> None:
         """Aborts a transaction of any program of this role, prepared or open. May be called again. Raises
         InvalidTxnStatusError if the transaction is committed."""
         work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
-        await translated(work)
+        await run_translated(work)
 
     async def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
@@ -238,7 +238,7 @@ class Client(ClosedAfterAsyncWith):
         messages = []
         for each in outputs:
             if not isinstance(each, Output) or not isinstance(each.producer, Producer):
-                raise WrongMessageType(f"a message of a half is an Output with a producer, not {shown_value(each)}")
+                raise WrongMessageType(f"a message of a half is an Output with a producer, not {shorten_value(each)}")
             if each.producer.connections is not self.connections:
                 raise WrongValue("the producer of an Output is another client's")
             extras = Extras(
@@ -279,7 +279,7 @@ class Client(ClosedAfterAsyncWith):
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """Asks the coordinator for the state of a transaction: OPEN, PREPARED, COMMITTED or ABORTED. `txn_id`:
         `Transaction.id`, or its text. Raises TransactionForgotten if it ended too long ago."""
-        state, refused = await translated(self.transactions.coordinators.status(_txn_id(txn_id)))
+        state, refused = await run_translated(self.transactions.coordinators.status(_txn_id(txn_id)))
         if refused is not None:
             raise translate(refused) from refused
         return TransactionState[state.name]
@@ -320,7 +320,7 @@ class Client(ClosedAfterAsyncWith):
     ) -> Producer:
         """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
         default for asyncio and off in the blocking client, as in `pulsar-client`."""
-        settings = producer_settings(given(locals(), "topic"))
+        settings = producer_settings(pick_parameters(locals(), "topic"))
         return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
 
     async def subscribe(
@@ -372,12 +372,12 @@ class Client(ClosedAfterAsyncWith):
         client. Non-persistent topics of a pattern are looked for every `pattern_auto_discovery_period` seconds; the
         broker reports persistent ones at once.
         """
-        options = given(locals(), "topic")
+        options = pick_parameters(locals(), "topic")
         check(CONSUMER, options)
-        check_one("batch_receive_policy", instance(ConsumerBatchReceivePolicy), batch_receive_policy)
-        subscription_name = check_names(check_subscription_name, options["subscription_name"])
+        check_one("batch_receive_policy", instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
+        subscription_name = parse_or_refuse(check_subscription_name, options["subscription_name"])
         settings = consumer_settings(
-            given(
+            pick_parameters(
                 options,
                 "subscription_name",
                 "batch_receive_policy",
@@ -424,11 +424,11 @@ class Client(ClosedAfterAsyncWith):
     ) -> Reader:
         """Opens a reader that starts after `start_message_id`, or at it with `start_message_id_inclusive`.
         `isolation`: as in `subscribe`."""
-        options = given(locals(), "topic")
+        options = pick_parameters(locals(), "topic")
         check(READER, options)
-        options = given(options, "start_message_id", "reader_name", "subscription_role_prefix")
-        settings = consumer_settings({**options, "consumer_name": exact(reader_name)})
-        name = f"{exact(subscription_role_prefix) or ''}reader-{self.connections.world.rng.randbytes(5).hex()}"
+        options = pick_parameters(options, "start_message_id", "reader_name", "subscription_role_prefix")
+        settings = consumer_settings({**options, "consumer_name": to_plain_text(reader_name)})
+        name = f"{to_plain_text(subscription_role_prefix) or ''}reader-{self.connections.world.rng.randbytes(5).hex()}"
         start, inclusive = start_message_id, start_message_id_inclusive
         return await self._keep(
             lambda: Reader.open(self.connections, parse_topic(topic), start, settings, name=name, inclusive=inclusive)
@@ -444,7 +444,7 @@ class Client(ClosedAfterAsyncWith):
         check(READER, {**options, "subscription_name": subscription_name})
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the table learns of it
         settings = consumer_settings(options)
-        name = exact(subscription_name) or f"table-{self.connections.world.rng.randbytes(5).hex()}"
+        name = to_plain_text(subscription_name) or f"table-{self.connections.world.rng.randbytes(5).hex()}"
 
         async def open_() -> TableView:
             reader = await Reader.open(
@@ -459,7 +459,7 @@ class Client(ClosedAfterAsyncWith):
         exist. Creates nothing."""
         name = parse_topic(topic)
         try:
-            partitions = await translated(self.connections.partitions(name, create=False))
+            partitions = await run_translated(self.connections.partition_count(name, create=False))
         except TopicNotFound as error:
             if not isinstance(error.__cause__, WireTopicNotFound):  # its namespace or tenant is missing
                 raise
@@ -486,9 +486,9 @@ class Client(ClosedAfterAsyncWith):
         of the old one.
         """
         check(READER, {"crypto_key_reader": crypto_key_reader})
-        check_one("incarnation", whole(0, INT64_MAX), incarnation)
-        check_one("first_index", whole(0, INT64_MAX), first_index)
-        check_one("end_index", whole(0, INT64_MAX), end_index)
+        check_one("incarnation", whole_number_check(0, INT64_MAX), incarnation)
+        check_one("first_index", whole_number_check(0, INT64_MAX), first_index)
+        check_one("end_index", whole_number_check(0, INT64_MAX), end_index)
         reader = RangeReader(self.connections, crypto_key_reader)
         async with aclosing(reader.read(parse_topic(topic), first_index, end_index, incarnation)) as found:
             try:
@@ -503,7 +503,7 @@ class Client(ClosedAfterAsyncWith):
         if isinstance(topic, str):
             return [parse_topic(topic)]
         if not isinstance(topic, Iterable) or isinstance(topic, bytes | bytearray | Mapping):
-            raise WrongTopicType(f"topic is a name, a list of names or a compiled pattern, not {shown_value(topic)}")
+            raise WrongTopicType(f"topic is a name, a list of names or a compiled pattern, not {shorten_value(topic)}")
         names = list(dict.fromkeys(parse_topic(each) for each in topic))
         if not names:
             raise WrongValue("subscribe needs at least one topic")
@@ -512,7 +512,7 @@ class Client(ClosedAfterAsyncWith):
     async def _keep(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Opens an object by `make()` and registers it, so that it is closed with the client. Drops closed objects
         when the number of registered ones has doubled."""
-        made = await translated(make())
+        made = await run_translated(make())
         if len(self._open) > 2 * self._looked_at + KEPT_MIN:
             self._open = {each: None for each in self._open if not each.is_over}
             self._looked_at = len(self._open)
@@ -563,7 +563,7 @@ class Client(ClosedAfterAsyncWith):
             return connections.received_at
 
         try:
-            async with until_quiet(quiet_s, received_at, connections.world.clock.monotonic, longest_s):
+            async with timeout_when_quiet(quiet_s, received_at, connections.world.clock.monotonic, longest_s):
                 await self._close_in_order()
         except TimeoutError as error:
             if isinstance(error, MagnetarError) or unsettled:
@@ -599,7 +599,7 @@ class Client(ClosedAfterAsyncWith):
             await close_all([self._service] if connections is None else [self._service, connections])
 
 
-async def translated(awaitable: Awaitable[T]) -> T:
+async def run_translated(awaitable: Awaitable[T]) -> T:
     try:
         return await awaitable
     except PulsarException:
@@ -610,28 +610,28 @@ async def translated(awaitable: Awaitable[T]) -> T:
 
 def parse_topic(text: str) -> TopicName:
     if not isinstance(text, str):
-        raise WrongTopicType(f"a topic name is text, not {shown_value(text)}")
-    found = check_names(TopicName.parse, text)
-    check_names(lambda _: found.full.encode(), text)
+        raise WrongTopicType(f"a topic name is text, not {shorten_value(text)}")
+    found = parse_or_refuse(TopicName.parse, text)
+    parse_or_refuse(lambda _: found.full.encode(), text)
     return found
 
 
-def check_names(parse: Callable[[str], T], text: str) -> T:
+def parse_or_refuse(parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except (MagnetarError, ValueError) as error:
-        raise WrongTopic(getattr(error, "message", f"{shown_value(text)} is no name: {error}")) from error
+        raise WrongTopic(getattr(error, "message", f"{shorten_value(text)} is no name: {error}")) from error
 
 
 def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise WrongTopic(f"{shown_value(text)} is no regular expression: {error}") from error
+        raise WrongTopic(f"{shorten_value(text)} is no regular expression: {error}") from error
 
 
 def _txn_id(given: TxnId | str) -> TxnId:
     try:
         return TxnId.checked(*given) if isinstance(given, TxnId) else TxnId.parse(given)
     except (MagnetarError, TypeError) as error:
-        raise WrongValue(f"the id of a transaction is a TxnId or its text, not {shown_value(given)}") from error
+        raise WrongValue(f"the id of a transaction is a TxnId or its text, not {shorten_value(given)}") from error

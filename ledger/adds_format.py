@@ -52,8 +52,8 @@ Entry = tuple[int, Stored, int]
 """(entry id, stored, size of header and payload)."""
 
 
-class Opened(NamedTuple):
-    """The result of `open_adds`: `statuses[i]` is OK or BAD_REQUEST for entry i of the request; `entries` are those
+class VerifiedAdds(NamedTuple):
+    """The result of `verify_adds`: `statuses[i]` is OK or BAD_REQUEST for entry i of the request; `entries` are those
     with OK, in order."""
 
     statuses: bytearray
@@ -87,7 +87,7 @@ def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[B
     return frames
 
 
-def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> Opened:
+def verify_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> VerifiedAdds:
     """Decodes an ADD_MANY and verifies every entry. Raises ValueError if frames and head do not match. A payload is
     copied at most once."""
     count = head.count
@@ -132,10 +132,10 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
             largest = lac
     if at != end or following != len(frames):
         raise ValueError("the frames are longer than the table")
-    return Opened(statuses, entries, total, largest)
+    return VerifiedAdds(statuses, entries, total, largest)
 
 
-def open_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
+def verify_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
     """Returns the entry of an ADD and the LAC in its header; None if anything is invalid. The joined frames are the
     stored entry."""
     size = 0

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ..metadata import paths
 from ..metadata.records import BookieRecord, RacksRecord, decode
-from ..metadata.store import MetadataStore, Reset
+from ..metadata.store import MetadataStore, WatchReset
 from ..proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavailable
 from ..runtime.files import Buffer
 from ..runtime.network import Asker, Endpoint, Peer, Reply, World
@@ -279,7 +279,7 @@ class Bookies:
                 await self._list()
                 self._listed.set()
                 async for change in self._metadata.watch(paths.BOOKIES_ROOT, revision):
-                    if isinstance(change, Reset):
+                    if isinstance(change, WatchReset):
                         break
                     if change.path == paths.RACKS:
                         await self._refresh_racks()

@@ -36,7 +36,7 @@ from ..metadata.store import (
     Versioned,
     allocate_ids,
     get_record,
-    put_of,
+    put_operation,
     update_record,
     update_together,
 )
@@ -109,7 +109,7 @@ async def deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> l
         path = paths.deleted(page)
         found = await get_record(store, path, DeletedLedgersRecord)
         record, version = (None, ABSENT) if found is None else found
-        operations.append(put_of(path, _with(record, page, ids), version))
+        operations.append(put_operation(path, _with(record, page, ids), version))
     return operations
 
 
@@ -274,7 +274,7 @@ class LedgerClient:
 
     def _remember(self, writer: LedgerWriter) -> None:
         if len(self._writers) > 2 * self._looked_at + WRITERS_MIN:
-            self._writers = {ledger: open_ for ledger, open_ in self._writers.items() if open_.writable}
+            self._writers = {ledger: open_ for ledger, open_ in self._writers.items() if open_.is_writable}
             self._looked_at = len(self._writers)
         self._writers[writer.ledger_id] = writer
 
@@ -306,7 +306,7 @@ class LedgerClient:
         """Returns a reader of the entries that the record alone proves to be stored; sends no request."""
         return LedgerReader(record, self._bookies, self._metadata, self._config)
 
-    def reader_beside(self, writer: LedgerWriter) -> LedgerReader:
+    def make_local_reader(self, writer: LedgerWriter) -> LedgerReader:
         """Returns a reader for the ledger of a writer in this process. It always reads up to the writer's LAC, and
         sends no request to learn it."""
         reader = LedgerReader(
@@ -326,7 +326,7 @@ class LedgerClient:
 
     async def recover_to_close(self, ledger_id: int) -> tuple[LedgerReader, Change | None]:
         """Recovers like `recover`, but the caller must close the ledger by committing the returned change; None: the
-        ledger is closed already. The reader is valid only after that commit. Errors of the change: `Recovered` in
+        ledger is closed already. The reader is valid only after that commit. Errors of the change: `RecoveryResult` in
         ledger/recovery.py."""
         return await self._recover(ledger_id, joined=True)
 
@@ -335,7 +335,7 @@ class LedgerClient:
         found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config, joined=joined)
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
-    def loss_survey(self, record: LedgerRecord, *, force: bool = False) -> LossSurvey:
+    def make_loss_survey(self, record: LedgerRecord, *, force: bool = False) -> LossSurvey:
         """Returns a survey that can find the entries of the ledger that are certainly lost (lost.py). Sends nothing
         yet. `force`: bookies that do not answer count as forgotten."""
         return LossSurvey(record, self._bookies, self._metadata, self._config, force=force)

@@ -13,13 +13,13 @@ still be in flight. The future resolves to the entry id, strictly in entry order
 
 `push` is `append` without a future per entry: the `listener` gets the outcomes.
 
-An append to a handle that is not `writable` fails at once with LedgerClosed (nothing was sent). A bookie fails when its
-connection breaks, or when it does not answer within `add_timeout_s`. It is quarantined, and another bookie takes its
-slot from LAC + 1 on (§1.4). The replacement is chosen before the compare-and-set and stays the same in each attempt, so
-that an attempt of unknown outcome can only write what the next one writes too. Without a replacement the handle closes
-itself, and its owner continues in a new ledger. An entry that is undecided after `quorum_timeout_s` poisons the handle.
-An idle handle (checked every quarter of that time) sends its LAC to its bookies: an entry carries only the LAC before
-it, and a reader in another process could not read the last entry (§1.10).
+An append to a handle that is not `is_writable` fails at once with LedgerClosed (nothing was sent). A bookie fails when
+its connection breaks, or when it does not answer within `add_timeout_s`. It is quarantined, and another bookie takes
+its slot from LAC + 1 on (§1.4). The replacement is chosen before the compare-and-set and stays the same in each
+attempt, so that an attempt of unknown outcome can only write what the next one writes too. Without a replacement the
+handle closes itself, and its owner continues in a new ledger. An entry that is undecided after `quorum_timeout_s`
+poisons the handle. An idle handle (checked every quarter of that time) sends its LAC to its bookies: an entry carries
+only the LAC before it, and a reader in another process could not read the last entry (§1.10).
 
 **Bounds**: at most `pending_entries_max` entries and, except for the last one, `pending_bytes_max` bytes are pending.
 At most `unanswered_bytes_max` bytes are at bookies that have not answered, entries that others confirmed included;
@@ -55,7 +55,7 @@ from .metadata_core import Refused, change_ensemble, close_by_writer, striping_o
 from .peer_format import Flags, Op, RequestHead
 from .pending_core import AddsAcked, SendAdd
 from .reader_core import Payload, VerifiedTail
-from .sender import AddSender, Append
+from .sender import AddSender, FutureAppend
 from .writer_core import (
     ChangeEnsemble,
     ChangeFact,
@@ -167,10 +167,10 @@ class LedgerWriter:
         return self._bytes
 
     @property
-    def writable(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether appends are accepted: False once the ledger is ending or the handle is poisoned; every append then
         fails at once."""
-        return self._core.state is WriterState.OPEN or self._core.takes_appends
+        return self._core.state is WriterState.OPEN or self._core.accepts_appends
 
     @property
     def has_room(self) -> bool:
@@ -197,7 +197,7 @@ class LedgerWriter:
         of the module docstring. `tail`: the known checksum of the end of a payload in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         try:
-            self.push(Append(frames, sum(map(len, frames)), future, tail))
+            self.push(FutureAppend(frames, sum(map(len, frames)), future, tail))
         except MagnetarError as error:
             future.set_exception(error)
         return future
@@ -205,13 +205,13 @@ class LedgerWriter:
     def push(self, payload: Payload) -> None:
         """Appends like `append`, but the `listener` gets the outcome. Raises MessageTooLarge, LedgerClosed, and
         BackPressure, also above the bound of all ledgers together."""
-        assert self.listener is not None or isinstance(payload, Append), "the listener is told the outcome"
+        assert self.listener is not None or isinstance(payload, FutureAppend), "the listener is told the outcome"
         memory, adds, size = self._bookies.memory, self.adds, payload.size
-        if memory.held >= memory.limit and not isinstance(payload, Append):
+        if memory.held >= memory.limit and not isinstance(payload, FutureAppend):
             raise BackPressure(f"{memory.held} bytes of all ledgers are not answered; wait for `wait_room`")
         if size > ENTRY_BYTES_MAX:
             raise MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX)
-        if self._core.state is not WriterState.OPEN and not self._core.takes_appends:
+        if self._core.state is not WriterState.OPEN and not self._core.accepts_appends:
             raise self._closed_error()
         if (
             self._bytes >= self._bytes_max
@@ -232,17 +232,17 @@ class LedgerWriter:
         """Waits until an append is within the bounds, or the handle is not writable (then the append fails)."""
         memory = self._bookies.memory
         try:
-            while self.writable and not self.has_room:
+            while self.is_writable and not self.has_room:
                 if self._room is None:
                     self._room = asyncio.Event()
                 if not memory.has_room:
-                    memory.add_waiting(self._wake_if_room)
+                    memory.add_waiter(self._wake_if_room)
                 await self._room.wait()
         finally:
-            memory.remove_waiting(self._wake_if_room)
+            memory.remove_waiter(self._wake_if_room)
 
     def _wake_if_room(self) -> None:
-        if self._room is not None and (self.has_room or not self.writable):
+        if self._room is not None and (self.has_room or not self.is_writable):
             self._room.set()
             self._room = None
 
@@ -296,7 +296,7 @@ class LedgerWriter:
         stored = -1
         for add in self.adds.ack_adds(adds, place[0], place[1]):
             self._bytes -= add.size
-            if not isinstance(add, Append):
+            if not isinstance(add, FutureAppend):
                 stored = add.entry
             elif not add.future.done():  # else its owner cancelled it
                 add.future.set_result(add.entry)
@@ -344,7 +344,7 @@ class LedgerWriter:
     def _take_future(self, add: Payload) -> asyncio.Future[int] | None:
         """Returns the future that gets the outcome of the add; None: the listener gets it."""
         self._bytes -= add.size
-        if not isinstance(add, Append):
+        if not isinstance(add, FutureAppend):
             return None
         future = add.future
         if future.done():  # its owner cancelled it: the outcome is not read

@@ -28,7 +28,7 @@ from .bookies import Bookies
 from .config import LedgerConfig
 from .metadata_core import AlreadyStored, RecordWrite, Refused, Transition, fragment_of, striping_of
 from .peer_format import ENTRIES_MAX, Flags, Op, RequestHead, Status, decode_held
-from .reader_core import unseal
+from .reader_core import verify_entry
 
 # ------------------------------------------------------------------------------------------------------- records
 # Ledger records in the metadata tree: one transition at a time, decided by content (metadata_core.py).
@@ -189,7 +189,11 @@ class LossSurvey:
             return self._lacks(bookie)
         if found[0].status in _CERTAIN:
             return True
-        if found[0].status is Status.OK and found[1] and unseal(found[1][0], self.record.ledger_id, entry) is not None:
+        if (
+            found[0].status is Status.OK
+            and found[1]
+            and verify_entry(found[1][0], self.record.ledger_id, entry) is not None
+        ):
             return False
         self._silent.add(bookie)  # it answers that it does not know: this stays unknown also with `force`
         return None
@@ -200,7 +204,7 @@ class LossSurvey:
         bookies = self.record.fragments[-1].bookies
         await self._learn(bookies)
         gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}
-        return self.record.state != CLOSED and not striping_of(self.record).is_covered(gone)
+        return self.record.state != CLOSED and not striping_of(self.record).is_fence_complete(gone)
 
     async def close_ledger(self) -> LedgerRecord:
         """Closes a ledger that is in recovery (see the module); returns its record. Raises Unavailable if a bookie that

@@ -32,19 +32,19 @@ class AppendMemory:
     def has_room(self) -> bool:
         return self.held < self.limit
 
-    def add_waiting(self, look: Callable[[], None]) -> None:
+    def add_waiter(self, look: Callable[[], None]) -> None:
         """Calls `look` once, as soon as there is room."""
         self.waiting.setdefault(look)
 
-    def remove_waiting(self, look: Callable[[], None]) -> None:
+    def remove_waiter(self, look: Callable[[], None]) -> None:
         self.waiting.pop(look, None)
 
     def release(self, size: int) -> None:
         self.held -= size
         if self.waiting:
-            self.notify_waiting()
+            self.notify_waiters()
 
-    def notify_waiting(self) -> None:
+    def notify_waiters(self) -> None:
         """Calls the waiting callbacks, in order, as long as there is room. Must be called after `held` was reduced."""
         room = self.limit - self.held
         while self.waiting and (room > 0 or not self.held):  # if nothing is held, no later release tells the rest

@@ -139,7 +139,7 @@ def change_ensemble(
         return AlreadyStored(current)
     kept = current.fragments[:-1] if last.first_entry == first_entry else current.fragments
     record = msgspec.structs.replace(current, fragments=(*kept, Fragment(first_entry, tuple(bookies))))
-    check(record)
+    check_record(record)
     return RecordWrite(record)
 
 
@@ -174,7 +174,7 @@ def close_recovered(
     record = msgspec.structs.replace(
         current, state=CLOSED, last_entry=last_entry, length=length, fragments=(*kept, *changed)
     )
-    check(record)
+    check_record(record)
     return RecordWrite(record)
 
 
@@ -200,11 +200,11 @@ def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str
     changed = Fragment(first_entry, tuple(new if each == old else each for each in bookies))
     fragments = (*current.fragments[:at], changed, *current.fragments[at + 1 :])
     record = msgspec.structs.replace(current, fragments=fragments)
-    check(record)
+    check_record(record)
     return RecordWrite(record)
 
 
-def check(record: LedgerRecord) -> None:
+def check_record(record: LedgerRecord) -> None:
     """Checks the invariants of a record (docs/design/invariants.md: invariant 2)."""
     keys = [fragment.first_entry for fragment in record.fragments]
     assert keys[:1] == [0], "the first fragment begins at entry 0"

@@ -42,7 +42,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..proto.checksum import combine, crc32c
-from ..proto.versions import PEER, sentence
+from ..proto.versions import PEER, newer_format_text
 from ..runtime.files import Buffer
 
 VERSION = PEER.version
@@ -173,7 +173,7 @@ def encode_ping() -> bytes:
     return RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
 
 
-def decode_add(head: bytes) -> tuple[int, int, bytes] | None:
+def parse_plain_add(head: bytes) -> tuple[int, int, bytes] | None:
     """Returns (ledger, entry, key) if the head is that of an ADD without flags, as most requests are; else None."""
     if len(head) != _REQUEST.size or not head.startswith(_ADD_HEAD):
         return None
@@ -186,7 +186,9 @@ def decode_request(head: bytes) -> RequestHead:
         raise ValueError(f"request head of {len(head)} bytes, not {_REQUEST.size}")
     version, op, flags, *rest = _REQUEST.unpack(head)
     if version != VERSION:
-        raise ValueError(sentence(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}")
+        raise ValueError(
+            newer_format_text(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}"
+        )
     if flags & ~_FLAGS:
         raise ValueError(f"flags {flags:#06x}, of which this process knows {_FLAGS:#06x}")
     return RequestHead(_OP_OF.get(op) or Op(op), _FLAGS_OF[flags], *rest)
@@ -197,7 +199,9 @@ def decode_answer(head: bytes) -> AnswerHead:
         raise ValueError(f"answer head of {len(head)} bytes, not {_ANSWER.size}")
     version, op, status, *rest = _ANSWER.unpack(head)
     if version != VERSION:
-        raise ValueError(sentence(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}")
+        raise ValueError(
+            newer_format_text(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}"
+        )
     known = STATUS_OF.get(status)
     return AnswerHead(_OP_OF.get(op) or Op(op), Status(status) if known is None else known, *rest)
 

@@ -4,12 +4,12 @@ Used by the writer (against the committed ensemble) and by recovery's write-back
 
 The rule (ledger protocol §1.3): entry e is confirmed when Qa slots of its write set have synced it *and* every
 entry before it is confirmed. So entries are confirmed in order, each once, and LAC is the last of them.
-- `drain` is the only way to confirm an entry. While `frozen` it returns nothing: the end of the ledger is being
-  decided elsewhere (a close or an ensemble change is being written to the metadata), and an entry confirmed now could
-  be beyond it (M10, #4651). Acks are still recorded.
-- `replace` installs another ensemble in one step: for *every* pending entry and slot it compares the bookie to which
-  the entry was sent with the bookie of the new ensemble (not the old with the new ensemble, #4459), drops the ack if
-  they differ, and returns what to send again. Nothing is drained before the last entry was compared (M11, #3005,
+- `take_confirmed` is the only way to confirm an entry. While `frozen` it returns nothing: the end of the ledger is
+  being decided elsewhere (a close or an ensemble change is being written to the metadata), and an entry confirmed now
+  could be beyond it (M10, #4651). Acks are still recorded.
+- `replace_ensemble` installs another ensemble in one step: for *every* pending entry and slot it compares the bookie to
+  which the entry was sent with the bookie of the new ensemble (not the old with the new ensemble, #4459), drops the ack
+  if they differ, and returns what to send again. Nothing is drained before the last entry was compared (M11, #3005,
   #4097).
 - An ack or failure from a bookie that is not (or no longer) in that slot is ignored.
 
@@ -59,7 +59,7 @@ class Striping:
     def write_set(self, entry: int) -> tuple[int, ...]:
         return self.write_sets[entry % self.ensemble_size]
 
-    def is_covered(self, unknown: Collection[int]) -> bool:
+    def is_fence_complete(self, unknown: Collection[int]) -> bool:
         """Whether the fence is complete: no add can be acknowledged any more, although the bookies of the slots in
         `unknown` have not answered the fence (§1.7)."""
         return all(
@@ -73,7 +73,7 @@ class Striping:
         )
 
     @property
-    def misses_for_negative(self) -> int:
+    def misses_proving_absence(self) -> int:
         """The number of definite misses that prove that an entry was never acknowledged: fewer than Qa slots are left
         (§1.8)."""
         return self.write_quorum - self.ack_quorum + 1
@@ -204,7 +204,7 @@ class PendingAdds(Generic[A]):
             add = pending(entry)
             if add is not None:
                 add.acks.add(slot)
-        return self.drain()
+        return self.take_confirmed()
 
     def ack_adds(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
         """Counts an ack of `adds`, which must have been added here, like `ack_entries`; adds that are confirmed already
@@ -213,9 +213,9 @@ class PendingAdds(Generic[A]):
             return []
         for add in adds:
             add.acks.add(slot)
-        return self.drain()
+        return self.take_confirmed()
 
-    def drain(self) -> list[A]:
+    def take_confirmed(self) -> list[A]:
         """Removes and returns, in order, the entries at the head that have Qa acks; none while `frozen`."""
         confirmed: list[A] = []
         if self.frozen:
@@ -227,9 +227,9 @@ class PendingAdds(Generic[A]):
             confirmed.append(add)
         return confirmed
 
-    def replace(self, ensemble: Sequence[str]) -> list[SendAdd[A]]:
+    def replace_ensemble(self, ensemble: Sequence[str]) -> list[SendAdd[A]]:
         """Installs another ensemble: drops acks of replaced bookies and returns what to send to the new ones. The
-        caller must call `drain` afterwards."""
+        caller must call `take_confirmed` afterwards."""
         assert len(ensemble) == len(self.ensemble), "an ensemble keeps its size"
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
         self.ensemble = tuple(ensemble)
@@ -243,7 +243,7 @@ class PendingAdds(Generic[A]):
                     sends.append(SendAdd(add, slot, bookie, self.lac))
         return sends
 
-    def fail(self, slot: int, bookie: str) -> bool:
+    def mark_failed(self, slot: int, bookie: str) -> bool:
         """Marks the bookie of `slot` as failed; returns False if another bookie is in that slot."""
         if self.ensemble[slot] != bookie:
             return False

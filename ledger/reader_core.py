@@ -75,7 +75,7 @@ class Payload(PendingAdd):
         self.header = b""
 
 
-def seal(
+def encode_header(
     ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: VerifiedTail | None = None
 ) -> bytes:
     """Returns the 36-byte header of a stored entry with the payload `frames`, which are not copied. With a long `tail`
@@ -90,7 +90,7 @@ def seal(
     return facts + _CRC.pack(crc)
 
 
-def unseal(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
+def verify_entry(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
     """Verifies a stored entry and returns it; None if the bytes are damaged or are another entry: then they count as no
     answer."""
     if len(stored) < ENTRY_HEADER.size:
@@ -237,7 +237,7 @@ class RangeRead:
     def _verified(self, answer: EntriesRead) -> list[StoredCopy]:
         entries: list[StoredCopy] = []
         for entry, frame in zip(range(self.first, self.last + 1), answer.frames, strict=False):
-            found = unseal(frame, self.ledger_id, entry)
+            found = verify_entry(frame, self.ledger_id, entry)
             if found is None:
                 self.damaged.append((answer.bookie, entry))
                 break

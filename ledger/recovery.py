@@ -5,8 +5,8 @@ Order: the record becomes IN_RECOVERY and is read; *then* the last fragment is f
 record is closed. A stop at any point leaves the ledger IN_RECOVERY: its writer cannot confirm any more, readers have
 what was confirmed, and any client may finish. Bytes that are not the entry are reported (damage.py).
 
-With `joined` the caller closes the record, in one commit with other changes: it gets the `Recovered.end` to put into
-that commit. Until it is committed nothing is decided, and another recoverer may store another end.
+With `joined` the caller closes the record, in one commit with other changes: it gets the `RecoveryResult.end` to put
+into that commit. Until it is committed nothing is decided, and another recoverer may store another end.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py.
 """
 
@@ -28,7 +28,7 @@ from .config import LedgerConfig
 from .lost import apply_transition
 from .peer_format import AnswerHead, Flags, Op, RequestHead, Status, encode_add
 from .pending_core import AddAcked, AddFailed, PayloadAdd, SendAdd
-from .reader_core import StoredCopy, seal, unseal
+from .reader_core import StoredCopy, encode_header, verify_entry
 from .recovery_core import (
     CloseRecovered,
     CloseRefused,
@@ -52,12 +52,12 @@ _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _ENTRY_BYTES_MAX = (1 << 32) - 1
 
 
-class EndedElsewhere(Unavailable):
+class ClosedByOther(Unavailable):
     """Raised when another recoverer has closed the ledger with another end. That end counts: the caller must recover
     again."""
 
 
-class Recovered(NamedTuple):
+class RecoveryResult(NamedTuple):
     """The result of a recovery. `last`: the last entry, if this recovery read it. `end`: the change with which the
     caller must close the ledger (None: it is closed); `record` is the record after that change.
 
@@ -71,9 +71,9 @@ class Recovered(NamedTuple):
 
 async def recover(
     ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool = False
-) -> Recovered:
+) -> RecoveryResult:
     """Recovers a ledger, also one that another client has closed; the result has its CLOSED record. With `joined` the
-    caller must close the ledger by committing `Recovered.end`.
+    caller must close the ledger by committing `RecoveryResult.end`.
 
     Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer: then nothing is decided,
     and the caller may try again.
@@ -84,7 +84,7 @@ async def recover(
     if isinstance(outcome, transitions.Refused):
         raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
     if outcome.record.state == CLOSED:
-        return Recovered(outcome.record)
+        return RecoveryResult(outcome.record)
     return await _Attempt(outcome.record, bookies, metadata, config, joined=joined).run()
 
 
@@ -101,9 +101,9 @@ class _Attempt:
         self._config = config
         self._core = Recovery(record, self._choose, batch=config.recovery_batch)
         self._tasks: dict[asyncio.Task[Fact], None] = {}
-        self._result: asyncio.Future[Recovered] = asyncio.get_running_loop().create_future()
+        self._result: asyncio.Future[RecoveryResult] = asyncio.get_running_loop().create_future()
 
-    async def run(self) -> Recovered:
+    async def run(self) -> RecoveryResult:
         try:
             self._run(self._core.start())
             return await self._result
@@ -133,7 +133,7 @@ class _Attempt:
                 else:
                     self._start(self._close(effect))
             elif isinstance(effect, Finish):
-                self._result.set_result(Recovered(effect.record, self._last(effect.record)))
+                self._result.set_result(RecoveryResult(effect.record, self._last(effect.record)))
             else:
                 self._result.set_exception(_error(effect, self._record.ledger_id))
 
@@ -179,7 +179,7 @@ class _Attempt:
         negative one (M05, M06)."""
         found = await self._ask(effect.bookie, self._head(Op.READ, effect.entry))
         if found is not None and found[0].status is Status.OK and found[1]:
-            stored = unseal(found[1][0], self._record.ledger_id, effect.entry)
+            stored = verify_entry(found[1][0], self._record.ledger_id, effect.entry)
             if stored is not None:
                 return EntryFound(effect.entry, effect.slot, stored)
             self._bookies.record_damage(effect.bookie, self._record.ledger_id, effect.entry)
@@ -189,7 +189,7 @@ class _Attempt:
 
     async def _write_back(self, effect: SendAdd[PayloadAdd[StoredCopy]]) -> Fact:
         stored, ledger = effect.add.payload, self._record.ledger_id
-        frames = (seal(ledger, stored.entry, effect.lac, stored.length, (stored.payload,)), stored.payload)
+        frames = (encode_header(ledger, stored.entry, effect.lac, stored.length, (stored.payload,)), stored.payload)
         head = encode_add(ledger, stored.entry, self._record.key, Flags.RECOVERY)
         found = await self._bookies.ask(effect.bookie, head, frames, timeout_s=self._config.add_timeout_s)
         if found is not None and found[0].status is Status.OK:
@@ -209,7 +209,7 @@ class _Attempt:
             last_entry=effect.last_entry, length=effect.length,
         )  # fmt: skip
 
-    def _to_be_closed(self, effect: CloseRecovered) -> Recovered:
+    def _to_be_closed(self, effect: CloseRecovered) -> RecoveryResult:
         decide, ledger_id = self._ending(effect), self._record.ledger_id
         path = paths.ledger(ledger_id)
 
@@ -220,12 +220,12 @@ class _Attempt:
             if isinstance(answer, transitions.Refused):
                 raise _error(ReportAbort(RecoveryFailure.CLOSE_REFUSED, -1), ledger_id)
             if (answer.record.last_entry, answer.record.length) != (effect.last_entry, effect.length):
-                raise EndedElsewhere(f"ledger {ledger_id} was closed by another recoverer", ledger=ledger_id)
+                raise ClosedByOther(f"ledger {ledger_id} was closed by another recoverer", ledger=ledger_id)
             return None
 
         closed = decide(self._record)
         assert isinstance(closed, transitions.RecordWrite), "it is IN_RECOVERY, with the fragments that were read"
-        return Recovered(closed.record, self._last(closed.record), Change(path, transform))
+        return RecoveryResult(closed.record, self._last(closed.record), Change(path, transform))
 
     async def _close(self, effect: CloseRecovered) -> Fact:
         try:

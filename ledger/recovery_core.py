@@ -83,9 +83,9 @@ class EntryVotes:
         never confirmed."""
         if self.found is None and len(self.missing) >= misses_for_negative:
             return EntryVerdict.NEGATIVE
-        return self.found_or_unknown()
+        return self.verdict_upto_lac()
 
-    def found_or_unknown(self) -> EntryVerdict:
+    def verdict_upto_lac(self) -> EntryVerdict:
         """Returns the verdict on an entry up to LAC0, which is certainly stored: misses prove nothing, so it is never
         NEGATIVE."""
         if self.found is not None:
@@ -276,7 +276,7 @@ class Recovery:
             self._unknown.discard(fact.slot)
             self._lacs.append(fact.lac)
             self._lasts.append(fact.last)
-        if self.striping.is_covered(self._unknown):
+        if self.striping.is_fence_complete(self._unknown):
             return self._begin_reading()
         return () if self._silent else self._abort(RecoveryFailure.NOT_FENCED)
 
@@ -356,7 +356,7 @@ class Recovery:
         return effects
 
     def _verdict(self, entry: int, votes: EntryVotes) -> EntryVerdict:
-        return votes.verdict(self.striping.misses_for_negative) if entry > self.lac0 else votes.found_or_unknown()
+        return votes.verdict(self.striping.misses_proving_absence) if entry > self.lac0 else votes.verdict_upto_lac()
 
     # ------------------------------------------------------------------------------ writing back
     def _write_back(self, stored: StoredCopy) -> list[Effect]:
@@ -373,7 +373,7 @@ class Recovery:
         return self._go_on() if self._adds.ack(fact) else ()
 
     def _bookie_failed(self, fact: AddFailed) -> Sequence[Effect]:
-        if not self._adds.fail(fact.slot, fact.bookie):
+        if not self._adds.mark_failed(fact.slot, fact.bookie):
             return ()
         self._failed.append(fact.bookie)
         return [*(self._replace_failed() if len(self._adds) else ()), *self._go_on()]
@@ -386,7 +386,7 @@ class Recovery:
             ensemble[slot] = self._choose([*ensemble, *self._failed]) or ensemble[slot]
         if tuple(ensemble) == self._adds.ensemble:
             return []
-        sends = self._adds.replace(ensemble)
+        sends = self._adds.replace_ensemble(ensemble)
         self._remember(tuple(ensemble))
         return self._sends(sends)
 

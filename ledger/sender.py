@@ -29,7 +29,7 @@ from .bookies import Bookies
 from .config import LedgerConfig
 from .peer_format import ADDED, ANSWER_BYTES, Op, Status, decode_answer, encode_add_many, pack_add
 from .pending_core import AddFailed, AddsAcked, SendAdd
-from .reader_core import Payload, VerifiedTail, seal
+from .reader_core import Payload, VerifiedTail, encode_header
 from .writer_core import AddRefused, EntryOutcome
 
 REQUEST_BYTES_MAX = 1 << 20
@@ -41,7 +41,7 @@ ROOM_S = 0.005
 again, that is little compared with what a bookie stores in that time."""
 
 
-class Append(Payload):
+class FutureAppend(Payload):
     """A payload whose outcome completes a future."""
 
     __slots__ = ("future",)
@@ -86,7 +86,7 @@ class SentAdds(InProcessRequest):
         if not first.copies:
             sender.memory.held -= self.bytes
             if sender.memory.waiting:
-                sender.memory.notify_waiting()
+                sender.memory.notify_waiters()
 
     def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
         adds, sender, first = self.adds, self.sender, self.first or self
@@ -95,7 +95,7 @@ class SentAdds(InProcessRequest):
         if not first.copies:
             sender.memory.held -= self.bytes
             if sender.memory.waiting:
-                sender.memory.notify_waiting()
+                sender.memory.notify_waiters()
         if len(adds) > 1 or len(head) != ANSWER_BYTES or not head.startswith(ADDED):
             try:
                 statuses = _statuses(head, frames, len(adds))
@@ -157,7 +157,7 @@ class AddSender:
     def send(self, add: Payload, lac: int) -> None:
         """Queues a new entry for each bookie in `add.sent`, with `lac` in its header."""
         waiting = self._waiting
-        add.header = seal(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
+        add.header = encode_header(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
         if not add.sent:  # all its bookies failed: it is sent to those that replace them
             return
         self._waiting_bytes += add.size

@@ -23,8 +23,8 @@ ensemble have synced it and every entry before it is confirmed; so confirmed ⊆
   (M10: an entry confirmed meanwhile would be on the old bookies, while the metadata names the new ones). Failures in
   between wait, and are handled in the same freeze by a further `ChangeEnsemble`. Only an ensemble that is in the
   metadata is used (M12). Then, in one synchronous step: every pending entry loses, per slot, the ack of a bookie that
-  was replaced and is sent to the new one (`PendingAdds.replace`, M13); the acks thaw; every entry with its quorum is
-  confirmed (M11).
+  was replaced and is sent to the new one (`PendingAdds.replace_ensemble`, M13); the acks thaw; every entry with its
+  quorum is confirmed (M11).
 - As many bookies are replaced as possible. None → the ledger ends at what the old ensemble can still confirm. Some → it
   continues without the others as long as every write set has Qa slots left. After `changes_max` changes it ends.
 - FENCED never changes an ensemble. DRAINING does not either: what the others cannot confirm ends NOT_STORED.
@@ -186,13 +186,13 @@ class Writer(Generic[A]):
 
     # ------------------------------------------------------------------------------ intents
     def append(self, add: A, size: int) -> list[SendAdd[A]]:
-        """Adds the next entry, of `size` payload bytes; returns the effects that send it. `takes_appends` must be
+        """Adds the next entry, of `size` payload bytes; returns the effects that send it. `accepts_appends` must be
         true."""
-        assert self.state is WriterState.OPEN or self.takes_appends, "only an open writer appends"
+        assert self.state is WriterState.OPEN or self.accepts_appends, "only an open writer appends"
         return self.adds.add_with_sends(add, size)
 
     @property
-    def takes_appends(self) -> bool:
+    def accepts_appends(self) -> bool:
         return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
     def close(self) -> Sequence[Effect[A]]:
@@ -237,7 +237,7 @@ class Writer(Generic[A]):
 
     def _bookie_failed(self, fact: AddFailed) -> Sequence[Effect[A]]:
         known = fact.slot in self.adds.failed  # one failure fails many adds
-        if self.state in _ENDING or not self.adds.fail(fact.slot, fact.bookie):
+        if self.state in _ENDING or not self.adds.mark_failed(fact.slot, fact.bookie):
             return ()
         if self.state is WriterState.OPEN:
             return () if known else self._start_change()
@@ -279,9 +279,9 @@ class Writer(Generic[A]):
         ones, and only then confirms entries."""
         effects: list[Effect[A]] = []
         if self._committed is not None:
-            effects += self.adds.replace(self._committed)
+            effects += self.adds.replace_ensemble(self._committed)
         self.adds.frozen = False
-        effects += [Confirm(add) for add in self.adds.drain()]
+        effects += [Confirm(add) for add in self.adds.take_confirmed()]
         if self.state is WriterState.CHANGING and self._committed is not None and self.adds.can_confirm:
             self.state = WriterState.OPEN
             return effects

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from ..proto.names import whole
+from ..proto.names import parse_number
 from ..runtime.network import Endpoint
 from .tree_core import check_path
 
@@ -34,7 +34,7 @@ class ZookeeperAccess(NamedTuple):
     credentials: Callable[[], str] | None = None  # "user:password" of the scheme `digest`, read at each session
 
     @property
-    def is_known(self) -> bool:
+    def is_authenticated(self) -> bool:
         """Returns whether ZooKeeper can authenticate this process."""
         return self.credentials is not None or bool(self.certificate)
 
@@ -90,7 +90,7 @@ def _root(root: str) -> str:
 def _limit(query: str) -> int:
     limit = JUTE_MAXBUFFER
     for name, number in parse_qsl(query, keep_blank_values=True):
-        if name != "jute_maxbuffer" or (whole(number) or 0) < 1 << 16:
+        if name != "jute_maxbuffer" or (parse_number(number) or 0) < 1 << 16:
             raise ValueError(f"{name}={number} is not jute_maxbuffer=BYTES")
         limit = int(number)
     return limit

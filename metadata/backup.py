@@ -23,12 +23,12 @@ from typing import NamedTuple
 from ..proto.errors import Busy, NotFound
 from . import paths
 from .records import BookieRecord, CounterRecord, DamagedRecord, decode
-from .store import ledgers_in, put_of
-from .tree import ENDING, Tree, private_file, sync_file
+from .store import ledgers_in, put_operation
+from .tree import ENDING, Tree, create_private_file, sync_file
 from .tree_core import Commit
 
 
-class Contents(NamedTuple):
+class BackupContents(NamedTuple):
     """The contents of a copy that bookies can compare with their own data."""
 
     revision: int
@@ -37,7 +37,7 @@ class Contents(NamedTuple):
     bookies: tuple[BookieRecord, ...]  # that were registered; one whose record is damaged has no endpoint
 
 
-def inspect(path: str) -> Contents:
+def inspect_backup(path: str) -> BackupContents:
     """Returns the contents of the copy at `path`, which is neither changed nor locked. Raises NotFound, DataLost,
     InvalidConfiguration or Busy.
     """
@@ -55,7 +55,7 @@ def inspect(path: str) -> Contents:
         remove(scratch)
 
 
-def _contents(tree: Tree) -> Contents:
+def _contents(tree: Tree) -> BackupContents:
     bookies = []
     for name in tree.children(paths.BOOKIES):
         node = tree.get(paths.bookie(name))
@@ -65,7 +65,7 @@ def _contents(tree: Tree) -> Contents:
         except DamagedRecord:  # it cannot be asked
             bookies.append(BookieRecord(bookie=name, endpoint=""))
     ledgers = frozenset(ledgers_in(paths.LEDGERS, tree.children(paths.LEDGERS)))
-    return Contents(tree.revision, max(_next_id(tree) - 1, max(ledgers, default=0)), ledgers, tuple(bookies))
+    return BackupContents(tree.revision, max(_next_id(tree) - 1, max(ledgers, default=0)), ledgers, tuple(bookies))
 
 
 def _next_id(tree: Tree) -> int:
@@ -84,7 +84,7 @@ def restore(backup: str, target: str, least_id: int, token: str) -> str:
     tree = Tree(scratch)
     try:
         if _next_id(tree) <= least_id:
-            tree.apply([Commit([put_of(paths.LEDGER_IDS, CounterRecord(next=least_id + 1))], "")])
+            tree.apply([Commit([put_operation(paths.LEDGER_IDS, CounterRecord(next=least_id + 1))], "")])
         tree.mark_restored(token)
     finally:
         tree.close()
@@ -131,10 +131,10 @@ def _set_aside(target: str) -> str:
 def _copy(source: str, to: str) -> None:
     """Copies the file and its write-ahead log."""
     remove(to)
-    private_file(to)
+    create_private_file(to)
     shutil.copyfile(source, to)
     if os.path.exists(f"{source}-wal"):
-        private_file(f"{to}-wal")
+        create_private_file(f"{to}-wal")
         shutil.copyfile(f"{source}-wal", f"{to}-wal")
 
 

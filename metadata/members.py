@@ -32,7 +32,7 @@ from ..runtime.peer.keys import PeerListening
 from ..runtime.peer.sockets import MemberNetwork
 from ..runtime.tasks import Supervisor, run_to_end
 from . import paths, records
-from .store import ABSENT, ANY, Delete, MetadataStore, Put, Reset, get_record
+from .store import ABSENT, ANY, Delete, MetadataStore, Put, WatchReset, get_record
 
 LOOK_EVERY_S = 0.25
 RETRY_S = 0.5
@@ -86,7 +86,7 @@ class Members:
             network = MemberNetwork(network, OPEN, NOTHING)
         return replace(world, network=network.with_peers(PeerListening(self.keys, self)))
 
-    async def record(self, path: str, cls: type[records.R]) -> records.R | None:
+    async def read_record(self, path: str, cls: type[records.R]) -> records.R | None:
         """Returns the record of class `cls` at `path`, or None if there is none; reads it in the session that has this
         process's key.
         """
@@ -182,7 +182,7 @@ class Members:
                 revision = await session.revision()
                 await self._list(session)
                 async for change in session.watch(paths.MEMBERS, revision):
-                    if isinstance(change, Reset):
+                    if isinstance(change, WatchReset):
                         break
                     await self._refresh(session, change.path)
             except MagnetarError as error:

@@ -24,7 +24,7 @@ import msgspec
 from ..proto.checksum import crc32c
 from ..proto.errors import DataLost
 from ..proto.policies import Policies
-from ..proto.versions import METADATA_RECORD, sentence
+from ..proto.versions import METADATA_RECORD, newer_format_text
 from . import paths
 
 _HEAD = struct.Struct(">2sBBI")
@@ -491,7 +491,9 @@ def decode(data: bytes, cls: type[R], path: str) -> R:
     if magic != MAGIC:
         raise DamagedRecord(f"{path}: not a Magnetar record")
     if not 1 <= version <= VERSION:
-        raise DamagedRecord(sentence(METADATA_RECORD, version, path) if version else f"{path}: format version 0")
+        raise DamagedRecord(
+            newer_format_text(METADATA_RECORD, version, path) if version else f"{path}: format version 0"
+        )
     if kind != cls.kind:
         found = _KINDS.get(kind)
         raise DamagedRecord(f"{path}: a {found.__name__ if found else kind}, not a {cls.__name__}")

@@ -43,7 +43,7 @@ from .session import (
     SessionState,
     SessionStore,
 )
-from .store import ABSENT, Changed, Check, Delete, MetadataStore, Operation, Put, Reset, Versioned
+from .store import ABSENT, Changed, Check, Delete, MetadataStore, Operation, Put, Versioned, WatchReset
 from .tree_core import check_operations, check_path, check_prefix
 
 # ------------------------------------------------------------------------------------------------------ messages
@@ -73,7 +73,7 @@ def _to_wire(operation: Operation) -> wire.Operation:
             return wire.Operation(kind=wire.Operation.CHECK, path=path, expected=expected)
 
 
-def operations_of(request: wire.CommitRequest) -> list[Operation]:
+def parse_operations(request: wire.CommitRequest) -> list[Operation]:
     """Returns the operations of a commit. Raises InvalidRequest for a kind that this version does not know."""
     return [_from_wire(operation) for operation in request.operations]
 
@@ -88,11 +88,11 @@ def _from_wire(operation: wire.Operation) -> Operation:
     raise InvalidRequest(f"{operation.path}: operation of unknown kind {operation.kind}")
 
 
-def watch_events(watch_id: int, news: Sequence[Changed] | Reset, revision: int) -> wire.SessionReply:
+def watch_events(watch_id: int, news: Sequence[Changed] | WatchReset, revision: int) -> wire.SessionReply:
     """Returns one reply with the changes for a watch. By this reply the client knows that the watch has seen everything
     up to `revision`.
     """
-    if isinstance(news, Reset):
+    if isinstance(news, WatchReset):
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
     else:
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, events=[_event(change) for change in news])
@@ -104,9 +104,9 @@ def _event(change: Changed) -> wire.TreeEvent:
     return wire.TreeEvent(kind=kind, path=change.path, version=change.version, revision=change.revision)
 
 
-def news_of(message: wire.WatchEvents) -> list[Changed | Reset]:
+def parse_events(message: wire.WatchEvents) -> list[Changed | WatchReset]:
     if message.reset:
-        return [Reset(message.revision)]
+        return [WatchReset(message.revision)]
     return [Changed(event.path, event.version, event.revision) for event in message.events]
 
 
@@ -126,15 +126,15 @@ class _Watch:
     def __init__(self, prefix: str, revision: int) -> None:
         self.prefix = prefix
         self.revision = revision  # received up to here
-        self.queue: deque[Changed | Reset] = deque()
+        self.queue: deque[Changed | WatchReset] = deque()
         self.news = asyncio.Event()
 
     def on_events(self, events: wire.WatchEvents) -> None:
         self.revision = events.revision
-        self.queue.extend(news_of(events))
+        self.queue.extend(parse_events(events))
         if len(self.queue) > WATCH_QUEUE_MAX:
             self.queue.clear()
-            self.queue.append(Reset(self.revision))
+            self.queue.append(WatchReset(self.revision))
         if self.queue:
             self.news.set()
 
@@ -340,11 +340,11 @@ class RemoteStore(SessionStore):
         return await self._channel.call(rpc, request, timeout_s=max(0.001, self._left_s(end)))
 
     # -------------------------------------------------------------------------------------------- watches
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
         check_prefix(prefix)
         return self._watch(prefix, after_revision)
 
-    async def _watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+    async def _watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
         self._watch_number += 1
         watch_id, watch = self._watch_number, _Watch(prefix, after_revision)
         self._watches[watch_id] = watch

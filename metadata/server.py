@@ -34,7 +34,7 @@ from ..runtime.memory_shares import MIB, MemoryShare
 from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream, World
 from ..runtime.peer.server import is_local
 from . import paths
-from .remote import operations_of, watch_events
+from .remote import parse_operations, watch_events
 from .sqlite import SqliteStore
 from .store import Check, Operation, Put
 from .tree_core import check_prefix, is_below, may_write
@@ -121,7 +121,7 @@ class MetadataService:
         return wire.Names(names=await self._store.children(request.path))
 
     async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
-        operations = operations_of(request)
+        operations = parse_operations(request)
         _check_rights(context.principal, operations)
         done = await self._store.commit(operations, request.session)
         return wire.CommitReply(versions=done.versions, revision=done.revision)
@@ -303,7 +303,7 @@ class _Attachment:
         seen = after_revision
         while True:  # also without news of its own: `_seen` tells the client from where on it may go on elsewhere
             await self._stream.wait_drained()
-            news = history.since(prefix, seen)
+            news = history.changes_since(prefix, seen)
             self._seen[watch_id] = seen = history.revision
             if news:
                 self._stream.send_nowait(watch_events(watch_id, news, seen))
@@ -315,7 +315,7 @@ class _Attachment:
         self._stream.send_nowait(wire.SessionReply(pong=number))
 
 
-class MembersOnly(MetadataService):
+class MembersService(MetadataService):
     """The metadata service during a restore (cli/storage/metadata_copies.py): it serves `/members` only.
 
     Bookies take an operator's requests by its key in `/members`. While the metadata is restored its service is stopped,
@@ -345,7 +345,7 @@ class MembersOnly(MetadataService):
         return await super().children(request, context)
 
     async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
-        for each in operations_of(request):
+        for each in parse_operations(request):
             _check(each.path)
         return await super().commit(request, context)
 

@@ -31,7 +31,7 @@ from ..proto.errors import ConnectionLost, InternalError, MagnetarError, Session
 from ..runtime.alarm import Alarm
 from ..runtime.clock import Clock
 from ..runtime.tasks import Tasks
-from .store import Changed, MetadataStore, Operation, Reset, Versioned
+from .store import Changed, MetadataStore, Operation, Versioned, WatchReset
 
 CALL_TIMEOUT_S = 10.0
 MARGIN_SHARE = 0.05
@@ -84,12 +84,12 @@ class SessionStore(MetadataStore):
     def _extend_deadline(self, sent: float) -> None:
         """Moves the deadline, because the service answered a request that was sent at `sent`."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
-        self._alarm.set_by(self._deadline)
+        self._alarm.set_no_later(self._deadline)
 
     def _ring(self) -> None:
         """Handles the alarm: the session is lost if its deadline has passed."""
         if self._left_s(self._deadline) > 0:  # a sign of life has moved it meanwhile
-            self._alarm.set_by(self._deadline)
+            self._alarm.set_no_later(self._deadline)
         else:
             self._end_session(TimedOut(f"{self._service}: no sign of life for {self._timeout_s:g} s"))
 
@@ -192,7 +192,8 @@ class SessionStore(MetadataStore):
 #
 #     serving ──suspend()──▶ suspended ──renew(session)──▶ serving … ──stop_reconnecting()──▶ ended (SessionExpired)
 #
-# The owner of the sessions calls `suspend` when one is lost, and `renew` with the next one. The ephemerals of the lost
+# The owner of the sessions calls `suspend` when one is lost, and `set_session` with the next one. The ephemerals of the
+# lost
 # session are deleted, now or soon; the owner makes them again. The rest of the tree is unchanged.
 #
 # - *Suspended*, or lost without `suspend`: a call waits for the next session up to CALL_TIMEOUT_S, then Unavailable:
@@ -218,7 +219,7 @@ class ReconnectingStore(MetadataStore):
         self._lost = self._session
         self._changed.clear()
 
-    def renew(self, session: MetadataStore) -> None:
+    def set_session(self, session: MetadataStore) -> None:
         """Gives the store its next session; calls that wait continue with it."""
         self._session = session
         self._changed.set()
@@ -231,7 +232,7 @@ class ReconnectingStore(MetadataStore):
         self._changed.set()
 
     @property
-    def suspended(self) -> bool:
+    def is_suspended(self) -> bool:
         return self._session is self._lost or self._ended
 
     # -------------------------------------------------------------------------------------------- calls
@@ -239,7 +240,7 @@ class ReconnectingStore(MetadataStore):
         """Returns the current session, and waits for the next one after a loss. Raises Unavailable or SessionExpired if
         there is none.
         """
-        if self.suspended and not self._ended:
+        if self.is_suspended and not self._ended:
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
                     await self._changed.wait()
@@ -256,7 +257,7 @@ class ReconnectingStore(MetadataStore):
 
     async def _read(self, ask: Callable[[MetadataStore], Awaitable[T]]) -> T:
         while True:
-            session = self._session if not self.suspended else await self._living()
+            session = self._session if not self.is_suspended else await self._living()
             try:
                 return await ask(session)
             except SessionExpired:
@@ -287,7 +288,7 @@ class ReconnectingStore(MetadataStore):
             self._on_loss(session)
             raise ConnectionLost(f"the metadata session was lost with a write under way: {error}") from error
 
-    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
         session = await self._living()
         try:
             async for change in session.watch(prefix, after_revision):

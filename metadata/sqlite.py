@@ -32,9 +32,9 @@ from ..runtime.alarm import Alarm
 from ..runtime.network import World
 from ..runtime.threads import Worker
 from .paths import INCARNATIONS
-from .store import Changed, Check, MetadataStore, Operation, Put, Reset, Versioned
+from .store import Changed, Check, MetadataStore, Operation, Put, Versioned, WatchReset
 from .tree import DiskFailed, EndSession, Job, Node, OpenSession, Tree
-from .tree_core import Commit, History, JobResult, NodeCache, Sessions, check_operations, check_path, check_prefix
+from .tree_core import ChangeHistory, Commit, JobResult, NodeCache, Sessions, check_operations, check_path, check_prefix
 
 MEMORY = ":memory:"
 _CLOSED = "the metadata store is closed"
@@ -64,7 +64,7 @@ class _Watch:
 
 class SqliteStore:
     """The metadata tree in one SQLite file, for many sessions. Made by `open`; each user in this process opens a
-    `session`.
+    `new_session`.
     """
 
     def __init__(self, world: World, tree: Tree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
@@ -73,7 +73,7 @@ class SqliteStore:
         self._worker = worker
         self._clock = world.clock
         self._loop = asyncio.get_running_loop()
-        self.history = History(tree.revision)
+        self.history = ChangeHistory(tree.revision)
         self._sessions = Sessions()
         self.open_sessions = self._sessions.open_ones  # to look at
         self._lost: dict[str, asyncio.Event] = {}
@@ -222,7 +222,7 @@ class SqliteStore:
         check_operations(operations)
         if session:
             if session not in self._sessions.open_ones:
-                self._sessions.require(session)
+                self._sessions.get(session)
         elif any(isinstance(operation, Put) and operation.ephemeral for operation in operations):
             raise InvalidRequest("an ephemeral needs a session")
         return await self._queue(Commit(tuple(operations), session))
@@ -302,7 +302,7 @@ class SqliteStore:
         nothing has changed there. Raises SessionExpired if the session or the store ends first.
         """
         watch = _Watch(prefix, after_revision)
-        while not self.history.since(prefix, watch.seen):
+        while not self.history.changes_since(prefix, watch.seen):
             watch.seen = self.history.revision
             self.check_session(session)
             watch.news = self._loop.create_future()
@@ -316,7 +316,7 @@ class SqliteStore:
     def _notify_watches(self) -> None:
         """Wakes the watches below whose prefix something has changed; most commits concern few watches."""
         for watch in self._watches:
-            if not self.history.since(watch.prefix, watch.seen):
+            if not self.history.changes_since(watch.prefix, watch.seen):
                 watch.seen = self.history.revision
             elif not watch.news.done():
                 watch.news.set_result(None)
@@ -328,7 +328,7 @@ class SqliteStore:
                 watch.news.set_result(None)
 
     # -------------------------------------------------------------------------------------------- sessions
-    def session(self, timeout_s: float = 10.0) -> LocalSession:
+    def new_session(self, timeout_s: float = 10.0) -> LocalSession:
         """Returns a new session for a user in this process. It lasts until `close`, or until `timeout_s` after
         `LocalSession.abandon`.
         """
@@ -370,7 +370,7 @@ class SqliteStore:
     def check_session(self, session: str) -> None:
         """Raises SessionExpired if the session has ended, or the store is closed."""
         if session not in self._sessions.open_ones:
-            self._sessions.require(session)
+            self._sessions.get(session)
         if self.closed:
             raise SessionExpired(_CLOSED, session=session)
 
@@ -406,7 +406,7 @@ class SqliteStore:
     def _set_alarm(self) -> None:
         deadline = self._sessions.next_deadline()
         if deadline is not None and not self.closed:
-            self._alarm.set_by(deadline)  # an earlier alarm reads the table again when it rings
+            self._alarm.set_no_later(deadline)  # an earlier alarm reads the table again when it rings
 
     def _expire(self) -> None:
         for session in self._sessions.expire(self._clock.monotonic()):
@@ -467,17 +467,17 @@ class LocalSession(MetadataStore):
         self._store.check_session(self._session)
         return self._store.history.revision
 
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
         check_prefix(prefix)
         return self._watch(prefix, after_revision)
 
-    async def _watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+    async def _watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
         seen = after_revision
         while True:
             self._store.check_session(self._session)
-            news = self._store.history.since(prefix, seen)
+            news = self._store.history.changes_since(prefix, seen)
             seen = self._store.history.revision
-            if isinstance(news, Reset):
+            if isinstance(news, WatchReset):
                 yield news
             else:
                 for change in news:

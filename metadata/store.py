@@ -11,7 +11,7 @@ Parents need not exist: a path is a key, `children` lists the next path segments
   of the store that put it. A lost session is reported once, by `wait_session_lost`; after that every call raises
   SessionExpired, and the caller makes a new store.
 - A watch returns every change below its prefix after a revision, in order, without a gap, across reconnects. When the
-  history no longer contains them it returns `Reset`: list again.
+  history no longer contains them it returns `WatchReset`: list again.
 
 Implementations: metadata/sqlite.py (in process), metadata/remote.py (a client of metadata/server.py),
 metadata/zookeeper.py. One conformance suite runs against all: tests/metadata/test_conformance.py.
@@ -82,7 +82,7 @@ class Changed(msgspec.Struct, frozen=True):
     revision: int
 
 
-class Reset(msgspec.Struct, frozen=True):
+class WatchReset(msgspec.Struct, frozen=True):
     """The watch missed changes up to `revision`: its reader must list again, and watch after that revision."""
 
     revision: int
@@ -116,7 +116,7 @@ class MetadataStore(Protocol):
 
     async def revision(self) -> int: ...
 
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
         """Yields the changes of `prefix` itself and of everything below it, after `after_revision`."""
         ...
 
@@ -197,7 +197,7 @@ async def find_readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[
     return record, node.version
 
 
-def ledger_of(path: str) -> int | None:
+def ledger_id_of(path: str) -> int | None:
     """Returns the ledger id in a node's path. Returns None if the name is not that of a ledger, and logs and counts it.
     """
     try:
@@ -209,7 +209,7 @@ def ledger_of(path: str) -> int | None:
 
 def ledgers_in(folder: str, names: list[str]) -> list[int]:
     """Returns the ledger ids in `names`, a listing of `folder`; other names are logged and counted."""
-    return [ledger for name in names if (ledger := ledger_of(f"{folder}/{name}")) is not None]
+    return [ledger for name in names if (ledger := ledger_id_of(f"{folder}/{name}")) is not None]
 
 
 # -------------------------------------------------------------------------------------------------------- update
@@ -382,7 +382,7 @@ async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, 
     return None if found is None else (decode(found.value, cls, path), found.version)
 
 
-def put_of(path: str, record: Record, expected: int = ANY) -> Put:
+def put_operation(path: str, record: Record, expected: int = ANY) -> Put:
     """Returns the Put that writes `record`, as a part of a commit."""
     return Put(path, encode(record, path), expected)
 

@@ -2,7 +2,7 @@
 
     node(path, value, version, revision, session)   session: the owner of an ephemeral, else NULL
     session(id, timeout_s)                          sessions that outlive this process (of the metadata service)
-    state(revision, summed, total)                  one row; total: the sum of all nodes' rows (`sum_of`) at revision
+    state(revision, summed, total)                  one row; total: the sum of all nodes' rows (`row_sum`) at revision
                                                     `summed`: another one when a version without sums wrote last
     incarnation(number, token, revision, restored)  each opening of the file, the last few
 
@@ -138,7 +138,7 @@ class Tree:
         self._keeps_ephemerals = keeps_ephemerals
         self._answered: AnsweredNote | None = None
         try:
-            private_file(path)
+            create_private_file(path)
             self._sql = sqlite3.connect(path, isolation_level=None, timeout=0, cached_statements=64)
             if token and path != ":memory:":
                 self._answered = AnsweredNote(path)
@@ -225,7 +225,7 @@ class Tree:
 
     def _sum(self) -> int:
         rows = self._sql.execute("SELECT path, version, revision FROM node")
-        return sum(sum_of(path, version, revision) for path, version, revision in rows) & _SUM_MASK
+        return sum(row_sum(path, version, revision) for path, version, revision in rows) & _SUM_MASK
 
     def _store_sum(self) -> None:
         """Stores the revision and the sum, within the open transaction."""
@@ -236,9 +236,9 @@ class Tree:
         there is none.
         """
         if before is not None:
-            self._total = (self._total - sum_of(path, *before)) & _SUM_MASK
+            self._total = (self._total - row_sum(path, *before)) & _SUM_MASK
         if after is not None:
-            self._total = (self._total + sum_of(path, after[2], after[3])) & _SUM_MASK
+            self._total = (self._total + row_sum(path, after[2], after[3])) & _SUM_MASK
 
     def _check_answered(self, revision: int) -> None:
         """Raises DataLost if changes after `revision` were answered already."""
@@ -317,7 +317,7 @@ class Tree:
             raise AlreadyExists(f"{path} exists already; give another name", path=path)
         partial = path + ".partial"
         with _disk(self.path):
-            private_file(partial)
+            create_private_file(partial)
             copy = sqlite3.connect(partial, isolation_level=None)
             try:
                 self._sql.backup(copy)
@@ -443,14 +443,14 @@ class AnsweredNote:
         os.close(self._file)
 
 
-def sum_of(path: str, version: int, revision: int) -> int:
+def row_sum(path: str, version: int, revision: int) -> int:
     """Returns the sum of a node's row. A revision is written only once, so an older or newer row of the node has
     another sum; the value has its own checksum.
     """
     return int.from_bytes(blake2b(f"{path} {version} {revision}".encode(), digest_size=8).digest()) & _SUM_MASK
 
 
-def private_file(path: str) -> None:
+def create_private_file(path: str) -> None:
     """Creates the file if it is missing, and makes it readable for its owner only, because it contains keys of ledgers,
     and grants. SQLite gives its write-ahead log the same mode. Raises OSError.
     """

@@ -17,7 +17,7 @@ import msgspec
 
 from ..proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooLarge, NodeExists, NoNode, SessionExpired
 from . import paths
-from .store import ABSENT, ANY, VALUE_BYTES_MAX, Changed, Check, Delete, Operation, Put, Reset
+from .store import ABSENT, ANY, VALUE_BYTES_MAX, Changed, Check, Delete, Operation, Put, WatchReset
 
 PATH_BYTES_MAX = 4096
 """Most bytes of a path: several times the length of a percent-encoded topic name and subscription name."""
@@ -218,8 +218,10 @@ def paths_of(commits: Sequence[Commit]) -> Iterator[str]:
 # The last changes of the tree, for watches that resume without a gap.
 #
 # The history keeps every change of the revisions above `floor`, in order, up to `revision`. A watch is one number here,
-# the revision that it has seen; `since` returns the changes after it. So a slow watcher costs nothing and grows no
-# queue. A watcher gets `Reset` when changes after its revision have left the history, or when its revision is in the
+# the revision that it has seen; `changes_since` returns the changes after it. So a slow watcher costs nothing and grows
+# no
+# queue. A watcher gets `WatchReset` when changes after its revision have left the history, or when its revision is in
+# the
 # future (an older tree replaced this one): it lists again, and continues after the revision that Reset names. The
 # changes of one revision are returned together or not at all. Guarded by test_history.py.
 
@@ -228,7 +230,7 @@ CHANGES_MAX = 10_000
 """Most changes that are kept: about 2 MB; a watcher that lags by 10,000 changes reads a new list faster."""
 
 
-class History:
+class ChangeHistory:
     """The latest changes of one tree, at most `changes_max`."""
 
     def __init__(self, revision: int, changes_max: int = CHANGES_MAX) -> None:
@@ -252,12 +254,12 @@ class History:
             while self._changes and self._changes[0].revision == self.floor:
                 self._changes.popleft()
 
-    def since(self, prefix: str, after_revision: int) -> list[Changed] | Reset:
+    def changes_since(self, prefix: str, after_revision: int) -> list[Changed] | WatchReset:
         """Returns the changes at or below `prefix` after a revision, up to `self.revision`. Returns a Reset if some of
         them are not kept any more.
         """
         if not self.floor <= after_revision <= self.revision:
-            return Reset(self.revision)
+            return WatchReset(self.revision)
         news: list[Changed] = []
         under = "/" if prefix == "/" else prefix + "/"
         for change in reversed(self._changes):  # from the newest: a watch usually lags by one or two revisions
@@ -399,7 +401,7 @@ class Sessions:
 
     def touch(self, session: str, now: float) -> float:
         """Records a sign of life of the session; returns its timeout in seconds. Raises SessionExpired."""
-        found = self.require(session)
+        found = self.get(session)
         if found.deadline is not None:
             found.deadline = now + found.timeout_s
         return found.timeout_s
@@ -410,7 +412,7 @@ class Sessions:
             found = self.open_ones[session]
             found.deadline = now + found.timeout_s
 
-    def require(self, session: str) -> _Session:
+    def get(self, session: str) -> _Session:
         """Returns the session. Raises SessionExpired if it is not open."""
         found = self.open_ones.get(session)
         if found is None:

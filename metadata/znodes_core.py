@@ -59,13 +59,13 @@ def folder(prefix: str) -> str:
     return "" if prefix == "/" else "/".join(map(_escape, prefix.split("/")))
 
 
-def value(path: str) -> str:
+def value_znode(path: str) -> str:
     """Returns the path of the znode that contains the value of the key `path`."""
     above, _, last = path.rpartition("/")
     return f"{folder(above) if above else ''}/{VALUE}{_escape(last)}"
 
 
-def folders(path: str) -> list[str]:
+def needed_folders(path: str) -> list[str]:
     """Returns the folders that must exist for the value of a key, the outermost first."""
     parts = folder(path.rpartition("/")[0] or "/").split("/")
     return ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
@@ -126,24 +126,24 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class Require:
+class RequireVersion:
     """Step of a transaction: fail if the znode does not have this version."""
 
     path: str
     version: int
 
 
-Step = Create | Set | Remove | Require
+Step = Create | Set | Remove | RequireVersion
 
 
-class Plan(NamedTuple):
+class CommitPlan(NamedTuple):
     """The ZooKeeper transaction for a commit, and the versions with which the commit is answered."""
 
     steps: list[Step]  # empty: nothing to do
     versions: list[int]  # the answer to the commit
 
 
-def plan(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], session: int) -> Plan:
+def plan(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], session: int) -> CommitPlan:
     """Returns the plan of a commit; `found` is what was read of each of its paths. Raises BadVersion if a node has not
     the expected version.
     """
@@ -161,7 +161,7 @@ def plan(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], 
                 steps.append(Remove(path, node.version))
                 nodes[path] = None
             case Check() if node is not None:
-                steps.append(Require(path, node.version))
+                steps.append(RequireVersion(path, node.version))
             case Delete() | Check():
                 absences[path] = None
         after = nodes[path]
@@ -170,7 +170,7 @@ def plan(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], 
     for path in absences if steps else ():
         if path not in proven:
             steps += [Create(path, b"", ephemeral=False), Remove(path, 0)]
-    return Plan(steps, versions)
+    return CommitPlan(steps, versions)
 
 
 def _put(steps: list[Step], put: Put, node: NodeRead | None, session: int) -> NodeRead:
@@ -204,7 +204,7 @@ def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
     """
     size = MULTI_BYTES
     for step in steps:
-        size += STEP_BYTES + root_bytes + len(value(step.path).encode())
+        size += STEP_BYTES + root_bytes + len(value_znode(step.path).encode())
         if isinstance(step, Create | Set):
             size += len(step.value)
     return size

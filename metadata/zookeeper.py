@@ -48,7 +48,7 @@ from ..runtime.network import World
 from . import znodes_core as znodes
 from .address import ZookeeperAddress
 from .session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionState, SessionStore
-from .store import ABSENT, Changed, Operation, Reset, Versioned
+from .store import ABSENT, Changed, Operation, Versioned, WatchReset
 from .tree_core import check_operations, check_path, check_prefix, is_below
 from .zookeeper_connection import (
     Answer,
@@ -126,7 +126,7 @@ class TreeWatch:
         self.attached = False  # to the current connection
         self.calm = True  # no event arrived since it began to attach
         self.versions: dict[str, int] = {}
-        self.queue: deque[Changed | Reset] = deque()
+        self.queue: deque[Changed | WatchReset] = deque()
         self.news = asyncio.Event()
 
     def reset(self) -> None:
@@ -152,7 +152,7 @@ class TreeWatch:
         """
         self.attached = True
         if not (self.calm and youngest <= self.seen <= now):
-            self._queue_change(Reset(now))
+            self._queue_change(WatchReset(now))
 
     def on_broken(self, heard: int) -> None:
         """Called when the connection has ended; the watch has received all changes up to revision `heard`."""
@@ -160,11 +160,11 @@ class TreeWatch:
             self.attached, self.seen = False, heard
         self.news.set()
 
-    def _queue_change(self, change: Changed | Reset) -> None:
+    def _queue_change(self, change: Changed | WatchReset) -> None:
         self.queue.append(change)
         if len(self.queue) > WATCH_QUEUE_MAX:
             self.queue.clear()
-            self.queue.append(Reset(change.revision))
+            self.queue.append(WatchReset(change.revision))
         self.news.set()
 
 
@@ -200,7 +200,7 @@ class Watches:
 
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
-    ) -> AsyncIterator[Changed | Reset]:
+    ) -> AsyncIterator[Changed | WatchReset]:
         """Yields the changes at or below `prefix` after revision `after`, until the caller stops. `ready` is awaited
         before each attempt to attach the watch, and may raise SessionExpired.
         """
@@ -225,7 +225,7 @@ class Watches:
 
     def _watched(self, prefix: str) -> list[str]:
         folder = self._root + znodes.folder(prefix)
-        return [folder] if prefix == "/" else [folder, self._root + znodes.value(prefix)]
+        return [folder] if prefix == "/" else [folder, self._root + znodes.value_znode(prefix)]
 
     async def _attach(self, watch: TreeWatch) -> None:
         """Attaches a watch; `watch.attached` says whether that succeeded. If the connection broke, the caller tries
@@ -271,7 +271,7 @@ class _VersionReader:
                 self._youngest = max(self._youngest, answer.value.mzxid)
 
         async with self._several:
-            return (await self._line.exists(self._root + znodes.value(path), note)).value is not None
+            return (await self._line.exists(self._root + znodes.value_znode(path), note)).value is not None
 
     async def _folder(self, prefix: str) -> bool:
         try:
@@ -292,7 +292,7 @@ class _VersionReader:
         """Finds out from the pzxid of the nearest existing folder when a node that does not exist may have been
         deleted.
         """
-        for folder in reversed(["", *znodes.folders(prefix)]):
+        for folder in reversed(["", *znodes.needed_folders(prefix)]):
             stat = (await self._line.exists(self._root + folder)).value
             if stat is not None:
                 self._youngest = max(self._youngest, stat.pzxid)
@@ -345,12 +345,12 @@ class ZookeeperStore(SessionStore):
         if self._state is not SessionState.CONNECTED:
             raise Unavailable(f"no ZooKeeper answers at {self._address}: start it, or give another address")
         await self._make_root()
-        if self._address.access.is_known:
+        if self._address.access.is_authenticated:
             await self._check_access_list()
 
     async def _check_access_list(self) -> None:
         """Logs, for a tree that was created earlier, what an operator must type if others may read and write it."""
-        found = (await self._read(partial(self._line.acl, self._address.root), fresh=True)).value[0]
+        found = (await self._read(partial(self._line.read_acl, self._address.root), fresh=True)).value[0]
         if any(each.id.scheme == "world" for each in found):
             _LOG.warning(
                 "every client of ZooKeeper may use %s: it was made without credentials. In zkCli.sh, after addauth: "
@@ -384,7 +384,7 @@ class ZookeeperStore(SessionStore):
                 await asyncio.sleep(max(0.0, self._left_s(sent + self._timeout_s / 3)))
             if unanswered >= 2:  # the connection loses what is sent, and there is time for another
                 unanswered = 0
-                self._line.drop()
+                self._line.reconnect()
 
     def _on_state(self, state: ConnectionState) -> None:
         if state is ConnectionState.LOST:
@@ -471,7 +471,7 @@ class ZookeeperStore(SessionStore):
         return (await self._read(lambda: self._line.exists(self._address.root), fresh=True)).zxid
 
     def _znode(self, path: str) -> str:
-        return self._address.root + znodes.value(path)
+        return self._address.root + znodes.value_znode(path)
 
     async def _read(self, ask: Callable[[], Awaitable[T]], *, fresh: bool) -> T:
         """Repeats a read until it is answered or its deadline has passed. `fresh`: reads the latest state; else that of
@@ -530,7 +530,7 @@ class ZookeeperStore(SessionStore):
                 return plan.versions
         raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
 
-    async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.Plan:
+    async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.CommitPlan:
         """Returns the plan of a commit. If it has no steps, or the versions refuse the commit, it was made from a fresh
         read.
         """
@@ -555,7 +555,7 @@ class ZookeeperStore(SessionStore):
 
     async def _make_folders(self, steps: Sequence[znodes.Step]) -> None:
         wanted = [step.path for step in steps if isinstance(step, znodes.Create)]
-        for folder in dict.fromkeys(folder for path in wanted for folder in znodes.folders(path)):
+        for folder in dict.fromkeys(folder for path in wanted for folder in znodes.needed_folders(path)):
             with contextlib.suppress(ZnodeExists):
                 await self._read(partial(self._line.create_folder, self._address.root + folder), fresh=False)
 
@@ -569,7 +569,7 @@ class ZookeeperStore(SessionStore):
             )  # fmt: skip
 
     # -------------------------------------------------------------------------------------------- watches
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
         check_prefix(prefix)
         return self._watches.follow(prefix, after_revision, self._ready)
 

@@ -409,7 +409,7 @@ class ZooKeeperConnection:
     def create_folder(self, path: str) -> asyncio.Future[Answer]:
         return self.request(CreateFolder(path, self._acl))
 
-    def acl(self, path: str) -> asyncio.Future[Answer]:
+    def read_acl(self, path: str) -> asyncio.Future[Answer]:
         """Reads (access list, stat) of a node."""
         return self.request(GetACL(path))
 
@@ -436,7 +436,7 @@ class ZooKeeperConnection:
         return answer.zxid
 
     # -------------------------------------------------------------------------------------------- ending
-    def drop(self) -> None:
+    def reconnect(self) -> None:
         """Closes the current connection; kazoo then connects again."""
         self._push(_CONNECTION_DROP)
 
@@ -463,7 +463,7 @@ _STALE = {zk.BadVersionError.code, zk.NoNodeError.code, zk.NodeExistsError.code}
 
 
 def _request(root: str, step: znodes.Step, acl: Any) -> Any:
-    path = root + znodes.value(step.path)
+    path = root + znodes.value_znode(step.path)
     match step:
         case znodes.Create():
             return CreateRequest(path, step.value, acl, EPHEMERAL if step.ephemeral else 0)
@@ -471,7 +471,7 @@ def _request(root: str, step: znodes.Step, acl: Any) -> Any:
             return SetData(path, step.value, step.version)
         case znodes.Remove():
             return DeleteRequest(path, step.version)
-        case znodes.Require():
+        case znodes.RequireVersion():
             return CheckVersion(path, step.version)
 
 

@@ -86,7 +86,7 @@ def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPR
     return bytes(output)
 
 
-def decompress_mapped(kind: int, payload: bytes, declared: int) -> mmap:
+def decompress_to_mapping(kind: int, payload: bytes, declared: int) -> mmap:
     """Decompresses into a new anonymous mapping, for threads beside an event loop: the memory is neither zeroed nor
     copied under the interpreter's lock, which would take 60 ms for 64 MiB. The codecs work without the lock.
     `declared`, the uncompressed size, must not be 0."""

@@ -299,20 +299,20 @@ def sequence_id_of(entry: Buffer) -> int | None:
     return metadata.sequence_id if metadata.HasField("sequence_id") else None
 
 
-def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
+def parse_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     """Parses an entry and checks its checksum. Returns the index of its last message (-1: it has no broker-part), and
     its header."""
     index, _, start = broker_part_of(entry)
-    return index, EntryHeader(*checked_head(entry, start))
+    return index, EntryHeader(*parse_checked_head(entry, start))
 
 
 def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
     """Parses the header of an entry with or without a broker-part. `start`: the offset of its client-part; -1: unknown.
     `verify`: whether to verify the CRC32C, which reads the whole entry."""
-    return EntryHeader(*checked_head(entry, start, verify=verify))
+    return EntryHeader(*parse_checked_head(entry, start, verify=verify))
 
 
-def checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
+def parse_checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
     """Parses the fields of an `EntryHeader`, like `parse_header`. Raises CorruptEntry also for contradictions: names
     that are not text, or more messages than the payload can contain.
 
@@ -403,10 +403,10 @@ def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFiel
     """Decodes an entry into two lists, of metadata and of payloads, which saves the garbage collector an object per
     message."""
     fields, payloads = decode_lazily(header, entry)
-    return fields, payloads if isinstance(payloads, list) else payloads.all()
+    return fields, payloads if isinstance(payloads, list) else payloads.copy_all()
 
 
-def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes] | AlikePayloads]:
+def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes] | EqualLengthPayloads]:
     """Decodes like `decode_columns`, but payloads of equal length are copied out of the entry only when they are read.
     """
     if not header.batched:
@@ -444,7 +444,7 @@ def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageField
     return fields, payloads
 
 
-class AlikePayloads:
+class EqualLengthPayloads:
     """The payloads of a batch whose messages have equal metadata, and therefore payloads of equal length."""
 
     __slots__ = ("_first", "_items", "_size", "_step")
@@ -457,14 +457,14 @@ class AlikePayloads:
         begin = self._first + at * self._step
         return self._items[begin : begin + self._size]
 
-    def all(self) -> list[bytes]:
+    def copy_all(self) -> list[bytes]:
         """Returns copies of all payloads, in order."""
         each = f"{self._size}s{self._step - self._size}x"
         whole = self._items[self._first :] + bytes(self._step - self._size)
         return [payload for (payload,) in iter_unpack(each, whole)]
 
 
-def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata, AlikePayloads | None]:
+def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata, EqualLengthPayloads | None]:
     """Returns the metadata that all `count` items share, and their payloads, if the items have equal heads; else None
     for the payloads. Records of a fixed size cost a quarter this way. Raises errors that `decode_columns` turns into
     CorruptEntry."""
@@ -476,10 +476,10 @@ def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata
     for at in range(length):  # by columns: no object for each item
         if items[offset + at :: step] != head[at : at + 1] * count:
             return single, None
-    return single, AlikePayloads(items, offset + length, size, step)
+    return single, EqualLengthPayloads(items, offset + length, size, step)
 
 
-def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> list[bytes]:
+def distinct_keys(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> list[bytes]:
     """Returns the distinct keys of the entry's messages, in the order of the messages; a message without a key adds
     none.
 
@@ -488,7 +488,7 @@ def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> li
     a key have its uuid as the key.
     """
     if not metadata.HasField("num_messages_in_batch"):
-        key = key_of_one(metadata)
+        key = single_entry_key(metadata)
         return [] if key is None else [key]
     payload, offset = bytes(entry), payload_offset
     if metadata.compression:
@@ -509,7 +509,7 @@ def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[by
             offset = middle + size
             if offset > end:
                 raise CorruptEntry(f"an item ends at {offset}, after the payload's {end} bytes")
-            key = key_of(single)
+            key = routing_key(single)
             if key is not None:
                 found[key] = None
     except (ValueError, OverflowError, DecodeError, _U32_ERROR) as error:
@@ -517,20 +517,20 @@ def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[by
     return offset
 
 
-def key_of_one(metadata: MessageMetadata) -> bytes | None:
+def single_entry_key(metadata: MessageMetadata) -> bytes | None:
     """Returns the key of an entry that is not a batch; None if it has no key."""
-    key = key_of(metadata)
+    key = routing_key(metadata)
     if key is None and metadata.num_chunks_from_msg > 1:
-        key = uuid_of(metadata).encode()  # the chunks of a message belong together
+        key = chunk_uuid(metadata).encode()  # the chunks of a message belong together
     return key
 
 
-def uuid_of(metadata: Any) -> str:
+def chunk_uuid(metadata: Any) -> str:
     """Returns the uuid of a chunk. In an old entry it may not be UTF-8, because brokers once did not check it."""
     return text_of(metadata.uuid)
 
 
-def key_of(fields: Any) -> bytes | None:
+def routing_key(fields: Any) -> bytes | None:
     """Returns the key by which Key_Shared orders the message; None if it has no key. `fields` may have text that was
     not checked (`parse_stored`)."""
     if fields.HasField("ordering_key"):

@@ -281,6 +281,6 @@ DIGITS_MAX = 19
 """Digits of a number below 2^63."""
 
 
-def whole(text: str) -> int | None:
+def parse_number(text: str) -> int | None:
     """Parses a number of ASCII digits; returns None if the text is not one, or has more than DIGITS_MAX digits."""
     return int(text) if len(text) <= DIGITS_MAX and text.isascii() and text.isdigit() else None

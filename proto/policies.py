@@ -56,7 +56,7 @@ def decode(text: str) -> Policies:
         raise InvalidRequest(f"these are no policies: {error}") from error
 
 
-def merged(below: Policies, above: Policies) -> Policies:
+def merge_policies(below: Policies, above: Policies) -> Policies:
     """Returns the policies with each field of `above` that is set, else the field of `below`."""
     given = {name: value for name in NAMES if (value := getattr(above, name)) is not None}
     return msgspec.structs.replace(below, **given)

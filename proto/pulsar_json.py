@@ -96,7 +96,7 @@ def transaction_form(found: TransactionStats) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def here_form(found: TransactionHere, none: str | None = None) -> dict[str, Any]:
+def topic_transaction_form(found: TransactionHere, none: str | None = None) -> dict[str, Any]:
     """Returns the JSON of a topic's part of a transaction, and of what waits for the transaction's end. `none`: the
     text for a missing position."""
     subscriptions = found.subscriptions

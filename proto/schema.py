@@ -102,7 +102,7 @@ class Pair(NamedTuple):
     value: SchemaInfo
 
 
-def type_of(text: str) -> SchemaType:
+def parse_type(text: str) -> SchemaType:
     """Returns the type with this name, in upper or lower case; BYTES is NONE. Raises InvalidSchema if there is none."""
     name = text.upper()
     if name == "BYTES":
@@ -124,7 +124,7 @@ def version_bytes(version: int | None) -> bytes:
     return b"" if version is None else _VERSION.pack(version)
 
 
-def version_of(data: bytes) -> int | None:
+def decode_version(data: bytes) -> int | None:
     """Returns the version in the first 8 bytes; None if there are fewer. Pulsar before 2.4 wrote 64 bytes."""
     return _VERSION.unpack_from(data)[0] if len(data) >= _VERSION.size else None
 
@@ -138,7 +138,7 @@ def pair_of(info: SchemaInfo) -> Pair:
         raise InvalidSchema(f"{len(info.data) - end} bytes follow the two definitions of KEY_VALUE")
     return Pair(*(
         SchemaInfo(
-            type=type_of(info.properties.get(f"{half}.schema.type", "BYTES")), data=data,
+            type=parse_type(info.properties.get(f"{half}.schema.type", "BYTES")), data=data,
             name=info.properties.get(f"{half}.schema.name", ""), properties=_properties(info, half),
         )
         for half, data in (("key", key), ("value", value))
@@ -179,7 +179,7 @@ def key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) ->
 
 
 # ------------------------------------------------------------------ as operators write it
-def text_of(info: SchemaInfo) -> str:
+def definition_text(info: SchemaInfo) -> str:
     """Returns the definition as text; that of a KEY_VALUE schema as JSON with `key` and `value`, as in pulsar-admin."""
     if info.type is not SchemaType.KEY_VALUE:
         return info.data.decode(errors="replace")
@@ -195,10 +195,10 @@ def _told(data: bytes) -> object:
 
 
 def info_of(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
-    """Returns the schema for its parts as `text_of` returns them and operators write them: {"type": …, "schema": text,
-    "properties": …}. Raises InvalidSchema.
+    """Returns the schema for its parts as `definition_text` returns them and operators write them: {"type": …,
+    "schema": text, "properties": …}. Raises InvalidSchema.
     """
-    kind, data = type_of(type_), text.encode()
+    kind, data = parse_type(type_), text.encode()
     if kind is SchemaType.KEY_VALUE:
         try:
             halves = json.loads(text)

@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from . import wire_pb2 as wire
 from .errors import InvalidRequest
 from .names import Position
-from .schema import SchemaInfo, SchemaType, version_of
+from .schema import SchemaInfo, SchemaType, decode_version
 from .states import TxnId
 from .statistics import NamespaceInfo
 
@@ -113,7 +113,7 @@ def _value(kind: Any, found: Any) -> Any:
             type=SchemaType(found.type), data=found.data, name=found.name, properties=dict(found.properties)
         )
     if kind is int and isinstance(found, bytes):
-        return version_of(found)
+        return decode_version(found)
     if is_dataclass(kind):
         hints = hints_of(cast(type, kind))
         return cast(Any, kind)(**{name: _field(hint, found, name) for name, hint in hints})

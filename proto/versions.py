@@ -52,7 +52,7 @@ STORAGE = (
 )
 
 
-def sentence(form: Format, found: int, where: str) -> str:
+def newer_format_text(form: Format, found: int, where: str) -> str:
     """Returns the error text for data that a later Magnetar wrote."""
     return (
         f"{where}: {form.name} of format version {found}; Magnetar {PRODUCT} reads up to {form.version}. "
@@ -65,7 +65,7 @@ def check_format(form: Format, found: int, where: str) -> None:
     if found > form.version:
         from .errors import NewerFormat
 
-        raise NewerFormat(sentence(form, found, where), version=found, known=form.version)
+        raise NewerFormat(newer_format_text(form, found, where), version=found, known=form.version)
 
 
 def is_compiled() -> bool:

@@ -1,4 +1,4 @@
-"""The memory that the callers of a process use: of messages that arrive (`Arrivals`), and in all (`MemoryBudget`,
+"""The memory that the callers of a process use: of messages that arrive (`ArrivingMemory`), and in all (`MemoryBudget`,
 `CallerMemory`). What finds no room waits in turn.
 """
 
@@ -29,16 +29,16 @@ SLOW_S, SLOW_LOOKS = 10.0, 4
 
 
 class LongMessage(Protocol):
-    """A message that is so long that memory must be reserved (`Arrivals.admit`) before it has arrived in full."""
+    """A message that is so long that memory must be reserved (`ArrivingMemory.admit`) before it has arrived in full."""
 
-    def place(self) -> None:
+    def on_memory_reserved(self) -> None:
         """Called when memory is reserved for the message, which had to wait for it."""
 
-    def too_slow(self) -> None:
+    def on_too_slow(self) -> None:
         """Called to end the message, because it arrives slowly and others wait for its memory."""
 
 
-class Arrivals:
+class ArrivingMemory:
     """The memory of messages that are arriving, or have arrived and are not read yet."""
 
     def __init__(self, limit: int = sys.maxsize) -> None:
@@ -74,7 +74,7 @@ class Arrivals:
         self._admit(message, size)
         return True
 
-    def on_whole(self, message: LongMessage) -> None:
+    def on_message_complete(self, message: LongMessage) -> None:
         """Called when the message has arrived in full; it is not read yet."""
         size, _ = self._coming.pop(message, (0, 0))
         if size:
@@ -100,7 +100,7 @@ class Arrivals:
                 return
             del self._waiting[following]
             self._admit(following, size)
-            following.place()
+            following.on_memory_reserved()
 
     def _fits(self, size: int) -> bool:
         return not self.long or self.long + size <= self._long_max
@@ -118,7 +118,7 @@ class Arrivals:
         self._looks += 1
         slow = next((each for each, (_, since) in self._coming.items() if self._looks - since >= SLOW_LOOKS), None)
         if self._waiting and slow is not None:
-            slow.too_slow()  # one at a time: those that wait may fit then
+            slow.on_too_slow()  # one at a time: those that wait may fit then
             self.discard(slow)
         if self._waiting:
             self._watch()
@@ -191,5 +191,5 @@ class CallerMemory:
     def __init__(self, limit: int = sys.maxsize) -> None:
         self.connections = 0  # that are open, on the ports of this memory
         self.requests = MemoryBudget(limit // 2)
-        self.arrivals = Arrivals(limit // 4)
+        self.arrivals = ArrivingMemory(limit // 4)
         self.answers = MemoryBudget(limit // 4)

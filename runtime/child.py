@@ -69,7 +69,7 @@ def encode_frame(frame: Frame) -> bytes:
     return _HEAD.pack(_LENGTH + len(frame.body), frame.kind, frame.number) + frame.body
 
 
-class Frames:
+class FrameDecoder:
     """Decodes a stream of bytes into frames."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Child:
         self._writer.write(encode_frame(frame))
 
     async def _read(self, reader: asyncio.StreamReader, text: Text) -> None:
-        frames = Frames()
+        frames = FrameDecoder()
         while True:
             try:
                 data = await reader.read(READ_BYTES)

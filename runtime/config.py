@@ -96,11 +96,11 @@ def explicit_settings(
     return frozenset(found | {name[len(prefix) :].lower() for name in variables if name.startswith(prefix)})
 
 
-def value_of(config: msgspec.Struct, name: str) -> object:
+def setting_value(config: msgspec.Struct, name: str) -> object:
     """Returns the value of the setting `name`, a name like those of `explicit_settings`."""
     head, _, rest = name.partition(".")
     value = getattr(config, head)
-    return value_of(value, rest) if rest else value
+    return setting_value(value, rest) if rest else value
 
 
 def with_values(config: Config, values: Mapping[str, object]) -> Config:

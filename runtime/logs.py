@@ -76,7 +76,7 @@ def _audit_to(handler: logging.Handler) -> None:
     audit.propagate = False
 
 
-def facts(record: logging.LogRecord) -> dict[str, object]:
+def logged_facts(record: logging.LogRecord) -> dict[str, object]:
     """Returns the values that the logging call passed in `extra`."""
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
@@ -90,7 +90,7 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
-        return " ".join([line, *(f"{name}={value}" for name, value in facts(record).items())])
+        return " ".join([line, *(f"{name}={value}" for name, value in logged_facts(record).items())])
 
 
 class JsonLines(logging.Formatter):
@@ -107,7 +107,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             **self._whose,
             "message": record.getMessage(),
-            **facts(record),
+            **logged_facts(record),
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

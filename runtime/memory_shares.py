@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from ..proto.errors import InvalidConfiguration
-from ..proto.names import whole
+from ..proto.names import parse_number
 from .config import load, with_values
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -43,12 +43,12 @@ class MemoryShare(NamedTuple):
     most: int
     what: str  # takes this memory
 
-    def times(self, count: int) -> MemoryShare:
+    def multiplied(self, count: int) -> MemoryShare:
         """Returns this share for `count` parts of one process that all have this setting."""
         return self._replace(unit_bytes=self.unit_bytes * count, weight=self.weight * count)
 
 
-class Plan(NamedTuple):
+class MemoryPlan(NamedTuple):
     """The division of the process's memory among its shares."""
 
     budget: int
@@ -71,7 +71,7 @@ def least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
 
 
-def plan(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -> Plan:
+def plan(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -> MemoryPlan:
     """Divides `budget` among the shares. `given` are the values that the operator set. Raises InvalidConfiguration."""
     needed = least_bytes(shares, given)
     if needed > budget:
@@ -89,7 +89,7 @@ def plan(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -
             values[each.setting] = each.most
             left -= _most(each) - each.least * each.unit_bytes
             open_.remove(each)
-    found = Plan(budget, shares, values)
+    found = MemoryPlan(budget, shares, values)
     assert sum(found.limits.values()) <= budget, "more is shared out than there is"
     return found
 
@@ -151,7 +151,7 @@ def _limits(root: Path, own: Path) -> Sequence[Path]:
 def _read(path: Path) -> int | None:
     """Returns a limit in bytes; None if there is none."""
     text = _text(path).strip()
-    return whole(text) or None
+    return parse_number(text) or None
 
 
 def _text(path: Path) -> str:

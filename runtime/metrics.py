@@ -123,7 +123,7 @@ class RecentQuantiles:
     def __init__(self) -> None:
         self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # time, counts then, counts before that
 
-    def quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
+    def compute_quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
         """Returns the quantile for each share in `wanted` (0.99: the 99th percentile); NaN without values. `key` must
         identify the histogram in all calls.
         """
@@ -151,12 +151,12 @@ def _quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> f
 _ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
-def labels(**values: str) -> str:
+def label_text(**values: str) -> str:
     """Returns the labels of a metric line as text, sorted and escaped."""
-    return "{" + ",".join([f'{name}="{escaped(text)}"' for name, text in sorted(values.items())]) + "} "
+    return "{" + ",".join([f'{name}="{escape_label(text)}"' for name, text in sorted(values.items())]) + "} "
 
 
-def escaped(text: str) -> str:
+def escape_label(text: str) -> str:
     """Returns `text` escaped as the value of a label."""
     return text.translate(_ESCAPED) if '"' in text or "\\" in text or "\n" in text else text
 

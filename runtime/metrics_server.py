@@ -27,7 +27,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..proto.errors import Busy
-from .metrics import Page, escaped
+from .metrics import Page, escape_label
 from .network import Endpoint
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def join_pages(texts: Mapping[str, bytes]) -> Iterator[bytes]:
     for name, parts in groups.items():
         yield "".join(f"{line}\n" for line in heads[name]).encode()
         for process, lines in parts:
-            label = f'process="{escaped(process)}"'
+            label = f'process="{escape_label(process)}"'
             yield "".join(_labelled(line, label) for line in lines).encode()
 
 

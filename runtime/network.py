@@ -30,7 +30,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from ..proto.errors import MagnetarError
-from ..proto.names import whole
+from ..proto.names import parse_number
 from .access import LOCAL, NOTHING, OPEN, Caller, CallerAccess, Guard, ListenerAccess, Principal, TlsFiles
 from .clock import Clock
 from .files import Buffer, Files
@@ -77,13 +77,13 @@ class Endpoint(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Endpoint:
         host, _, digits = text.rpartition(":")
-        port = whole(digits)
+        port = parse_number(digits)
         if not host or port is None or port > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT")
         return cls(host.strip("[]"), port)
 
 
-def network_of(peer: str) -> str:
+def address_network(peer: str) -> str:
     """Returns the network of a caller for limits per address: the host of HOST:PORT, but for an IPv6 address its /64
     network, because one host can use all addresses of such a network.
     """
@@ -184,7 +184,7 @@ class Channel(Protocol):
     def endpoint(self) -> Endpoint: ...
     async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep: ...
     def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]: ...
-    async def answers(self, timeout_s: float) -> bool:
+    async def is_answering(self, timeout_s: float) -> bool:
         """Returns whether the server answers a ping within `timeout_s`. If there is no connection, waits that long for
         one, and returns whether there is one.
         """

@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .child import Child, Frame, Frames, Kind, encode_frame
+from .child import Child, Frame, FrameDecoder, Kind, encode_frame
 from .clock import SystemClock
 from .process import tune_memory
 from .schedule_core import Effect, Exit, Fork, Kill, Schedule, Serve, Terminate
@@ -59,7 +59,7 @@ class _Running:
 
     def __init__(self, name: str, pid: int, link: socket.socket) -> None:
         self.name, self.pid, self.link = name, pid, link
-        self.frames = Frames()
+        self.frames = FrameDecoder()
         self.unsent = bytearray()
 
 
@@ -147,12 +147,12 @@ class Parent:
         running.link.close()
         for question in [q for q, (asker, _) in self._asked.items() if asker == running.name]:
             del self._asked[question]
-        now, stopping = self._now(), self._schedule.stopping
+        now, stopping = self._now(), self._schedule.is_stopping
         effects = self._schedule.on_exit(running.name, 128 - code if code < 0 else code, now)
         if not stopping:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             pause_s = self._schedule.restart_wait_s(running.name, now)
-            again = "all end" if self._schedule.stopping else f"it begins again in {pause_s or 0.0:g} s"
+            again = "all end" if self._schedule.is_stopping else f"it begins again in {pause_s or 0.0:g} s"
             _LOG.error("process %s (%d) ended with %s: %s", running.name, running.pid, how, again)
         self._do(effects)
 

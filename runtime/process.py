@@ -211,7 +211,7 @@ def tune_memory() -> None:
     mallopt(_M_ARENA_MAX, 2)
 
 
-def trim_above(free_bytes: int) -> None:
+def set_trim_threshold(free_bytes: int) -> None:
     """Makes glibc return free heap to the system above `free_bytes`, a bound that is clamped to TRIM_BYTES_MIN …
     TRIM_BYTES. Without effect where `tune_memory` has none.
     """

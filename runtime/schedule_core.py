@@ -63,7 +63,7 @@ class Exit(NamedTuple):
 Effect = Fork | Terminate | Kill | Serve | Exit
 
 
-class State(enum.Enum):
+class ProcessState(enum.Enum):
     """The state of a process."""
 
     DOWN = "not started yet, or it waits for its next start"
@@ -73,27 +73,27 @@ class State(enum.Enum):
     OVER = "it ended and is not started again"
 
 
-class Member:
+class ManagedProcess:
     """A process of the server, over all its restarts."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.state = State.DOWN
+        self.state = ProcessState.DOWN
         self.began = 0.0
         self.due: float | None = None  # of its next start, or of its Kill
         self.pause_s = 0.0  # before its next start, if it is not sound by then
         self.restarts = 0
 
     @property
-    def runs(self) -> bool:
-        return self.state in (State.STARTING, State.SERVING, State.STOPPING)
+    def is_running(self) -> bool:
+        return self.state in (ProcessState.STARTING, ProcessState.SERVING, ProcessState.STOPPING)
 
 
 class Schedule:
     """The core of the parent of a server's processes; the module states its rules."""
 
     def __init__(self, tiers: Sequence[Sequence[str]]) -> None:
-        self._tiers = [[Member(name) for name in tier] for tier in tiers]
+        self._tiers = [[ManagedProcess(name) for name in tier] for tier in tiers]
         self._by_name = {each.name: each for tier in self._tiers for each in tier}
         self._served = False
         self._code: int | None = None  # of the whole server, once it stops
@@ -105,15 +105,15 @@ class Schedule:
 
     def on_ready(self, name: str, now: float) -> list[Effect]:
         member = self._by_name[name]
-        if member.state is not State.STARTING:
+        if member.state is not ProcessState.STARTING:
             return []  # it was told to end meanwhile
-        member.state = State.SERVING
+        member.state = ProcessState.SERVING
         if self._served:
             return []
         for tier in self._tiers:
-            if any(each.state is State.DOWN for each in tier):
+            if any(each.state is ProcessState.DOWN for each in tier):
                 return self._start_members(tier, now)
-            if any(each.state is State.STARTING for each in tier):
+            if any(each.state is ProcessState.STARTING for each in tier):
                 return []
         self._served = True
         return [Serve()]
@@ -121,14 +121,14 @@ class Schedule:
     def on_exit(self, name: str, code: int, now: float) -> list[Effect]:
         """Handles the end of a process with its exit code."""
         member = self._by_name[name]
-        assert member.runs, f"{name} ends, and did not run"
+        assert member.is_running, f"{name} ends, and did not run"
         if self._code is not None:
-            member.state, member.due = State.OVER, None
+            member.state, member.due = ProcessState.OVER, None
             return self._stop_next(now)
         if not self._served:
-            member.state = State.OVER
+            member.state = ProcessState.OVER
             return self.stop(code or 1, now)
-        member.state = State.DOWN
+        member.state = ProcessState.DOWN
         if now - member.began >= SOUND_S:
             member.pause_s = 0.0
         member.due = now + member.pause_s
@@ -142,8 +142,8 @@ class Schedule:
             return []
         self._code = code
         for member in self._by_name.values():
-            if member.state is State.DOWN:
-                member.state, member.due = State.OVER, None
+            if member.state is ProcessState.DOWN:
+                member.state, member.due = ProcessState.OVER, None
         return self._stop_next(now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -152,9 +152,9 @@ class Schedule:
             if member.due is None or member.due > now:
                 continue
             member.due = None
-            if member.state is State.DOWN:
+            if member.state is ProcessState.DOWN:
                 effects += self._start_members([member], now)
-            elif member.state is State.STOPPING:
+            elif member.state is ProcessState.STOPPING:
                 effects.append(Kill(member.name))
         return effects
 
@@ -165,7 +165,7 @@ class Schedule:
         return min((each.due for each in self._by_name.values() if each.due is not None), default=None)
 
     @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         return self._code is not None
 
     @property
@@ -174,37 +174,41 @@ class Schedule:
 
     @property
     def serving(self) -> list[str]:
-        return [name for name, member in self._by_name.items() if member.state is State.SERVING]
+        return [name for name, member in self._by_name.items() if member.state is ProcessState.SERVING]
 
     def restart_wait_s(self, name: str, now: float) -> float | None:
         """Returns the seconds until the process is restarted; None if it runs, or will not be restarted."""
         member = self._by_name[name]
-        return None if member.state is not State.DOWN or member.due is None else max(0.0, member.due - now)
+        return None if member.state is not ProcessState.DOWN or member.due is None else max(0.0, member.due - now)
 
     def check(self) -> None:
         for member in self._by_name.values():
-            assert member.due is None or member.state in (State.DOWN, State.STOPPING), "what is due has a reason"
-            assert self._code is None or member.state is not State.DOWN, "nothing waits for a start at the end"
-            assert not self._served or self._code is not None or member.state is not State.OVER, "nothing is given up"
+            assert member.due is None or member.state in (ProcessState.DOWN, ProcessState.STOPPING), (
+                "what is due has a reason"
+            )
+            assert self._code is None or member.state is not ProcessState.DOWN, "nothing waits for a start at the end"
+            assert not self._served or self._code is not None or member.state is not ProcessState.OVER, (
+                "nothing is given up"
+            )
             assert member.pause_s <= RETRY_MAX_S, "the pause has a bound"
 
     # ------------------------------------------------------------------ steps
-    def _start_members(self, members: Iterable[Member], now: float) -> list[Effect]:
+    def _start_members(self, members: Iterable[ManagedProcess], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for member in members:
-            member.state, member.began, member.due = State.STARTING, now, None
+            member.state, member.began, member.due = ProcessState.STARTING, now, None
             effects.append(Fork(member.name))
         return effects
 
     def _stop_next(self, now: float) -> list[Effect]:
         assert self._code is not None
         for tier in reversed(self._tiers):
-            if not any(each.runs for each in tier):
+            if not any(each.is_running for each in tier):
                 continue
             effects: list[Effect] = []
             for member in tier:
-                if member.state in (State.STARTING, State.SERVING):
-                    member.state, member.due = State.STOPPING, now + STOP_S
+                if member.state in (ProcessState.STARTING, ProcessState.SERVING):
+                    member.state, member.due = ProcessState.STOPPING, now + STOP_S
                     effects.append(Terminate(member.name))
             return effects
         return [Exit(self._code)]

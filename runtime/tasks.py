@@ -182,7 +182,7 @@ async def run_or_undo(work: Awaitable[T], undo: Callable[[], Awaitable[object]])
 #
 #     background = Supervisor()
 #     background.supervise("bookie-upkeep", upkeep.run)  runs it; when it fails it is logged, counted, and run again
-#     background.failing                                name → why, of those that failed and have not run for SOUND_S
+#     background.failure_reasons                        name → why, of those that failed and have not run for SOUND_S
 #                                                       since
 #     await background.close()                          cancels all of them, and waits
 #
@@ -301,7 +301,7 @@ class Supervisor:
         return kept
 
     @property
-    def failing(self) -> dict[str, str]:
+    def failure_reasons(self) -> dict[str, str]:
         """Returns, by name, the reason of each task of this part that fails now."""
         return {kept.name: kept.why for kept in self._kept if kept.why}
 
@@ -314,6 +314,6 @@ class Supervisor:
     def statistics(self) -> dict[str, int]:
         return {
             "background_tasks": sum(not kept.ended.done() for kept in self._kept),
-            "background_failing": len(self.failing),
+            "background_failing": len(self.failure_reasons),
             "background_restarts": self.restarts,
         }

@@ -315,7 +315,7 @@ def secured_world(world: World, path: str) -> World:
     """Returns the world of a broker, with a network secured by the settings in the file. Raises InvalidConfiguration.
     """
     settings = SecuritySettings.load(path)
-    if not settings.has_callers:
+    if not settings.authenticates_callers:
         raise InvalidConfiguration(
             f"{path}: nothing says who may call a broker: it needs a section [token], [oidc], [basic] or [certificate]"
         )

@@ -46,7 +46,7 @@ class FailedLogins:
     def __init__(self) -> None:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key → number, when the last was
 
-    def wait_s(self, key: str, now_s: float) -> float:
+    def delay_s(self, key: str, now_s: float) -> float:
         """Returns the seconds until the key may try again; 0 means now."""
         count, last_s = self._failed.get(key, (0, now_s))
         if count < FAILURES_FREE or now_s - last_s >= FORGET_S:
@@ -149,7 +149,7 @@ class BasicProvider:
 
     def _refuse_guessing(self, keys: tuple[str, str]) -> None:
         """Raises Unauthenticated while the address or the user must wait after failed logins."""
-        wait_s = max(self._guessing.wait_s(key, self._clock.monotonic()) for key in keys)
+        wait_s = max(self._guessing.delay_s(key, self._clock.monotonic()) for key in keys)
         if wait_s:
             raise Unauthenticated(f"too many failed logins of this address or user: wait {wait_s:.0f} s")
 

@@ -172,7 +172,7 @@ class SecuritySettings:
     audit: AuditSection = AuditSection()
 
     @property
-    def has_callers(self) -> bool:
+    def authenticates_callers(self) -> bool:
         """Returns whether the file has a section by which callers can show who they are."""
         return bool(self.token or self.oidc or self.basic or self.certificate)
 
@@ -239,9 +239,9 @@ def _faults(settings: SecuritySettings) -> Iterator[str]:
         yield from _zookeeper_faults(zookeeper)
     if tls is not None and not (tls.certificate and tls.key):
         yield "[tls] needs certificate and key"
-    if members is not None and tls is None and not settings.has_callers:
+    if members is not None and tls is None and not settings.authenticates_callers:
         return  # of a bookie or the metadata service
-    if not settings.has_callers:
+    if not settings.authenticates_callers:
         yield "nothing says who may call: it needs a section [token], [oidc], [basic] or [certificate]"
     if settings.basic is not None and not settings.basic.file:
         yield "[basic] needs file"

@@ -411,7 +411,7 @@ def read_revoked(path: str) -> frozenset[str]:
     return frozenset(line for line in lines if line and not line.startswith("#"))
 
 
-def id_of(token: str) -> str:
+def token_id_of(token: str) -> str:
     """Returns the `jti` of a token without verifying its signature. Raises Unauthenticated if it is no token,
     InvalidRequest if it has no id.
     """

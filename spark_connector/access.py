@@ -27,10 +27,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..cli.common.session import load
+from ..cli.common.session import load_profile
 from ..client.admin import AdminClient
 from ..client.aio import Client
-from ..client.connect.authentication import Authentication, AuthenticationTLS, AuthenticationToken, NotLoaded, by_name
+from ..client.connect.authentication import (
+    Authentication,
+    AuthenticationTLS,
+    AuthenticationToken,
+    UnsupportedAuthentication,
+    authentication_by_name,
+)
 from ..proto.errors import InvalidConfiguration, MagnetarError
 
 OPTIONS = {
@@ -73,8 +79,8 @@ class Access:
         if self.token:
             return AuthenticationToken(lambda: _secret(self.token))
         if self.plugin:
-            found = by_name(self.plugin, _secret(self.params))
-            if isinstance(found, NotLoaded):
+            found = authentication_by_name(self.plugin, _secret(self.params))
+            if isinstance(found, UnsupportedAuthentication):
                 raise InvalidConfiguration(f"{self.plugin}: libraries of Pulsar's C++ client are not loaded")
             return found
         return AuthenticationTLS(self.certificate, self.key) if self.certificate else None
@@ -108,13 +114,13 @@ class Access:
         except MagnetarError as error:
             raise InvalidConfiguration(f"option 'service.url' and its credentials: {error.message}") from None
 
-    def files(self) -> Iterator[str]:
+    def credential_places(self) -> Iterator[str]:
         """Yields the files and variables (`file:PATH`, `env:NAME`) whose content decides what this access may do."""
         yield from (each for each in (self.token, self.params) if each.startswith(_PLACES))
         yield from (f"file:{each}" for each in (self.trust, self.certificate, self.key) if each)
 
 
-def parse(found: dict[str, str]) -> Access:
+def parse_access(found: dict[str, str]) -> Access:
     """Makes the Access of a query from its options, by canonical names; missing options come from the environment and
     the profile. Raises InvalidConfiguration."""
     profile = _profile(found)
@@ -147,7 +153,7 @@ def parse(found: dict[str, str]) -> Access:
 def _profile(found: Mapping[str, str]) -> Mapping[str, str]:
     name = found.get("profile", "").strip() or os.environ.get("MAGNETAR_PROFILE", "")
     try:
-        return load(name)
+        return load_profile(name)
     except RuntimeError:  # no home folder, as in many containers
         if name:
             raise InvalidConfiguration(f"profile {name!r}: there is no home folder to read it from") from None
@@ -177,7 +183,7 @@ def _secret(text: str) -> str:
     InvalidConfiguration if the place cannot be read."""
     if not text.startswith(_PLACES):
         return text
-    found = _held(text)
+    found = _read_place(text)
     if found is None or not found.strip():
         kind, _, name = text.partition(":")
         what = "the environment has no variable" if kind == "env" else "there is no credential in the file"
@@ -189,7 +195,7 @@ def _secret(text: str) -> str:
         raise InvalidConfiguration("a credential's file is not UTF-8 text") from None
 
 
-def _held(place: str) -> bytes | None:
+def _read_place(place: str) -> bytes | None:
     kind, _, name = place.partition(":")
     if kind == "env":
         return os.environb.get(os.fsencode(name))
@@ -200,11 +206,11 @@ def _held(place: str) -> bytes | None:
         return None
 
 
-def digest(places: Iterable[str]) -> str:
+def digest_places(places: Iterable[str]) -> str:
     """Returns a digest of the current content of `places` (files and variables): it changes when the
     content changes."""
     found = hashlib.sha256()
     for place in places:
-        content = _held(place) or b""
+        content = _read_place(place) or b""
         found.update(len(content).to_bytes(8, "big") + content)
     return found.hexdigest()

@@ -78,7 +78,7 @@ def _columns(options: SourceOptions) -> StructType:
     from .ranges import connection_of
     from .shapes import columns
 
-    return columns(connection_of(options).newest_schemas(), rows.beside_typed(options))
+    return columns(connection_of(options).newest_schemas(), rows.metadata_columns(options))
 
 
 def _check_columns(schema: StructType, options: SourceOptions) -> None:
@@ -89,9 +89,9 @@ def _check_columns(schema: StructType, options: SourceOptions) -> None:
         rows.check_columns(schema, options)
         return
     from .ranges import connection_of
-    from .shapes import check_beside
+    from .shapes import check_metadata_columns
 
-    check_beside(schema, rows.beside_typed(options))
+    check_metadata_columns(schema, rows.metadata_columns(options))
     asked = connection_of(options)
     for topic in {topic for topic, _ in asked.partitions(anew=True)}:
-        asked.reader(topic, schema)
+        asked.reader_schema(topic, schema)

@@ -26,10 +26,10 @@ from msgspec.structs import astuple
 from pyspark.sql.types import DataType, StructType
 
 from ..client.common.errors import InvalidMessage
-from ..client.model.payloads import SINGLE, avro_definition, avro_reader, avro_writer, names_of
+from ..client.model.payloads import SINGLE, avro_definition, avro_reader, avro_writer, named_types
 from ..proto.errors import InvalidConfiguration, InvalidRequest, InvalidSchema, SchemaNotFound
 from ..proto.schema import SchemaInfo, SchemaType
-from .shapes import META, Field, Shape, Typed, narrowed
+from .shapes import META, DataTypeForms, Field, TypedSchema, narrow_record
 
 if TYPE_CHECKING:
     from .rows import RowBuilder
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # begins. So a value inside costs as much as one at the top.
 
 
-def column(cells: Sequence[Any], shape: Shape) -> pa.Array:
+def make_column(cells: Sequence[Any], shape: DataTypeForms) -> pa.Array:
     """Returns `cells`, values of the shape or None, as an Arrow column of the type `shape.raw`. Raises Arrow's error
     if the type cannot represent a value."""
     if shape.is_plain or not cells:
@@ -53,10 +53,10 @@ def column(cells: Sequence[Any], shape: Shape) -> pa.Array:
         return _records(cells, shape)
     items = chain.from_iterable(filter(None, cells))
     if pa.types.is_list(shape.raw):
-        return pa.ListArray.from_arrays(_begins(cells), column(list(items), shape.parts[0]), type=shape.raw)
+        return pa.ListArray.from_arrays(_begins(cells), make_column(list(items), shape.parts[0]), type=shape.raw)
     keys = pa.array(list(items), pa.string())
     values = list(chain.from_iterable(each.values() for each in cells if each))
-    return pa.MapArray.from_arrays(_begins(cells), keys, column(values, shape.parts[0]), type=shape.raw)
+    return pa.MapArray.from_arrays(_begins(cells), keys, make_column(values, shape.parts[0]), type=shape.raw)
 
 
 def _texts(cells: Sequence[Any], type_: pa.DataType) -> pa.Array:
@@ -67,10 +67,10 @@ def _texts(cells: Sequence[Any], type_: pa.DataType) -> pa.Array:
         return pa.array([each if each is None or isinstance(each, str) else str(each) for each in cells], type_)
 
 
-def _records(cells: Sequence[Any], shape: Shape) -> pa.Array:
+def _records(cells: Sequence[Any], shape: DataTypeForms) -> pa.Array:
     blank = (None,) * len(shape.parts)
     rows = [blank if each is None else astuple(each) for each in cells]
-    parts = [column(part, of) for part, of in zip(zip(*rows, strict=True), shape.parts, strict=True)]
+    parts = [make_column(part, of) for part, of in zip(zip(*rows, strict=True), shape.parts, strict=True)]
     return pa.StructArray.from_arrays(parts, fields=list(shape.raw), mask=pa.array([each is None for each in cells]))
 
 
@@ -93,7 +93,7 @@ WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """Errors of Arrow for a value that its type cannot hold."""
 
 
-class Versions(Protocol):
+class SchemaByVersion(Protocol):
     """A function that returns the topic's schema of a version, which a message names."""
 
     def __call__(self, version: int) -> SchemaInfo: ...
@@ -106,7 +106,7 @@ class Decoding:
     """Decodes payloads of one topic to columns, for one task. `columns_of` returns functions that build only the
     columns that a query names."""
 
-    def __init__(self, reader: Typed, versions: Versions, *, is_strict: bool) -> None:
+    def __init__(self, reader: TypedSchema, versions: SchemaByVersion, *, is_strict: bool) -> None:
         self._reader, self._versions, self._is_strict = reader, versions, is_strict
         self._cells: dict[str, pa.Array] = {}
 
@@ -115,7 +115,7 @@ class Decoding:
         rows for all."""
         wanted = dict(zip(names, types, strict=True))
         if self._reader.info.type is SchemaType.JSON:
-            self._reader = self._reader._replace(record=narrowed(self._reader.record, wanted))
+            self._reader = self._reader._replace(record=narrow_record(self._reader.record, wanted))
             self._json: Decode = msgspec.json.Decoder(self._reader.record.json).decode
         self._decoders: dict[int | None, Decode] = {None: self._decoder(self._reader.info)}
         self._fields = {each.name: each for each in self._reader.record.fields}
@@ -124,7 +124,7 @@ class Decoding:
         def building(name: str) -> Build:
             def build(rows: RowBuilder, type_: pa.DataType) -> pa.Array:
                 if not self._cells:
-                    with without_collection():
+                    with without_gc():
                         self._cells = self._columns(rows, wanted)
                 return self._cells.pop(name)
 
@@ -231,7 +231,7 @@ class Decoding:
 
     def _array(self, cells: Sequence[Any], name: str, type_: pa.DataType) -> pa.Array:
         field = self._fields[name]
-        return _converted(column(cells, field.shape), field, type_)
+        return _converted(make_column(cells, field.shape), field, type_)
 
     def _without_unfit(self, builder: RowBuilder, first: int, rows: list[Any], wanted: dict[str, pa.DataType]) -> None:
         """Replaces by a row of nulls each row with a value that its column cannot represent."""
@@ -262,7 +262,7 @@ def _has_nanos(type_: pa.DataType) -> bool:
     return any(_has_nanos(type_.field(at).type) for at in range(type_.num_fields))
 
 
-def _blank(reader: Typed) -> Any:
+def _blank(reader: TypedSchema) -> Any:
     """Returns a row whose fields are all null."""
     record, fields = reader.record, reader.record.fields
     if record.is_single:
@@ -301,7 +301,7 @@ def _said(error: Exception) -> str:
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """Switches the garbage collector off within its block. Rows have no reference cycles, and searching for these
     costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
     was_on = gc.isenabled()
@@ -330,7 +330,7 @@ METADATA = {f"{META}{name}" for name in ("key", "partition", "eventTime", "prope
 SOURCE_ONLY = {f"{META}{name}" for name in ("topic", "offset", "messageId", "publishTime", "producerName")}
 
 
-def check_columns(schema: StructType, topic: str, known: Typed) -> None:
+def check_columns(schema: StructType, topic: str, known: TypedSchema) -> None:
     """Raises InvalidConfiguration, which names the column, if a column does not fit the topic's schema."""
     fields = {each.name: each for each in known.record.fields}
     for column in schema:
@@ -362,17 +362,17 @@ def _same(found: DataType, wanted: DataType) -> bool:
 class Encoding:
     """Encodes rows to payloads by the schema of one topic, for one task."""
 
-    def __init__(self, known: Typed) -> None:
+    def __init__(self, known: TypedSchema) -> None:
         self._known = known
         self._fields = {each.name: each for each in known.record.fields}
         self._names: dict[str, Any] = {}
         if known.record.is_single and known.info.type in SINGLE:
             self._encode: Callable[[Any], bytes] = SINGLE[known.info.type].encode
         elif known.info.type is SchemaType.AVRO:
-            self._names = names_of(avro_definition(known.info))
+            self._names = named_types(avro_definition(known.info))
             self._encode = avro_writer(known.record.avro)
         else:
-            self._names = names_of(avro_definition(known.info))
+            self._names = named_types(avro_definition(known.info))
             self._encode = msgspec.json.Encoder(decimal_format="number").encode
 
     def payloads(self, batch: pa.RecordBatch) -> list[bytes | None]:

@@ -33,7 +33,7 @@ UNKNOWN: Incarnations = {}
 INCARNATIONS = "incarnations"
 """Key beside the topics of an offset; no full name of a topic is like it."""
 SOURCE = "source"
-"""Key beside them in what a query reports (`report`), and in no offset."""
+"""Key beside them in what a query reports (`progress_of`), and in no offset."""
 _PART = "-partition-"
 
 
@@ -74,19 +74,19 @@ MADE_ANEW = "the topic was deleted and made anew since the checkpoint"
 SHORTER = "the topic is shorter than the checkpoint: it was deleted and made anew"
 
 
-def differ(one: int, other: int) -> bool:
+def are_different(one: int, other: int) -> bool:
     """Whether both incarnations are known, and differ."""
     return bool(one and other and one != other)
 
 
-def restarted(start: Index, available: Mapping[Partition, Available], made: Incarnations = UNKNOWN) -> Index:
+def restart_index(start: Index, available: Mapping[Partition, Available], made: Incarnations = UNKNOWN) -> Index:
     """Returns `start`, with the earliest index for each partition that was created again since: its incarnation
     differs from that in `made`, or it ends before the offset."""
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
-def made_anew(start: Index, available: Mapping[Partition, Available], made: Incarnations) -> list[LostMessages]:
-    """Returns, as lost messages, the partitions whose index `restarted` would change."""
+def find_recreated(start: Index, available: Mapping[Partition, Available], made: Incarnations) -> list[LostMessages]:
+    """Returns, as lost messages, the partitions whose index `restart_index` would change."""
     found = ((p, at, _why_anew(p, at, available, made)) for p, at in sorted(start.items()))
     return [LostMessages(p, at, available[p].end, reason) for p, at, reason in found if reason is not None]
 
@@ -95,7 +95,7 @@ def _why_anew(p: Partition, at: int, available: Mapping[Partition, Available], m
     there = available.get(p)
     if there is None:
         return None
-    if differ(made.get(p, 0), there.incarnation):
+    if are_different(made.get(p, 0), there.incarnation):
         return MADE_ANEW
     return SHORTER if there.end < at else None
 
@@ -111,7 +111,7 @@ def to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, i
     return result | ({INCARNATIONS: dict(sorted(named.items()))} if named else {})
 
 
-def report(index: Index, available: Mapping[Partition, Available]) -> dict[str, Any]:
+def progress_of(index: Index, available: Mapping[Partition, Available]) -> dict[str, Any]:
     """Returns the progress of a query at `index` for Spark's `latestOffset`: what is available, and the lag. Spark has
     no other metrics of a source in Python."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
@@ -151,7 +151,7 @@ def incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int
     return {(t, n): named.get(f"{t}{_PART}{n}", named.get(t, 0)) for t, n in index}
 
 
-def limit(
+def limit_batch(
     start: Index, available: Mapping[Partition, Available], offsets_max: int | None, bytes_max: int | None
 ) -> Index:
     """Returns the end of the next batch: at most `offsets_max` messages and about `bytes_max` bytes, whichever is
@@ -184,7 +184,7 @@ def _bytes_of(there: Available, waiting: int) -> float:
     return there.bytes * min(waiting, held) / held if held > 0 else 0.0
 
 
-def ranges(
+def plan_ranges(
     start: Index, end: Index, available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN,
     planned: Incarnations = UNKNOWN,
 ) -> tuple[list[Range], list[LostMessages]]:  # fmt: skip
@@ -192,8 +192,8 @@ def ranges(
     `planned`: the incarnations to which start and end belong.
 
     Two incarnations, or an end before its start, mean that the topic was created again since the checkpoint
-    (`restarted`): it is read from its earliest message, and the old topic's messages are lost. If the end belongs to
-    another incarnation than the present one, the batch was planned before the topic was created again: nothing of it
+    (`restart_index`): it is read from its earliest message, and the old topic's messages are lost. If the end belongs
+    to another incarnation than the present one, the batch was planned before the topic was created again: nothing of it
     can be read.
     """
     found: list[Range] = []
@@ -201,15 +201,15 @@ def ranges(
     for p in sorted(end):
         there = available.get(p)
         first, last = start.get(p, there.earliest if there else 0), end[p]
-        if there is not None and differ(planned.get(p, 0), there.incarnation):
-            if last > (0 if differ(begun.get(p, 0), planned.get(p, 0)) else start.get(p, 0)):
+        if there is not None and are_different(planned.get(p, 0), there.incarnation):
+            if last > (0 if are_different(begun.get(p, 0), planned.get(p, 0)) else start.get(p, 0)):
                 lost.append(LostMessages(p, first, last, MADE_ANEW))
             continue
         if there is None:
             if first < last:
                 lost.append(LostMessages(p, first, last, "the topic or partition does not exist any more"))
             continue
-        if last < first or differ(begun.get(p, 0), planned.get(p, 0)):
+        if last < first or are_different(begun.get(p, 0), planned.get(p, 0)):
             lost.append(LostMessages(p, first, last, SHORTER if last < first else MADE_ANEW))
             first = there.earliest
         if first < there.earliest and first < last:
@@ -222,7 +222,7 @@ def ranges(
     return found, lost
 
 
-def split(whole: list[Range], partitions_min: int | None, records_max: int | None) -> list[Range]:
+def split_ranges(whole: list[Range], partitions_min: int | None, records_max: int | None) -> list[Range]:
     """Divides ranges into tasks: about `partitions_min` of them if there are enough messages, and none above
     `records_max`. The result depends only on the arguments, so that a retried batch has the same tasks."""
     total = sum(r.messages for r in whole)

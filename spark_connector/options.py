@@ -355,8 +355,8 @@ def _settings(
         except ValueError:
             raise InvalidConfiguration(f"option {name!r} cannot be {value!r}") from None
         row = rows.get(key)
-        if row is not None and row.problem(parsed) is not None:
-            raise InvalidConfiguration(f"option {name!r} is {row.says}, not {value!r}")
+        if row is not None and row.find_problem(parsed) is not None:
+            raise InvalidConfiguration(f"option {name!r} is {row.allowed_text}, not {value!r}")
     return settings
 
 
@@ -393,7 +393,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         raise InvalidConfiguration(f"option {clash[0]!r} has no meaning with schema=registry; remove it")
     if "schemaerrors" in found and not by_registry:
         raise InvalidConfiguration("option 'schemaErrors' has a meaning only with schema=registry")
-    who = access.parse(found)
+    who = access.parse_access(found)
     return SourceOptions(
         access=who,
         identity=_identity(found, who, streaming),
@@ -455,7 +455,7 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete:
     if bool(names) != ("crypto.public.key.file" in found):
         raise InvalidConfiguration("options 'encryption.keys' and 'crypto.public.key.file' go together")
     return SinkOptions(
-        access=access.parse(found),
+        access=access.parse_access(found),
         topic=str(_topic(topic, "topic")) if topic else None,
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
         producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS, _PRODUCER_ROWS),

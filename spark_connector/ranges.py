@@ -1,8 +1,8 @@
 """Calls to the brokers from Spark's Python processes: offsets by the admin client, ranges by `Client.read_range`.
 
-One `Topics` per process and query, made at its first use and never before a fork (Spark forks its Python workers from a
-daemon; a connection does not survive that, hence the pid in the key). It runs its own event loop in the calling thread,
-only while a call waits: it starts no thread.
+One `QueryConnection` per process and query, made at its first use and never before a fork (Spark forks its Python
+workers from a daemon; a connection does not survive that, hence the pid in the key). It runs its own event loop in the
+calling thread, only while a call waits: it starts no thread.
 
 **One connection serves one query alone**: its key are all options and credentials (`SourceOptions.identity`), and the
 present content of its key files. No answer of a broker is cached, except the partitions of a stream's topics, which are
@@ -27,10 +27,10 @@ from ..proto.errors import InvalidConfiguration, NotAllowed, NotFound, Subscript
 from ..proto.names import NamespaceName, TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import Clock, SystemClock
-from .access import digest
+from .access import digest_places
 from .offsets import Available, Incarnations, Index, Partition
 from .options import SourceOptions
-from .shapes import Typed, newest, reader
+from .shapes import TypedSchema, find_newest, find_reader_schema
 
 T = TypeVar("T")
 _LOG = logging.getLogger("magnetar.spark")
@@ -39,15 +39,15 @@ WAIT_FOR_TOPIC_S = 1.0
 KEPT_MAX = 16
 """Connections of queries that a Python process keeps: Spark uses a process again for other queries."""
 
-_OF_PROCESS: dict[tuple[int, str], Topics] = {}
+_OF_PROCESS: dict[tuple[int, str], QueryConnection] = {}
 """(process, identity) → its connection; the one that was used last is at the end."""
 
 
-def connection_of(options: SourceOptions) -> Topics:
+def connection_of(options: SourceOptions) -> QueryConnection:
     """Returns the connection of this process for a query; makes it at first use."""
-    key, held = (os.getpid(), options.identity), digest(_places(options))
+    key, held = (os.getpid(), options.identity), digest_places(_places(options))
     found = _OF_PROCESS.pop(key, None)
-    if found is not None and found.held != held:  # a key or a credential of its files is another one now
+    if found is not None and found.files_version != held:  # a key or a credential of its files is another one now
         if not found.reads:
             found.close()
         found = None
@@ -57,31 +57,31 @@ def connection_of(options: SourceOptions) -> Topics:
         idle = [each for each in _OF_PROCESS.values() if not each.reads]
         for each in idle[: len(_OF_PROCESS) + 1 - KEPT_MAX]:
             each.close()
-        found = Topics(options, SystemClock(), held)
+        found = QueryConnection(options, SystemClock(), held)
     _OF_PROCESS[key] = found
     return found
 
 
 def _places(options: SourceOptions) -> Iterator[str]:
-    yield from options.access.files()
+    yield from options.access.credential_places()
     if options.private_key_file is not None:
         yield f"file:{options.private_key_file}"
 
 
-class Part(NamedTuple):
+class PartitionIncarnation(NamedTuple):
     """One partition, or a topic without partitions, in one incarnation."""
 
     name: str  # full
     incarnation: int = 0  # 0: not known
 
 
-class Topics:
+class QueryConnection:
     """The connection of a query to its topics: lists partitions, asks for available messages, and reads ranges of
     messages."""
 
     def __init__(self, options: SourceOptions, clock: Clock, held: str = "") -> None:
         """Makes a connection. `held`: a digest of the content of the query's key and credential files."""
-        self.held = held
+        self.files_version = held
         self.reads = 0  # that are under way
         self._options = options
         self._clock = clock
@@ -162,35 +162,35 @@ class Topics:
         name = self._partitions[partition].full
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
-    def count_aborted(self, part: Part, first: int, end: int) -> int:
+    def count_aborted(self, part: PartitionIncarnation, first: int, end: int) -> int:
         """Returns how many of the messages `first` … `end - 1` belong to aborted transactions, which readers do not
         get. Raises TopicNotFound if the partition is gone or has another incarnation."""
         asked = self._admin.offsets(part.name, aborted_in=(first, end), incarnation=part.incarnation)
         return self._run(asked).aborted
 
-    def advance(self, index: Index, made: Incarnations, subscription: str) -> None:
+    def acknowledge_index(self, index: Index, made: Incarnations, subscription: str) -> None:
         """Acknowledges for `subscription` all messages before `index` in each partition that exists. `made`: the
         incarnations to which the indexes belong."""
         known = self.partitions()
-        moves = {Part(known[p].full, made.get(p, 0)): at for p, at in index.items() if p in known}
+        moves = {PartitionIncarnation(known[p].full, made.get(p, 0)): at for p, at in index.items() if p in known}
         self._run(self._advance(moves, subscription))
 
-    async def _advance(self, index: Mapping[Part, int], subscription: str) -> None:
+    async def _advance(self, index: Mapping[PartitionIncarnation, int], subscription: str) -> None:
         moves = (self._advance_one(part, subscription, at) for part, at in index.items())
         await asyncio.gather(*moves)
 
-    async def _advance_one(self, part: Part, subscription: str, index: int) -> None:
+    async def _advance_one(self, part: PartitionIncarnation, subscription: str, index: int) -> None:
         try:
             await self._admin.advance_subscription(part.name, subscription, index, incarnation=part.incarnation)
         except NotFound as error:  # the topic was deleted, and perhaps made anew: the next plan says what is lost
             _LOG.warning("%s: subscription %s is not advanced to %d: %s", part.name, subscription, index, error)
 
-    def acknowledge_before(self, part: Part, subscription: str, done: int) -> None:
+    def acknowledge_before(self, part: PartitionIncarnation, subscription: str, done: int) -> None:
         """Acknowledges all messages before the index `done` for a durable subscription, which is created if it does
         not exist. Raises TopicNotFound if the partition is gone or has another incarnation."""
         self._run(self._hold(part, subscription, done))
 
-    async def _hold(self, part: Part, subscription: str, done: int) -> None:
+    async def _hold(self, part: PartitionIncarnation, subscription: str, done: int) -> None:
         name, made = part
         try:
             await self._admin.advance_subscription(name, subscription, done, incarnation=made)
@@ -199,7 +199,7 @@ class Topics:
             await self._admin.offsets(name, subscription=subscription, incarnation=made)
             await self._admin.advance_subscription(name, subscription, done, incarnation=made)
 
-    def read(self, part: Part, first: int, end: int) -> Iterator[list[StoredEntry]]:
+    def read(self, part: PartitionIncarnation, first: int, end: int) -> Iterator[list[StoredEntry]]:
         """Yields the entries with the messages `first` … `end - 1`, as they arrive. Raises TopicNotFound if the
         partition is gone or has another incarnation."""
         entries = self._client.read_range(
@@ -217,25 +217,25 @@ class Topics:
             self.reads -= 1
             self._run(entries.aclose())
 
-    def newest_schemas(self) -> dict[str, Typed]:
+    def newest_schemas(self) -> dict[str, TypedSchema]:
         """Returns the newest schema of each topic. Raises InvalidConfiguration if a topic has none, or columns cannot
         be made of it."""
         names = sorted({topic for topic, _ in self.partitions(anew=True)})
-        return {name: newest(name, self.schemas(name)) for name in names}
+        return {name: find_newest(name, self.schemas(name)) for name in names}
 
     def schemas(self, topic: str) -> list[TopicSchema]:
         """Returns the schemas of a topic that are not deleted."""
         return self._run(self._admin.schemas(topic))
 
-    def reader(self, topic: str, wanted: StructType) -> Typed:
+    def reader_schema(self, topic: str, wanted: StructType) -> TypedSchema:
         """Returns the newest schema of a topic that has these columns. Raises InvalidConfiguration if none has."""
-        return reader(topic, self.schemas(topic), wanted)
+        return find_reader_schema(topic, self.schemas(topic), wanted)
 
     def schema(self, topic: str, version: int) -> SchemaInfo:
         """Returns one version of a topic's schema, even if it is deleted. Raises SchemaNotFound."""
         return self._run(self._admin.schema(topic, version)).schema
 
-    def check_there(self, part: Part) -> None:
+    def check_incarnation(self, part: PartitionIncarnation) -> None:
         """Raises TopicNotFound if the partition was deleted, or has another incarnation."""
         self._run(self._admin.offsets(part.name, incarnation=part.incarnation))
 

@@ -65,10 +65,10 @@ from pyspark.sql.types import (
 
 from ..client.aio import StoredEntry
 from ..client.common.errors import CryptoError
-from ..proto.entry import MessageFields, decode_columns, open_entry, properties_of, text_of
+from ..proto.entry import MessageFields, decode_columns, parse_entry, properties_of, text_of
 from ..proto.entry_pb2 import MessageIdData, SingleMessageMetadata
 from ..proto.errors import InvalidConfiguration, NotAllowed
-from ..proto.schema import version_of
+from ..proto.schema import decode_version
 from .offsets import Partition
 from .options import SourceOptions
 from .shapes import META
@@ -103,7 +103,7 @@ def columns(options: SourceOptions) -> StructType:
     return StructType([StructField(name, _type(name, options), _COLUMNS[name].nullable) for name in names])
 
 
-def beside_typed(options: SourceOptions) -> list[StructField]:
+def metadata_columns(options: SourceOptions) -> list[StructField]:
     """Returns the columns of a query with schema=registry other than those of the topic's schema."""
     names = ["key", "topic", "partition", "offset", "messageId", "publishTime", "eventTime", "producerName"]
     names += ["properties"] if options.include_properties else []
@@ -135,7 +135,7 @@ class Entry:
     )  # fmt: skip
 
     def __init__(self, stored: StoredEntry) -> None:
-        index, header = open_entry(stored.data)
+        index, header = parse_entry(stored.data)
         if header.metadata.encryption_param:
             raise CryptoError("it is encrypted, and option 'crypto.private.key.file' names no key that decrypts it")
         self.fields, self.payloads = decode_columns(header, stored.data)
@@ -143,7 +143,7 @@ class Entry:
         self.first_index = index - len(self.payloads) + 1
         self.batched, self.publish_ms, self.producer_name = header.batched, header.publish_time, header.producer_name
         self.ledger_id, self.entry_id = stored.ledger_id, stored.entry_id
-        self.schema_version = version_of(header.metadata.schema_version)  # None: none is named
+        self.schema_version = decode_version(header.metadata.schema_version)  # None: none is named
         self.size = max(len(stored.data), header.metadata.uncompressed_size)  # bytes, with those of its messages
         self.chunk = header.metadata.num_chunks_from_msg > 1  # a part of a message
 
@@ -164,7 +164,7 @@ def _without_size(fields: MessageFields) -> bytes:
     return serialized
 
 
-def readable(stored: StoredEntry) -> Entry:
+def decode_readable(stored: StoredEntry) -> Entry:
     """Decodes an entry of which rows can be made. Raises CorruptEntry; NotAllowed if the entry is a chunk of a
     message; CryptoError if it is encrypted."""
     entry = Entry(stored)

@@ -1,5 +1,5 @@
 """An Avro definition as types of Spark, of Arrow, and of Avro's JSON. Also the schemas of a topic with these types
-(`Typed`).
+(`TypedSchema`).
 
 | Avro | Spark | in JSON | |---|---|---| | boolean, int, long, float, double | boolean, int, bigint, float, double |
 the same | | string, uuid | string | text | | bytes, fixed | binary | text, and the column is string | | decimal of up
@@ -48,7 +48,7 @@ from pyspark.sql.types import (
 )
 
 from ..client.admin import TopicSchema
-from ..client.model.payloads import avro_definition, names_of
+from ..client.model.payloads import avro_definition, named_types
 from ..proto.errors import InvalidConfiguration, InvalidSchema
 from ..proto.schema import SchemaInfo, SchemaType
 
@@ -59,7 +59,7 @@ MISSING_IS_NULL = None
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DataTypeForms:
     """A data type in all of its forms: Spark's, Arrow's, JSON's and Avro's."""
 
     spark: DataType
@@ -69,7 +69,7 @@ class Shape:
     avro: Any  # what to decode with: without its logical types, but decimal
     nullable: bool = False
     is_plain: bool = True  # Arrow takes a decoded value as it is
-    parts: tuple[Shape, ...] = ()  # of the fields, the items, the values
+    parts: tuple[DataTypeForms, ...] = ()  # of the fields, the items, the values
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Field:
     """A field of a record: its name, its type, and its default."""
 
     name: str
-    shape: Shape
+    shape: DataTypeForms
     has_default: bool = False
     default: Any = None  # as JSON has it
 
@@ -101,8 +101,8 @@ _INT = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 _LONG = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-def _simple(spark: DataType, arrow: pa.DataType, type_: Any, avro: str) -> Shape:
-    return Shape(spark, arrow, arrow, type_ | None, avro)
+def _simple(spark: DataType, arrow: pa.DataType, type_: Any, avro: str) -> DataTypeForms:
+    return DataTypeForms(spark, arrow, arrow, type_ | None, avro)
 
 
 _PRIMITIVE = {
@@ -129,12 +129,12 @@ def record_of(info: SchemaInfo) -> Record:
     """Returns the Record of an AVRO or JSON schema. Raises InvalidSchema if columns cannot be made of the schema."""
     parsed = avro_definition(info)
     try:
-        return _Shapes(names_of(parsed), json_=info.type is SchemaType.JSON).top(parsed)
+        return _Shapes(named_types(parsed), json_=info.type is SchemaType.JSON).top(parsed)
     except RecursionError:
         raise InvalidSchema(f"the definition of this {info.type.name} schema is too deep for columns") from None
 
 
-def narrowed(record: Record, names: Collection[str]) -> Record:
+def narrow_record(record: Record, names: Collection[str]) -> Record:
     """Returns the record with only these fields, for payloads of JSON."""
     if record.is_single:
         return record
@@ -177,7 +177,7 @@ class _Shapes:
         aliases = {"aliases": schema["aliases"]} if "aliases" in schema else {}
         return {"type": "record", "name": schema["name"], "fields": plain, **aliases}
 
-    def shape_of(self, schema: Any, path: str, around: tuple[str, ...]) -> Shape:
+    def shape_of(self, schema: Any, path: str, around: tuple[str, ...]) -> DataTypeForms:
         self._types += 1
         if self._types > TYPES_MAX:
             raise InvalidSchema(f"the definition has more than {TYPES_MAX} types: columns of that many are of no use")
@@ -217,10 +217,10 @@ class _Shapes:
         more = {key: schema[key] for key in ("aliases", "default") if key in schema}
         return {"type": schema["type"], "name": name, **what, **more}
 
-    def _bytes(self) -> Shape:
+    def _bytes(self) -> DataTypeForms:
         return replace(_PRIMITIVE["string"], avro="bytes") if self._json else _BYTES
 
-    def _union(self, schema: list[Any], path: str, around: tuple[str, ...]) -> Shape:
+    def _union(self, schema: list[Any], path: str, around: tuple[str, ...]) -> DataTypeForms:
         others = [each for each in schema if each != "null"]
         if len(others) != 1:
             several = ", ".join(map(_name_of, others)) or "null alone"
@@ -228,13 +228,13 @@ class _Shapes:
         shape = self.shape_of(others[0], path, around)
         return replace(shape, avro=[each if each == "null" else shape.avro for each in schema], nullable=True)
 
-    def _record(self, schema: Any, path: str, around: tuple[str, ...]) -> Shape:
+    def _record(self, schema: Any, path: str, around: tuple[str, ...]) -> DataTypeForms:
         name = schema["name"]
         if name in around:
             raise InvalidSchema(f"field {path} contains itself ({name}), and a column has an end")
         is_defined = name in self._seen
         fields = self._fields(schema, f"{path}.", (*around, name))
-        return Shape(
+        return DataTypeForms(
             StructType([StructField(each.name, each.shape.spark) for each in fields]),
             pa.struct([(each.name, each.shape.raw) for each in fields]),
             pa.struct([(each.name, each.shape.unit) for each in fields]),
@@ -244,21 +244,21 @@ class _Shapes:
             parts=tuple(each.shape for each in fields),
         )
 
-    def _array(self, item: Shape) -> Shape:
-        return Shape(
+    def _array(self, item: DataTypeForms) -> DataTypeForms:
+        return DataTypeForms(
             ArrayType(item.spark), pa.list_(item.raw), pa.list_(item.unit),
             list[item.json] | None,  # type: ignore[name-defined]
             {"type": "array", "items": item.avro}, is_plain=item.is_plain, parts=(item,),
         )  # fmt: skip
 
-    def _map(self, value: Shape) -> Shape:
-        return Shape(
+    def _map(self, value: DataTypeForms) -> DataTypeForms:
+        return DataTypeForms(
             MapType(StringType(), value.spark), pa.map_(pa.string(), value.raw), pa.map_(pa.string(), value.unit),
             dict[str, value.json] | None, {"type": "map", "values": value.avro},  # type: ignore[name-defined]
             is_plain=value.is_plain, parts=(value,),
         )  # fmt: skip
 
-    def _logical(self, schema: Any, kind: str, path: str) -> Shape:
+    def _logical(self, schema: Any, kind: str, path: str) -> DataTypeForms:
         logical = schema.get("logicalType")
         if logical == "decimal" and kind in ("bytes", "fixed"):
             found = self._decimal(schema, kind)
@@ -271,7 +271,7 @@ class _Shapes:
             return replace(_PRIMITIVE[kind], spark=spark, unit=unit)
         return self.shape_of(kind, path, ())
 
-    def _decimal(self, schema: Any, kind: str) -> Shape | None:
+    def _decimal(self, schema: Any, kind: str) -> DataTypeForms | None:
         """Returns the shape of a decimal. None: it stays bytes, because it has more digits than Spark allows, or is
         invalid; Avro readers ignore a logical type that they do not know."""
         precision, scale = schema.get("precision"), schema.get("scale", 0)
@@ -282,7 +282,7 @@ class _Shapes:
         arrow = pa.decimal128(precision, scale)
         what = {"logicalType": "decimal", "precision": precision, "scale": scale}
         avro = {"type": "bytes", **what} if kind == "bytes" else self._named(schema, {"size": schema["size"], **what})
-        return Shape(DecimalType(precision, scale), arrow, arrow, Decimal | None, avro)
+        return DataTypeForms(DecimalType(precision, scale), arrow, arrow, Decimal | None, avro)
 
 
 def _struct(name: str, fields: tuple[Field, ...]) -> Any:
@@ -322,7 +322,7 @@ def _name_of(schema: Any) -> str:
 # and shows a new field when it is started anew. All topics of a query have to have the same columns.
 #
 # Columns: one for each field of the schema (shapes.py), or `value` for a schema that is no record; after them those of
-# rows.py (`beside_typed`), whose names begin with `META`.
+# rows.py (`metadata_columns`), whose names begin with `META`.
 
 
 META = "__"
@@ -330,8 +330,8 @@ META = "__"
 BY_AVRO = (SchemaType.AVRO, SchemaType.JSON)
 
 
-def _single(spark: DataType, raw: pa.DataType, unit: pa.DataType | None = None) -> Shape:
-    return Shape(spark, raw, raw if unit is None else unit, None, None)
+def _single(spark: DataType, raw: pa.DataType, unit: pa.DataType | None = None) -> DataTypeForms:
+    return DataTypeForms(spark, raw, raw if unit is None else unit, None, None)
 
 
 _UTC = pa.timestamp("us", tz="UTC")
@@ -354,33 +354,33 @@ _SINGLE = {
 }
 
 
-class Typed(NamedTuple):
+class TypedSchema(NamedTuple):
     """A schema of a topic and its Record, by which rows are read or written."""
 
     info: SchemaInfo
     record: Record
 
 
-def typed(topic: str, info: SchemaInfo) -> Typed:
+def make_typed_schema(topic: str, info: SchemaInfo) -> TypedSchema:
     """Returns the schema with its Record. Raises InvalidConfiguration, which names an alternative, if columns cannot
     be made of the schema."""
     shape = _SINGLE.get(info.type)
     if shape is not None:
-        return Typed(info, Record((Field("value", shape),), None, None, is_single=True))
+        return TypedSchema(info, Record((Field("value", shape),), None, None, is_single=True))
     if info.type not in BY_AVRO:
         raise InvalidConfiguration(
             f"topic {topic} has a schema of type {info.type.name}, which has no columns; leave out the option "
             "'schema', and decode the column 'value'"
         )
     try:
-        return Typed(info, record_of(info))
+        return TypedSchema(info, record_of(info))
     except InvalidSchema as error:
         raise InvalidConfiguration(
             f"topic {topic}: {error.message}; leave out the option 'schema', and decode the column 'value'"
         ) from error
 
 
-def newest(topic: str, versions: Iterable[TopicSchema]) -> Typed:
+def find_newest(topic: str, versions: Iterable[TopicSchema]) -> TypedSchema:
     """Returns the newest schema of `versions` that is not deleted. Raises InvalidConfiguration if there is none, or
     columns cannot be made of it."""
     living = [each for each in versions if not each.deleted]
@@ -389,20 +389,20 @@ def newest(topic: str, versions: Iterable[TopicSchema]) -> Typed:
             f"topic {topic} has no schema, and the option 'schema' needs one: a producer with a schema registers it, "
             "or `magnetar schemas upload`"
         )
-    return typed(topic, max(living, key=lambda each: each.version).schema)
+    return make_typed_schema(topic, max(living, key=lambda each: each.version).schema)
 
 
-def reader(topic: str, versions: Iterable[TopicSchema], wanted: StructType) -> Typed:
+def find_reader_schema(topic: str, versions: Iterable[TopicSchema], wanted: StructType) -> TypedSchema:
     """Returns the newest schema of `versions` that has the columns `wanted`. Raises InvalidConfiguration, which names
     what the newest schema lacks, if none has them."""
     living = sorted((each for each in versions if not each.deleted), key=lambda each: -each.version)
     named = {each.name: each.dataType for each in wanted if not each.name.startswith(META)}
-    last = newest(topic, living)
+    last = find_newest(topic, living)
     if _has(last, named):
         return last
     for each in living[1:]:
         try:
-            found = typed(topic, each.schema)
+            found = make_typed_schema(topic, each.schema)
         except InvalidConfiguration:
             continue
         if _has(found, named):
@@ -418,16 +418,16 @@ def reader(topic: str, versions: Iterable[TopicSchema], wanted: StructType) -> T
     return last
 
 
-def _types(found: Typed) -> Mapping[str, DataType]:
+def _types(found: TypedSchema) -> Mapping[str, DataType]:
     return {each.name: each.shape.spark for each in found.record.fields}
 
 
-def _has(found: Typed, named: Mapping[str, DataType]) -> bool:
+def _has(found: TypedSchema, named: Mapping[str, DataType]) -> bool:
     there = _types(found)
     return all(there.get(name) == type_ for name, type_ in named.items())
 
 
-def columns(schemas: Mapping[str, Typed], metadata: Iterable[StructField]) -> StructType:
+def columns(schemas: Mapping[str, TypedSchema], metadata: Iterable[StructField]) -> StructType:
     """Returns the columns of a query over the topics of `schemas`. `metadata`: the columns that are not of a schema.
     Raises InvalidConfiguration if two topics differ, or if a field has the name of a column in `metadata`."""
     if not schemas:
@@ -446,7 +446,7 @@ def columns(schemas: Mapping[str, Typed], metadata: Iterable[StructField]) -> St
     return StructType([*fields, *others])
 
 
-def check_beside(wanted: StructType, metadata: Iterable[StructField]) -> None:
+def check_metadata_columns(wanted: StructType, metadata: Iterable[StructField]) -> None:
     """Checks those columns of a user's schema that are not of the topic's schema; `metadata` are the allowed ones.
     Raises InvalidConfiguration."""
     known = {each.name: each.dataType for each in metadata}
@@ -461,5 +461,5 @@ def check_beside(wanted: StructType, metadata: Iterable[StructField]) -> None:
             )
 
 
-def _told(found: Typed) -> str:
+def _told(found: TypedSchema) -> str:
     return ", ".join(f"{name} {type_.simpleString()}" for name, type_ in _types(found).items())

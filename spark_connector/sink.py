@@ -55,7 +55,7 @@ from . import decoding as encoding
 from .delivery import KEPT_BYTES_MAX, TASK_TIMEOUT_S, Delivery, TaskReport, batch_of_task
 from .options import SinkOptions, parse_sink
 from .rows import HEADERS
-from .shapes import META, newest, typed
+from .shapes import META, find_newest, make_typed_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,14 +110,14 @@ def _same(found: DataType, wanted: DataType) -> bool:
     return found.simpleString() == wanted.simpleString()
 
 
-class _Task:
+class _TaskWriter:
     """The producers of a task, on an event loop that runs only while the task waits."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         """Makes the producers of a task. `schema`: of the topic, by which rows are encoded; None: rows have a column
         `value`."""
         self._options = options
-        self._encoding = None if schema is None else encoding.Encoding(typed(options.topic or "", schema))
+        self._encoding = None if schema is None else encoding.Encoding(make_typed_schema(options.topic or "", schema))
         self._loop = asyncio.new_event_loop()
         self._client = options.access.client(**options.client)
         settings = dict(options.producer)
@@ -357,7 +357,7 @@ def _write(
 ) -> TaskReport:  # fmt: skip
     """Writes the rows of a task; returns its report. `batch`: the batch of the rows, if the sink writes
     exactly once."""
-    task = _Task(options, schema)
+    task = _TaskWriter(options, schema)
     try:
         if batch is not None:
             return _write_once(task, options, iterator, batch)
@@ -368,7 +368,9 @@ def _write(
         task.close()
 
 
-def _write_once(task: _Task, options: SinkOptions, iterator: Iterator[pa.RecordBatch], batch: Batch) -> TaskReport:
+def _write_once(
+    task: _TaskWriter, options: SinkOptions, iterator: Iterator[pa.RecordBatch], batch: Batch
+) -> TaskReport:
     once, begun_at = options.once, _NOW()
     assert once is not None, "it is asked for"
     kept: list[pa.RecordBatch] = []
@@ -390,7 +392,7 @@ def _write_once(task: _Task, options: SinkOptions, iterator: Iterator[pa.RecordB
     return TaskReport(written.rows, batch, task.prepare(once.batch_timeout_s))
 
 
-def _send(task: _Task, kept: list[pa.RecordBatch], batch: Batch, begun_at: float | None) -> bool:
+def _send(task: _TaskWriter, kept: list[pa.RecordBatch], batch: Batch, begun_at: float | None) -> bool:
     """Sends the rows that were held back until the end of the task. `begun_at`: when the transaction was begun if
     nothing was sent since: an unused id becomes void after a while. Returns False if the sink has committed the batch
     in the meantime."""
@@ -438,7 +440,7 @@ class MagnetarStreamWriter(DataSourceStreamArrowWriter):
         self._delivery.abort(messages)
 
 
-def _planned(
+def _plan(
     options: Mapping[str, str], schema: StructType, *, streaming: bool, complete: bool = False
 ) -> tuple[SinkOptions, SchemaInfo | None]:
     """Returns the options, and the schema with which rows are encoded, or None. Raises InvalidConfiguration if the
@@ -448,7 +450,7 @@ def _planned(
         check_columns(schema, parsed)
         return parsed, None
     topic = parsed.topic or ""
-    known = newest(topic, asyncio.run(_schemas(parsed, topic)))
+    known = find_newest(topic, asyncio.run(_schemas(parsed, topic)))
     encoding.check_columns(schema, topic, known)
     _check_types(schema)
     return parsed, known.info
@@ -472,8 +474,8 @@ async def _schemas(options: SinkOptions, topic: str) -> list[TopicSchema]:
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> MagnetarWriter:
     if overwrite:
         raise InvalidConfiguration("a topic cannot be overwritten; use mode('append'), or delete the topic first")
-    return MagnetarWriter(*_planned(options, schema, streaming=False))
+    return MagnetarWriter(*_plan(options, schema, streaming=False))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> MagnetarStreamWriter:
-    return MagnetarStreamWriter(*_planned(options, schema, streaming=True, complete=overwrite))
+    return MagnetarStreamWriter(*_plan(options, schema, streaming=True, complete=overwrite))

@@ -43,9 +43,9 @@ from . import offsets as decide
 from .decoding import Decoding
 from .offsets import UNKNOWN, Available, Incarnations, Index, Partition, Range
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
-from .ranges import Part, Topics, connection_of
-from .rows import RowBuilder, readable
-from .shapes import reader
+from .ranges import PartitionIncarnation, QueryConnection, connection_of
+from .rows import RowBuilder, decode_readable
+from .shapes import find_reader_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,14 +66,14 @@ class RangePartition(InputPartition):
     def __init__(self, range_: Range, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)
         self.range, self.done = range_, done
-        self.part = Part(name or range_.partition[0], range_.incarnation)
+        self.part = PartitionIncarnation(name or range_.partition[0], range_.incarnation)
 
 
 def _resolve(
     wanted: Offsets | int,
     times: dict[str, dict[int, int]] | int | None,
     available: Mapping[Partition, Available],
-    asked: Topics,
+    asked: QueryConnection,
     on_none: str,
 ) -> Index:
     """Converts the offsets of an option (words, Kafka's JSON) and times to indexes. Times override offsets (Kafka's
@@ -109,14 +109,14 @@ def _tasks(
 ) -> list[InputPartition]:  # fmt: skip
     """Returns the tasks that read from `start` to `end`. `names`: of the available partitions. `begun`, `planned`: the
     incarnations to which `start` and `end` belong."""
-    whole, lost = decide.ranges(start, end, available, begun, planned)
+    whole, lost = decide.plan_ranges(start, end, available, begun, planned)
     _report(lost, options)
-    parts = decide.split(whole, options.min_partitions, options.max_records_per_partition)
+    parts = decide.split_ranges(whole, options.min_partitions, options.max_records_per_partition)
     tasks: list[InputPartition] = []
     seen: set[Partition] = set()
     for each in sorted(parts):
         done = None if each.partition in seen else start.get(each.partition, each.first)
-        if done is not None and decide.differ(begun.get(each.partition, 0), each.incarnation):
+        if done is not None and decide.are_different(begun.get(each.partition, 0), each.incarnation):
             done = each.first
         tasks.append(RangePartition(each, done, names[each.partition].full))
         seen.add(each.partition)
@@ -161,7 +161,7 @@ def _rows(options: SourceOptions, schema: StructType, partition: RangePartition)
     for entries in asked.read(part, wanted.first, wanted.end):
         for stored in entries:
             try:
-                entry = readable(stored)
+                entry = decode_readable(stored)
             except MagnetarError as error:
                 at = _unreadable(options, wanted, at, stored, error)
                 continue
@@ -191,7 +191,9 @@ def _query() -> str | None:
     return QUERY_PREFIX + found if found else None
 
 
-def _decoding(options: SourceOptions, asked: Topics, schema: StructType, topic: str, part: Part) -> Decoding:
+def _decoding(
+    options: SourceOptions, asked: QueryConnection, schema: StructType, topic: str, part: PartitionIncarnation
+) -> Decoding:
     """Returns the Decoding with the topic's current schemas. It must be made before entries are read: reading another
     incarnation than that of `part` fails, so entries and schemas belong to one topic. Missing schemas are fetched
     later."""
@@ -201,10 +203,10 @@ def _decoding(options: SourceOptions, asked: Topics, schema: StructType, topic: 
     def version_of(version: int) -> SchemaInfo:
         if version not in known:
             known[version] = asked.schema(topic, version)
-            asked.check_there(part)
+            asked.check_incarnation(part)
         return known[version]
 
-    return Decoding(reader(topic, listed, schema), version_of, is_strict=options.strict_schema)
+    return Decoding(find_reader_schema(topic, listed, schema), version_of, is_strict=options.strict_schema)
 
 
 def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEntry, error: MagnetarError) -> int:
@@ -219,7 +221,9 @@ def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEn
     return end
 
 
-def _check_gaps(options: SourceOptions, asked: Topics, task: RangePartition, gaps: list[tuple[int, int]]) -> None:
+def _check_gaps(
+    options: SourceOptions, asked: QueryConnection, task: RangePartition, gaps: list[tuple[int, int]]
+) -> None:
     """Checks indexes for which there is no row: those of aborted transactions are no loss, all others are. Raises
     DataLost, or logs a warning."""
     first, end = gaps[0][0], gaps[-1][1]
@@ -237,14 +241,14 @@ def _check_gaps(options: SourceOptions, asked: Topics, task: RangePartition, gap
     _LOG.warning("%s (failOnDataLoss=false)", text)
 
 
-def _made(available: Mapping[Partition, Available]) -> dict[Partition, int]:
+def _incarnations_of(available: Mapping[Partition, Available]) -> dict[Partition, int]:
     return {p: each.incarnation for p, each in available.items()}
 
 
-def _up_to(target: Available, there: Available) -> Available:
+def _limit_to(target: Available, there: Available) -> Available:
     """Returns `there` limited to the target; if the partition was created again since the target was set, an empty
     range."""
-    if decide.differ(target.incarnation, there.incarnation):
+    if decide.are_different(target.incarnation, there.incarnation):
         return there._replace(end=there.earliest, bytes=0)
     return there._replace(end=min(there.end, target.end))
 
@@ -288,7 +292,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting = LATEST if options.starting is None else options.starting
         available = asked.available(anew=True)
         start = _resolve(starting, options.starting_times, available, asked, options.on_no_offset_for_time)
-        return decide.to_json(start, _made(available))
+        return decide.to_json(start, _incarnations_of(available))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self.options
@@ -305,22 +309,22 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self.options
         begin, made = decide.from_json(start), decide.incarnations(start)
         available = connection_of(self.options).available()
-        _report(decide.made_anew(begin, available, made), options)
-        anew = decide.restarted(begin, available, made)
+        _report(decide.find_recreated(begin, available, made), options)
+        anew = decide.restart_index(begin, available, made)
         if self._target is not None:
-            available = {p: _up_to(self._target[p], a) for p, a in available.items() if p in self._target}
+            available = {p: _limit_to(self._target[p], a) for p, a in available.items() if p in self._target}
         unlimited = isinstance(limit, ReadAllAvailable)
         self._at = anew
         if not unlimited and self._target is None and self._too_few(anew, available):
             return start
-        end = decide.limit(
+        end = decide.limit_batch(
             anew,
             available,
             None if unlimited else options.max_offsets_per_trigger,
             None if unlimited else options.max_bytes_per_trigger,
         )
-        now, self._at = {**made, **_made(available)}, end
-        unchanged = end == begin and not any(decide.differ(made[p], now[p]) for p in begin)
+        now, self._at = {**made, **_incarnations_of(available)}, end
+        unchanged = end == begin and not any(decide.are_different(made[p], now[p]) for p in begin)
         return start if unchanged else decide.to_json(end, now)
 
     def _too_few(self, begin: Index, available: Mapping[Partition, Available]) -> bool:
@@ -340,7 +344,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = connection_of(self.options).available(anew=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return decide.report(self._at, connection_of(self.options).available())
+        return decide.progress_of(self._at, connection_of(self.options).available())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begun, planned = decide.incarnations(start), decide.incarnations(end)
@@ -354,7 +358,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         if self.options.subscription is not None:
             made = decide.incarnations(end)
-            connection_of(self.options).advance(decide.from_json(end), made, self.options.subscription)
+            connection_of(self.options).acknowledge_index(decide.from_json(end), made, self.options.subscription)
 
     def stop(self) -> None:
         connection_of(self.options).close()

@@ -50,24 +50,25 @@ class Change(NamedTuple):
 
 FACES = (
     Face(
-        Client, "Face[aio.Client], ClosedAfterWith",
+        Client, "BlockingFacade[aio.Client], ClosedAfterWith",
         waits="sink_status commit_transaction abort_transaction transaction_status get_topic_partitions",
         ends="commit_half rollback_half", calls="get_service_info",
         opens="__init__ create_producer subscribe create_reader create_table_view",
     ),
     Face(
-        Producer, "Handle[AsyncProducer]", waits="prepare send_many flush", calls="producer_name last_sequence_id",
+        Producer, "ReopenedFacade[AsyncProducer]", waits="prepare send_many flush",
+        calls="producer_name last_sequence_id",
         hooks="_half: Callable[[AsyncHalf], Half]",
     ),
-    Face(Half, "OfOneProcess[AsyncHalf]", ends="commit rollback"),
-    Face(Transaction, "OfOneProcess[AsyncTransaction]", ends="commit prepare abort", facts="id state"),
+    Face(Half, "ProcessBoundFacade[AsyncHalf]", ends="commit rollback"),
+    Face(Transaction, "ProcessBoundFacade[AsyncTransaction]", ends="commit prepare abort", facts="id state"),
     Face(
-        Consumer, "Handle[AsyncConsumer]",
+        Consumer, "ReopenedFacade[AsyncConsumer]",
         waits="acknowledge_cumulative reconsume_later seek get_last_message_id unsubscribe",
         facts="subscription_name consumer_name dead_letter_policy",
     ),
-    Face(Reader, "Handle[AsyncReader]", waits="seek"),
-    Face(TableView, "Handle[AsyncTableView]", calls="get keys values items"),
+    Face(Reader, "ReopenedFacade[AsyncReader]", waits="seek"),
+    Face(TableView, "ReopenedFacade[AsyncTableView]", calls="get keys values items"),
 )  # fmt: skip
 
 CHANGES = {
@@ -178,12 +179,16 @@ def _member(name: str, member: Any, how: str) -> str:
 
 def _call(name: str, parameters: list[inspect.Parameter], how: str, is_property: bool) -> str:
     if how == "opens":
-        return f"self._{name.strip('_')}(given(locals()))"
+        return f"self._{name.strip('_')}(pick_parameters(locals()))"
     has_txn = any(each.name == "txn" for each in parameters)
     values = [f"{each.name}={each.name}" if each.kind is each.KEYWORD_ONLY else each.name for each in parameters]
-    arguments = ", ".join(values).replace("txn=txn", "txn=inner_of(txn)")
+    arguments = ", ".join(values).replace("txn=txn", "txn=asyncio_transaction_of(txn)")
     if len(parameters) >= GIVEN_MIN:
-        arguments = "**{**given(locals()), \"txn\": inner_of(txn)}" if has_txn else "**given(locals())"
+        arguments = (
+            '**{**pick_parameters(locals()), "txn": asyncio_transaction_of(txn)}'
+            if has_txn
+            else "**pick_parameters(locals())"
+        )
     of = "self._inner" if how == "facts" else "self._current()"
     call = f"{of}.{name}" if is_property else f"{of}.{name}({arguments})"
     return {"waits": f"self._run({call})", "ends": f"self._finish({call})"}.get(how, call)

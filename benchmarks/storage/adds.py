@@ -72,7 +72,9 @@ async def serve(directory: str, settings: dict[str, Any]) -> int:
     world = real_world()
     metadata = await SqliteStore.open(world, ":memory:")
     sparse = settings.pop("sparse", 0)
-    bookie = await Bookie.start(world, BookieConfig(data=directory, store=StoreConfig(**settings)), metadata.session())
+    bookie = await Bookie.start(
+        world, BookieConfig(data=directory, store=StoreConfig(**settings)), metadata.new_session()
+    )
     if sparse:
         await _fill(bookie.store, sparse)
     freeze_objects()  # as servers do
@@ -95,13 +97,13 @@ async def serve(directory: str, settings: dict[str, Any]) -> int:
 async def _fill(store: Store, size: int) -> None:
     """Closed logs, of which 60 % are dead: ledgers of 1 MiB, written together."""
     from magnetar.ledger.peer_format import KEY_BYTES, Status
-    from magnetar.ledger.reader_core import seal
+    from magnetar.ledger.reader_core import encode_header
 
     payload, key, ledgers = os.urandom(64 << 10), bytes(KEY_BYTES), range(1_000, 1_000 + (size >> 20))
     for ledger in ledgers:
         entries = []
         for entry in range(16):
-            header = seal(ledger, entry, entry - 1, len(payload), (payload,))
+            header = encode_header(ledger, entry, entry - 1, len(payload), (payload,))
             entries.append((entry, (header, payload), len(header) + len(payload)))
         total = sum(each for _, _, each in entries)
         if not store.has_room:
@@ -136,7 +138,7 @@ async def ledger_on(bookie: BookieProcess) -> AsyncIterator[LedgerWriter]:
 
     world = real_world()
     tree = await SqliteStore.open(world, ":memory:")
-    session = tree.session()
+    session = tree.new_session()
     path = paths.bookie(bookie.id)
     await session.put(path, encode(BookieRecord(bookie=bookie.id, endpoint=bookie.endpoint), path))
     client = LedgerClient(world, session)

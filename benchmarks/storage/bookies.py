@@ -116,11 +116,11 @@ def ledger(options: Options) -> Run:
 
         world, copies = real_world(), options.bookies
         tree = await SqliteStore.open(world, os.path.join(directory, "metadata"))
-        bookies, client = [], LedgerClient(world, tree.session())
+        bookies, client = [], LedgerClient(world, tree.new_session())
         try:
             for number in range(copies):
                 config = BookieConfig(data=os.path.join(directory, f"bookie-{number}"))
-                bookies.append(await Bookie.start(world, config, tree.session()))
+                bookies.append(await Bookie.start(world, config, tree.new_session()))
             writer = await client.create(ensemble_size=copies, write_quorum=copies, ack_quorum=copies // 2 + 1)
             contents = payloads(options.size, options.seed)
             outstanding = Outstanding(max(2, min(5_000, OUTSTANDING_BYTES // options.size)))

@@ -38,7 +38,7 @@ def store_gc(options: Options) -> Run:
 
 
 async def _collect(directory: str, options: Options) -> dict[str, Any]:
-    from magnetar.bookie.store.entrylog.mover import CompactionPolicy, CompactionState
+    from magnetar.bookie.store.entrylog.mover import CompactionPolicy, LogState
 
     ledgers = options.extra.get("ledgers", LEDGERS)
     mib = options.extra.get("mib", MIB)
@@ -51,7 +51,7 @@ async def _collect(directory: str, options: Options) -> dict[str, Any]:
     done = await store.compactor.run(CompactionPolicy(), major=True, roll=True)
     seconds = time.perf_counter() - began
     longest = stalls.end()
-    logs = [log for log in await store.compactor.survey() if log.state is not CompactionState.HOT]
+    logs = [log for log in await store.compactor.list_log_facts() if log.state is not LogState.HOT]
     for ledger in range(0, ledgers, 97):
         assert len((await store.read(ledger, 0)).entries) == 1
     statistics = store.statistics()

@@ -133,8 +133,8 @@ def single(acks: int) -> dict[str, float]:
     for count, (ledger_id, entries) in enumerate(requests):
         cursor.ack_set(ledger_id, BitMap.deserialize(entries))
         if count % 1000 == 0:
-            log.on_write_confirmed(log.plan(cursor, count + 1))
-    write = log.plan(cursor, len(requests) + 1)
+            log.on_write_confirmed(log.plan_write(cursor, count + 1))
+    write = log.plan_write(cursor, len(requests) + 1)
     seconds = time.process_time() - begin
     assert cursor.hole_entries == acks
     stored = sum(row.size_bytes for row in write.rows.values())

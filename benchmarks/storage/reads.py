@@ -232,12 +232,13 @@ class Stalls:
 async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
     """Admitted, after waiting for room."""
     from magnetar.ledger.peer_format import ENTRY_HEADER, Status
-    from magnetar.ledger.reader_core import seal
+    from magnetar.ledger.reader_core import encode_header
 
     while not store.has_room:
         store.seal(lambda ok: None)
         await asyncio.sleep(0.001)
-    stored = (seal(ledger, entry, entry - 1, len(payload), (payload,)), payload)  # verified, as all that is added
+    # verified, as all that is added
+    stored = (encode_header(ledger, entry, entry - 1, len(payload), (payload,)), payload)
     status = store.add(ledger, entry, KEY, stored, ENTRY_HEADER.size + len(payload), entry - 1, False)
     assert status is Status.OK, status
 

@@ -131,13 +131,13 @@ def intact_extents(header: GroupHeader, data: bytes) -> list[Extent] | None:
     heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.heads_bytes]
     if len(heads) != header.heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
         return None
-    extents = list(extents_of(heads))
+    extents = list(decode_heads(heads))
     if sum(extent.table_bytes for extent in extents) != header.tables_bytes:
         return None
     return extents
 
 
-def extents_of(heads: Buffer) -> Iterator[Extent]:
+def decode_heads(heads: Buffer) -> Iterator[Extent]:
     """Yields the extents in `heads`, whose checksum must have been compared before."""
     return map(Extent._make, _HEAD.iter_unpack(heads))
 
@@ -154,7 +154,7 @@ def extents_with_tables(heads: Buffer, ledger: int, tables_offset: int) -> list[
     return found
 
 
-class Columns(NamedTuple):
+class HeadColumns(NamedTuple):
     """Two fields of all heads as columns, because an object for each head costs too much. `reach` is the largest end of
     any record.
     """
@@ -164,7 +164,7 @@ class Columns(NamedTuple):
     reach: int
 
 
-def columns_of(heads: bytes) -> Columns:
+def head_columns(heads: bytes) -> HeadColumns:
     words = array("I", heads)
     if sys.byteorder == "little":
         words.byteswap()
@@ -174,7 +174,7 @@ def columns_of(heads: bytes) -> Columns:
     starts = array("I", bytes(8 * (len(heads) // HEAD_BYTES)))
     starts[low::2], starts[1 - low :: 2] = words[9::_HEAD_WORDS], words[8::_HEAD_WORDS]
     reach = max(map(add, array("Q", starts.tobytes()), words[7::_HEAD_WORDS]), default=0)
-    return Columns(array("Q", ledgers.tobytes()), words[6::_HEAD_WORDS], reach)
+    return HeadColumns(array("Q", ledgers.tobytes()), words[6::_HEAD_WORDS], reach)
 
 
 def intact_table(extent: Extent, data: bytes) -> Table | None:

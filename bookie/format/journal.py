@@ -174,7 +174,7 @@ class JournalRecord(NamedTuple):
     payload: bytes
 
 
-class Records(NamedTuple):
+class BlockRecords(NamedTuple):
     """The records of a block as columns: a replay reads millions of records, and an object for each costs more than its
     CRC.
     """
@@ -289,7 +289,7 @@ def intact_block_header(data: bytes, salt: int, journal: int, offset: int) -> Bl
     return BlockHeader(*rest)
 
 
-def intact_records(header: BlockHeader, data: bytes, offset: int = 0) -> Records | None:
+def intact_records(header: BlockHeader, data: bytes, offset: int = 0) -> BlockRecords | None:
     """Returns the records of a block with this header, which begin at `offset` of `data`; None if any of them is
     damaged.
     """
@@ -315,4 +315,4 @@ def intact_records(header: BlockHeader, data: bytes, offset: int = 0) -> Records
     if crc32c(crcs) != header.records_crc or struct.pack(f">{len(heads)}I", *found) != crcs:
         return None
     _, types, ledgers, entries, _ = zip(*_RECORD.iter_unpack(b"".join(heads)), strict=True) if heads else [()] * 5
-    return Records(types, ledgers, entries, payloads) if _TYPES.keys() >= set(types) else None
+    return BlockRecords(types, ledgers, entries, payloads) if _TYPES.keys() >= set(types) else None

@@ -92,7 +92,7 @@ class Quarantined(NamedTuple):
     last: int
 
 
-class Mended(NamedTuple):
+class QuarantineEnd(NamedTuple):
     """Entries whose quarantine has ended, because a good copy of each was stored again."""
 
     ledger: int
@@ -115,7 +115,7 @@ class Drained(NamedTuple):
     log: int
 
 
-State = LedgerState | Tombstone | Quarantined | Mended | LimboRow | Drained
+State = LedgerState | Tombstone | Quarantined | QuarantineEnd | LimboRow | Drained
 
 
 def encode_ledger(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
@@ -131,7 +131,7 @@ def encode(record: State) -> bytes:
             body = _BODY.pack(FactKind.TOMBSTONE, first, 0, _NO_KEY, 0, last)
         case Quarantined(ledger, first, last):
             body = _BODY.pack(FactKind.QUARANTINED, ledger, 0, _NO_KEY, first, last)
-        case Mended(ledger, first, last):
+        case QuarantineEnd(ledger, first, last):
             body = _BODY.pack(FactKind.MENDED, ledger, 0, _NO_KEY, first, last)
         case LimboRow(upto, entered):
             body = _BODY.pack(FactKind.LIMBO, upto, _SET if entered else 0, _NO_KEY, 0, 0)
@@ -156,7 +156,7 @@ def intact_record(data: Buffer, offset: int = 0) -> State | None:
         case FactKind.QUARANTINED:
             return Quarantined(ledger, lac, last)
         case FactKind.MENDED:
-            return Mended(ledger, lac, last)
+            return QuarantineEnd(ledger, lac, last)
         case FactKind.LIMBO:
             return LimboRow(ledger, bool(flags & _SET))
         case FactKind.DRAINED:

@@ -34,15 +34,15 @@ class EntryCopy(NamedTuple):
     path: str
 
 
-def extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
+def ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
     """Yields the extents of a ledger in all logs, and any damage found in the logs' indexes."""
     for log in indexes.logs(snapshot):
-        for found in indexes.extents(snapshot, log):
+        for found in indexes.log_extents(snapshot, log):
             if not isinstance(found, ExtentPlace) or found.extent.ledger == ledger:
                 yield found
 
 
-def copies_in_logs(
+def find_log_copies(
     snapshot: Snapshot, places: list[ExtentPlace], entry: int | None = None
 ) -> Iterator[EntryCopy | Damage | RemovedFile]:
     """Yields the copies of entries in these extents of one ledger, in entry order within each extent; only those of
@@ -90,7 +90,7 @@ def _copy(file: Readable, place: ExtentPlace, entry: int, offset: int, size: int
     return EntryCopy(entry, "log", place.log, offset, size, damage, file.path)
 
 
-def copies_in_journals(
+def find_journal_copies(
     snapshot: Snapshot, ledger: int, entry: int | None = None
 ) -> Iterator[EntryCopy | Damage | RemovedFile]:
     """Yields the copies in the journal after the mark, which the last checkpoint has not written to a log."""
@@ -99,7 +99,7 @@ def copies_in_journals(
             yield found
             continue
         path = snapshot.path(JOURNAL, journal_name(found.journal))
-        for offset, record in found.places():
+        for offset, record in found.records_with_offsets():
             if record.type is RecordType.ADD and record.ledger == ledger and entry in (None, record.entry):
                 yield EntryCopy(record.entry, "journal", found.journal, offset, len(record.payload), None, path)
 
@@ -118,6 +118,6 @@ def _blocks_after_mark(snapshot: Snapshot) -> Iterator[journals.Block | Damage |
     position = (0, 0) if snapshot.mark is None else snapshot.mark.position
     for number in journals.journals(snapshot):
         if number >= position[0]:
-            for found in journals.walk(snapshot, number, position[1] if number == position[0] else 0):
+            for found in journals.walk_journal(snapshot, number, position[1] if number == position[0] else 0):
                 if isinstance(found, journals.Block | Damage | RemovedFile):
                     yield found

@@ -17,7 +17,17 @@ from ..format.journal import FILE_HEADER_BYTES, crc32c
 from ..store.boot import ENTRIES
 from ..store.entrylog.files import INDEX_SUFFIX, LOG_SUFFIX, index_name
 from ..store.index import ExtentPlace
-from .snapshot import WINDOW_BYTES, Damage, Readable, RemovedFile, Snapshot, header_of, numbers, open_file, windows
+from .snapshot import (
+    WINDOW_BYTES,
+    Damage,
+    Readable,
+    RemovedFile,
+    Snapshot,
+    numbers,
+    open_file,
+    read_header,
+    read_windows,
+)
 
 _PIECE_BYTES = WINDOW_BYTES // HEAD_BYTES * HEAD_BYTES
 _HEADS_MIN = 64
@@ -25,7 +35,7 @@ _HEAD = struct.Struct(">qqqIIQI")
 assert _HEAD.size == HEAD_BYTES
 
 
-class Group(NamedTuple):
+class IndexGroup(NamedTuple):
     """An index group: the extents of one flush, or of what one compaction moved."""
 
     log: int
@@ -58,8 +68,8 @@ class IndexFile:
         if not snapshot.is_committed(log):
             self.end = 0
 
-    def groups(self, start: int = FILE_HEADER_BYTES) -> Iterator[Group | Damage]:
-        header = header_of(self.snapshot, self.file, MAGIC, self.log) if self.end else None
+    def groups(self, start: int = FILE_HEADER_BYTES) -> Iterator[IndexGroup | Damage]:
+        header = read_header(self.snapshot, self.file, MAGIC, self.log) if self.end else None
         if isinstance(header, Damage):
             yield header
         offset = FILE_HEADER_BYTES
@@ -76,20 +86,20 @@ class IndexFile:
         if offset < self.end:
             yield Damage(self.file.path, offset, f"the file ends here and should be {self.end} bytes long")
 
-    def _group(self, offset: int) -> Group | None:
+    def _group(self, offset: int) -> IndexGroup | None:
         """Returns the group at `offset`; None if its heads do not match the checksum."""
         data = self.file.pread(GROUP_HEADER_BYTES, offset)
         header = index.intact_group_header(data)
         if header is None:
             return None
-        group = Group(self.log, offset, header)
+        group = IndexGroup(self.log, offset, header)
         if group.end_offset > self.end:
             return None
         crc = crc32c(data[: GROUP_HEADER_BYTES - 4], *self._heads(group))
         return group if crc == header.crc else None
 
-    def _next_group(self, start: int) -> Group | None:
-        for base, data in windows(self.file, start, self.end):
+    def _next_group(self, start: int) -> IndexGroup | None:
+        for base, data in read_windows(self.file, start, self.end):
             at = data.find(GROUP_MAGIC)
             while at >= 0:
                 group = self._group(base + at)
@@ -98,14 +108,14 @@ class IndexFile:
                 at = data.find(GROUP_MAGIC, at + 1)
         return None
 
-    def _heads(self, group: Group, piece_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
+    def _heads(self, group: IndexGroup, piece_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
         """Yields the bytes of a group's heads, piece by piece."""
         start = group.offset + GROUP_HEADER_BYTES
         end = start + group.header.heads_bytes
         for at in range(start, end, piece_bytes):
             yield self.file.pread(min(piece_bytes, end - at), at)
 
-    def extents(self, group: Group, pieces: int = 1) -> Iterator[ExtentPlace]:
+    def extents(self, group: IndexGroup, pieces: int = 1) -> Iterator[ExtentPlace]:
         """Yields the extents of a group in the order of the index. `pieces` is the number of groups that the caller
         reads at the same time; they share the memory bound.
         """
@@ -141,7 +151,7 @@ def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | RemovedFile
     return Damage(path, 0, "the index is missing, and its log is there") if has_log else RemovedFile(path)
 
 
-def extents(snapshot: Snapshot, log: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
+def log_extents(snapshot: Snapshot, log: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
     """Yields all extents of a log, in the order of its index."""
     opened = open_index(snapshot, log)
     if not isinstance(opened, IndexFile):

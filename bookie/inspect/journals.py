@@ -30,7 +30,17 @@ from ..format.journal import (
 )
 from ..store.boot import JOURNAL
 from ..store.journal.segments import FILLING, SPARE, SUFFIX, journal_name
-from .snapshot import Damage, Readable, RemovedFile, Snapshot, header_of, numbers, open_file, take_snapshot, windows
+from .snapshot import (
+    Damage,
+    Readable,
+    RemovedFile,
+    Snapshot,
+    numbers,
+    open_file,
+    read_header,
+    read_windows,
+    take_snapshot,
+)
 
 _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
@@ -47,7 +57,7 @@ class Block(NamedTuple):
     def end_offset(self) -> int:
         return self.offset + self.header.padded_bytes
 
-    def places(self) -> Iterator[tuple[int, JournalRecord]]:
+    def records_with_offsets(self) -> Iterator[tuple[int, JournalRecord]]:
         """Yields each record with its offset in the file."""
         offset = self.offset + BLOCK_HEADER_BYTES
         for record in self.records:
@@ -63,7 +73,7 @@ class TornTail(NamedTuple):
 
 
 class OpenedJournal(NamedTuple):
-    """The first item that `walk` yields: the file and its header."""
+    """The first item that `walk_journal` yields: the file and its header."""
 
     path: str
     bytes: int
@@ -77,7 +87,7 @@ def journals(snapshot: Snapshot) -> list[int]:
     return numbers(snapshot, JOURNAL, (SUFFIX,))
 
 
-def spares(snapshot: Snapshot) -> list[str]:
+def spare_names(snapshot: Snapshot) -> list[str]:
     """Returns the recycled segments that wait for reuse, and the one that is being filled with zeros, if any."""
     path = snapshot.path(JOURNAL)
     if not snapshot.files.exists(path):
@@ -98,7 +108,7 @@ def missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
                 yield Damage(path, 0, "this journal is missing, and the mark or its neighbours need it")
 
 
-def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
+def walk_journal(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
     """Yields what is in a journal: first the opened file, then its blocks from the first that begins at or after
     `start`.
     """
@@ -126,7 +136,7 @@ def _header(snapshot: Snapshot, file: Readable, number: int) -> tuple[FileHeader
     """Returns the header from a copy that is whole (None if neither is), and the damage of the first copy that is not
     (None if both are).
     """
-    first, second = (header_of(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
+    first, second = (read_header(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
     if isinstance(first, Damage):
         return None if isinstance(second, Damage) else second, first
     return first, second if isinstance(second, Damage) else None
@@ -199,7 +209,7 @@ def _next_block(file: Readable, header: FileHeader, start: int, bad: int) -> int
     block was made after the block at `bad` was synced.
     """
     first: int | None = None
-    for base, data in windows(file, start, file.size()):
+    for base, data in read_windows(file, start, file.size()):
         at = data.find(_MAGIC)
         while at >= 0:
             found = _block_header(file, header, base + at) if (base + at) % ALIGNMENT == 0 else None

@@ -1,8 +1,8 @@
 """The ledger index (format/ledger_index.py): descriptors, tombstones, quarantine, limbo, drained logs.
 
-`overview` is one pass over the file: the facts, and which ledgers have a descriptor. `states` makes one pass for every
-`WINDOW` ledgers, so that a million of them are shown in order and are not in memory. No reader of this folder returns a
-key.
+`overview` is one pass over the file: the facts, and which ledgers have a descriptor. `walk_ledgers` makes one pass for
+every `WINDOW` ledgers, so that a million of them are shown in order and are not in memory. No reader of this folder
+returns a key.
 
 A rewrite replaces the file as a whole: when the one that the mark named is gone, the newer mark is read.
 """
@@ -19,9 +19,19 @@ from ..format import ledger_index
 from ..format.journal import FILE_HEADER_BYTES
 from ..format.ledger_index import MAGIC, RECORD_BYTES, LedgerState, State, Tombstone
 from ..store.boot import LEDGERS
-from ..store.index_files import SUFFIX, name
+from ..store.index_files import SUFFIX, index_file_name
 from ..store.state_log import StateLog
-from .snapshot import WINDOW_BYTES, Damage, Readable, Snapshot, header_of, numbers, open_file, take_snapshot, windows
+from .snapshot import (
+    WINDOW_BYTES,
+    Damage,
+    Readable,
+    Snapshot,
+    numbers,
+    open_file,
+    read_header,
+    read_windows,
+    take_snapshot,
+)
 
 WINDOW = 100_000
 _TRIES = 3
@@ -37,7 +47,7 @@ class Ledger(NamedTuple):
     last: int
 
 
-class Overview(NamedTuple):
+class IndexOverview(NamedTuple):
     """The content of a store's ledger index: its facts, the ledgers with a descriptor, and the damage that was found in
     it.
     """
@@ -50,11 +60,11 @@ class Overview(NamedTuple):
     quarantined: dict[int, list[tuple[int, int]]]  # ledger: intervals of entries
 
 
-def overview(snapshot: Snapshot) -> Overview:
+def overview(snapshot: Snapshot) -> IndexOverview:
     facts, ledgers, damages = StateLog(), BitMap64(), list[Damage]()
     opened = _open(snapshot)
     if isinstance(opened, Damage):
-        return Overview(facts, ledgers, [opened], opened.path, 0, {})
+        return IndexOverview(facts, ledgers, [opened], opened.path, 0, {})
     file, end = opened
     try:
         for record in _records(snapshot, file, end):
@@ -71,10 +81,10 @@ def overview(snapshot: Snapshot) -> Overview:
     quarantined: dict[int, list[tuple[int, int]]] = {}
     for ledger, first, last in facts.quarantined():
         quarantined.setdefault(ledger, []).append((first, last))
-    return Overview(facts, ledgers, damages, file.path, end, quarantined)
+    return IndexOverview(facts, ledgers, damages, file.path, end, quarantined)
 
 
-def states(snapshot: Snapshot, seen: Overview, start: int = 0, stop: int | None = None) -> Iterator[Ledger]:
+def walk_ledgers(snapshot: Snapshot, seen: IndexOverview, start: int = 0, stop: int | None = None) -> Iterator[Ledger]:
     """Yields the records of the ledgers with `start` ≤ id < `stop`, ascending: the last record of each."""
     opened = _open(snapshot)
     if isinstance(opened, Damage):
@@ -96,7 +106,7 @@ def _open(snapshot: Snapshot) -> tuple[Readable, int] | Damage:
     """Returns the file that the mark names, and its end; without a mark the newest generation, to its end."""
     for _ in range(_TRIES):
         generation, end = _named(snapshot)
-        path = snapshot.path(LEDGERS, name(generation))
+        path = snapshot.path(LEDGERS, index_file_name(generation))
         file = open_file(snapshot, path)
         if file is not None:
             return file, file.size() if end is None else end
@@ -113,11 +123,11 @@ def _named(snapshot: Snapshot) -> tuple[int, int | None]:
 def _records(snapshot: Snapshot, file: Readable, end: int) -> Iterator[State | Damage]:
     """Yields the records in the order of the file, and a Damage in the place of each damaged one."""
     generation = int(file.path.rpartition("/")[2].removesuffix(SUFFIX))
-    header = header_of(snapshot, file, MAGIC, generation)
+    header = read_header(snapshot, file, MAGIC, generation)
     if isinstance(header, Damage):
         yield header
     offset = FILE_HEADER_BYTES
-    for base, data in windows(file, FILE_HEADER_BYTES, end, _PIECE_BYTES):
+    for base, data in read_windows(file, FILE_HEADER_BYTES, end, _PIECE_BYTES):
         for at in range(0, len(data), RECORD_BYTES):
             record = ledger_index.intact_record(data, at)
             yield record or Damage(file.path, base + at, "record of the ledger index does not match its checksum")

@@ -20,7 +20,7 @@ from ..format.journal import RECORD_BYTES_MAX
 from ..store.boot import ENTRIES
 from ..store.entrylog.files import log_name
 from ..store.index import ExtentPlace
-from .indexes import extents, index_path
+from .indexes import index_path, log_extents
 from .ledgers import overview
 from .snapshot import (
     WINDOW_BYTES,
@@ -28,10 +28,10 @@ from .snapshot import (
     Readable,
     RemovedFile,
     Snapshot,
-    header_of,
     open_file,
+    read_header,
+    read_windows,
     take_snapshot,
-    windows,
 )
 
 _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f].{7}[\x00-\x7f])", re.S)
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 
 
 class OpenedLog(NamedTuple):
-    """The first item that `walk` yields: the file of the log."""
+    """The first item that `walk_log` yields: the file of the log."""
 
     path: str
     bytes: int
@@ -76,12 +76,14 @@ def classify_missing(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
     facts = overview(take_snapshot(snapshot.files, snapshot.directory)).facts
     if log in facts.drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
         return RemovedFile(path)
-    if all(isinstance(each, ExtentPlace) and each.extent.ledger in facts.tombstones for each in extents(snapshot, log)):
+    if all(
+        isinstance(each, ExtentPlace) and each.extent.ledger in facts.tombstones for each in log_extents(snapshot, log)
+    ):
         return RemovedFile(path)
     return Damage(path, 0, "the log is missing, and its index is there")
 
 
-def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
+def walk_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
     """Yields what is in a log: first the opened file, then its records from offset `start` on. That must be the offset
     of a record; otherwise a Damage is yielded first.
     """
@@ -91,7 +93,7 @@ def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Fou
         yield classify_missing(snapshot, log)
         return
     try:
-        header = header_of(snapshot, file, MAGIC, log)
+        header = read_header(snapshot, file, MAGIC, log)
         if isinstance(header, Damage) and snapshot.is_committed(log):
             yield header
         end = _end_offset(snapshot, log)
@@ -109,7 +111,7 @@ def _end_offset(snapshot: Snapshot, log: int) -> int | None:
     if not snapshot.is_committed(log):
         return DATA_OFFSET
     last = None
-    for found in extents(snapshot, log):
+    for found in log_extents(snapshot, log):
         if isinstance(found, Damage | RemovedFile):
             return None
         last = max(last or 0, found.extent.start + found.extent.length)
@@ -168,7 +170,7 @@ class _Walk:
         return Entry(self._log, offset, size, ids.ledger, ids.entry, ENTRY_HEADER.unpack_from(stored)[2])
 
     def _only_zeros(self, start: int) -> bool:
-        return not any(data.strip(b"\0") for _, data in windows(self._file, start, self._end))
+        return not any(data.strip(b"\0") for _, data in read_windows(self._file, start, self._end))
 
     def _next_record(self, start: int) -> int | None:
         overlap = 32

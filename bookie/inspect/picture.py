@@ -14,7 +14,7 @@ from html import escape
 from typing import NamedTuple
 
 from .snapshot import Snapshot
-from .summary import Holder, JournalSummary, LogSummary, StoreSummary
+from .summary import JournalSummary, LedgerShare, LogSummary, StoreSummary
 
 LEDGERS_SHOWN = 30
 WIDTH = 1000.0
@@ -175,7 +175,7 @@ def _journals(snapshot: Snapshot, journals: list[JournalSummary]) -> Iterator[st
 
 
 def _ledgers(logs: list[LogSummary]) -> Iterator[str]:
-    totals: dict[int, Holder] = {}
+    totals: dict[int, LedgerShare] = {}
     for log in logs:
         for holder in log.holders:
             known = totals.get(holder.ledger, holder._replace(bytes=0))

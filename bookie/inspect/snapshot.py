@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from ...proto.errors import InvalidRequest, NewerFormat, NotFound
-from ...proto.names import whole
+from ...proto.names import parse_number
 from ...runtime.files import File, Files, join_path
 from ..format import cookie as cookie_format
 from ..format import mark as mark_format
@@ -48,12 +48,12 @@ __all__ = [
     "Readable",
     "RemovedFile",
     "Snapshot",
-    "header_of",
     "numbers",
     "open_file",
     "open_logs",
+    "read_header",
+    "read_windows",
     "take_snapshot",
-    "windows",
 ]  # fmt: skip
 
 WINDOW_BYTES = 1 << 20
@@ -173,7 +173,7 @@ def _reasons(files: Files, path: str, damages: list[Damage]) -> tuple[str, ...]:
 
 
 def _whole(files: Files, path: str) -> bytes:
-    return losses.read_checked(path, lambda: disk.read_file(files, path))
+    return losses.read_or_damaged(path, lambda: disk.read_file(files, path))
 
 
 class _Tolerant:
@@ -212,7 +212,7 @@ def open_file(snapshot: Snapshot, path: str) -> Readable | None:
         return None
 
 
-def header_of(snapshot: Snapshot, file: Readable, magic: bytes, number: int, offset: int = 0) -> FileHeader | Damage:
+def read_header(snapshot: Snapshot, file: Readable, magic: bytes, number: int, offset: int = 0) -> FileHeader | Damage:
     """Returns the header of the file, or a Damage. If the store's uuid is unknown, any uuid is accepted. Raises
     InvalidRequest if the format is newer.
     """
@@ -232,10 +232,10 @@ def numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[
     if not snapshot.files.exists(path):
         return []
     stems = [name.rpartition(".")[0] for name in snapshot.files.list_directory(path) if name.endswith(suffixes)]
-    return sorted({number for stem in stems if (number := whole(stem)) is not None})
+    return sorted({number for stem in stems if (number := parse_number(stem)) is not None})
 
 
-def windows(file: Readable, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
+def read_windows(file: Readable, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
     """Yields (offset, bytes) of the file from `start` to `end`, `size` bytes each; stops at the end of the file."""
     while start < end:
         data = file.pread(min(size, end - start), start)

@@ -17,13 +17,13 @@ from ..store.boot import ENTRIES, JOURNAL, LEDGERS
 from ..store.index import ExtentPlace
 from ..store.state_log import StateLog
 from . import indexes, journals, ledgers, logs
-from .indexes import Group, IndexFile
+from .indexes import IndexFile, IndexGroup
 from .snapshot import Damage, RemovedFile, Snapshot, open_file
 
 HOLDERS_MAX = 20
 
 
-class Holder(NamedTuple):
+class LedgerShare(NamedTuple):
     """A ledger with data in an entry log: how many bytes, and whether they are live."""
 
     ledger: int
@@ -44,7 +44,7 @@ class LogSummary(NamedTuple):
     entries: int
     ledgers: int
     live_ledgers: int
-    holders: list[Holder]  # the largest
+    holders: list[LedgerShare]  # the largest
     damages: list[Damage]
 
     @property
@@ -86,7 +86,7 @@ class StoreSummary(NamedTuple):
         return sum(log.bytes for log in self.logs)
 
 
-def log_summary(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | RemovedFile:
+def summarize_log(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | RemovedFile:
     """Summarizes a log from the heads of its index; does not read the log itself."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[Damage] = []
@@ -128,7 +128,7 @@ class _Sums:
         self._facts = facts
         self.groups = self.extents = self.entries = self.data_bytes = self.live_bytes = 0
         self.ledgers = self.live_ledgers = 0
-        self.holders: list[Holder] = []
+        self.holders: list[LedgerShare] = []
 
     def add(self, opened: IndexFile, damages: list[Damage]) -> None:
         for ledger, places in groupby(_merged(opened, damages, self), key=lambda place: place.extent.ledger):
@@ -142,24 +142,24 @@ class _Sums:
             self.live_ledgers += live
             self.data_bytes += size
             self.live_bytes += size * live
-            self._hold(Holder(ledger, size, live))
+            self._hold(LedgerShare(ledger, size, live))
 
-    def _hold(self, holder: Holder) -> None:
+    def _hold(self, holder: LedgerShare) -> None:
         self.holders.append(holder)
         if len(self.holders) >= 4 * HOLDERS_MAX:
             self.holders = heapq.nlargest(HOLDERS_MAX, self.holders, key=_weight)
 
-    def finished(self) -> list[Holder]:
+    def finished(self) -> list[LedgerShare]:
         return heapq.nlargest(HOLDERS_MAX, self.holders, key=_weight)
 
 
-def _weight(holder: Holder) -> tuple[bool, int]:
+def _weight(holder: LedgerShare) -> tuple[bool, int]:
     """Returns the sort key for the holders to show: live ledgers first, because they keep the log, then by bytes."""
     return holder.live, holder.bytes
 
 
 def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[ExtentPlace]:
-    groups: list[Group] = []
+    groups: list[IndexGroup] = []
     for found in opened.groups():
         if isinstance(found, Damage):
             damages.append(found)
@@ -170,10 +170,10 @@ def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[E
     return heapq.merge(*each, key=lambda place: (place.extent.ledger, place.extent.first))
 
 
-def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | RemovedFile:
+def summarize_journal(snapshot: Snapshot, number: int) -> JournalSummary | RemovedFile:
     """Summarizes a journal; reads all of it."""
     end, size, damages = ALIGNMENT, 0, list[Damage]()
-    for found in journals.walk(snapshot, number):
+    for found in journals.walk_journal(snapshot, number):
         match found:
             case journals.OpenedJournal():
                 size = found.bytes
@@ -186,25 +186,25 @@ def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | Removed
     return JournalSummary(number, size, end, damages)
 
 
-def store_summary(snapshot: Snapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
+def summarize_store(snapshot: Snapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
     """Returns the summary of the whole store. Reads the journals and the heads of all indexes; calls `advance` with the
     number of files that are done.
     """
     seen = ledgers.overview(snapshot)
     of_logs: list[LogSummary | RemovedFile] = []
     for number in indexes.logs(snapshot):
-        of_logs.append(log_summary(snapshot, number, seen.facts))
+        of_logs.append(summarize_log(snapshot, number, seen.facts))
         advance(len(of_logs))
     of_journals: list[JournalSummary | RemovedFile] = []
     for number in journals.journals(snapshot):
-        of_journals.append(journal_summary(snapshot, number))
+        of_journals.append(summarize_journal(snapshot, number))
         advance(len(of_logs) + len(of_journals))
     known_logs = [each for each in of_logs if isinstance(each, LogSummary)]
     known_journals = [each for each in of_journals if isinstance(each, JournalSummary)]
     damages = [*snapshot.damages, *seen.damages, *journals.missing_journals(snapshot)]
     damages += [damage for log in known_logs for damage in log.damages]
     damages += [damage for journal in known_journals for damage in journal.damages]
-    spares = [_size(snapshot, snapshot.path(JOURNAL, name)) or 0 for name in journals.spares(snapshot)]
+    spares = [_size(snapshot, snapshot.path(JOURNAL, name)) or 0 for name in journals.spare_names(snapshot)]
     return StoreSummary(
         snapshot.directory, known_logs, known_journals, sum(spares), len(seen.ledgers), len(seen.facts.tombstones),
         len(seen.facts.quarantined()), seen.facts.limbo_upto, seen.facts.fenced_upto, seen.bytes,

@@ -43,7 +43,7 @@ from ..store.memtable import Intervals
 #
 # A ledger is marked when a bookie that one of its fragments names
 #
-#     LOST        was not registered for longer than the grace (`Absences`)
+#     LOST        was not registered for longer than the grace (`BookieAbsences`)
 #     DEPARTING   is to be emptied: an operator said so
 #     INCOMPLETE  is registered, and lacks entries that it should have
 #     DAMAGED     is registered, and reports damaged entries
@@ -83,7 +83,7 @@ class StuckReason(enum.Enum):
     FAILED = "the copy failed"
 
 
-class Absences:
+class BookieAbsences:
     """Since when each absent bookie has not been registered. A new auditor begins with an empty table, so that each
     absent bookie gets the whole grace period.
     """
@@ -92,7 +92,7 @@ class Absences:
         self._grace_s = grace_s
         self._since: dict[str, float] = {}
 
-    def observe(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
+    def record_absent(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
         """Records which of `names` are not in `present` at `now`. Returns all bookies that have been absent for the
         grace period.
         """
@@ -177,7 +177,7 @@ def wait_left_s(
     return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))
 
 
-def due_at_once(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
+def with_due_now(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
     """Returns the mark with its next attempt due at once, because something changed that may help. Its count of
     attempts stays, so that it is not retried in a tight loop.
     """
@@ -314,7 +314,7 @@ def gone_bookies(mark: UnderReplicatedRecord, available: Collection[str], depart
     return frozenset(lost | set(departing))
 
 
-class LedgerView(msgspec.Struct, frozen=True):
+class LedgerCopies(msgspec.Struct, frozen=True):
     """What a worker found out about the copies of a ledger, as input for `decide`. `unsettled_s`: for how many seconds
     its last fragment has been in its present state.
     """
@@ -328,7 +328,7 @@ class LedgerView(msgspec.Struct, frozen=True):
     damaged: frozenset[str] = frozenset()  # bookies of the last fragment that report damage in it
 
 
-def why_unreadable(look: LedgerView, entry: int) -> StuckReason:
+def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
     """Returns why an entry cannot be read. LOST: every bookie that should have the entry is gone, or answered that it
     lacks the entry. Any other reason may be temporary.
     """
@@ -357,7 +357,7 @@ def is_unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
     return record.state == IN_RECOVERY or any(bookie in gone for bookie in record.fragments[-1].bookies)
 
 
-def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesRecord]) -> frozenset[str]:
+def damaged_in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesRecord]) -> frozenset[str]:
     """Returns the bookies of the last fragment that report damage in it."""
     last = record.fragments[-1]
     return frozenset(
@@ -366,7 +366,7 @@ def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesR
     )  # fmt: skip
 
 
-def decide(look: LedgerView, tried: bool, open_grace_s: float) -> Step:
+def decide(look: LedgerCopies, tried: bool, open_grace_s: float) -> Step:
     """Returns the next step, by the table in the module's docstring. `tried`: each gap was already tried since this
     worker got the lock.
     """
@@ -392,7 +392,8 @@ def decide(look: LedgerView, tried: bool, open_grace_s: float) -> Step:
 # ----------------------------------------------------------------------------------------------------- pace_core
 # How fast a worker may copy: a bucket of bytes that fills with the time. Pure.
 #
-# `spend` charges what was read and says how long to wait before more is read. The bucket holds at most `BURST_S` of the
+# `reserve` charges what was read and says how long to wait before more is read. The bucket holds at most `BURST_S` of
+# the
 # rate and may go below zero, so a batch is never split and the mean is kept.
 # Guards: tests/bookie/maintenance/test_pace.py.
 
@@ -409,7 +410,7 @@ class CopyRateLimit:
         self._tokens = bytes_per_s * BURST_S
         self._at = 0.0
 
-    def spend(self, now: float, size: int) -> float:
+    def reserve(self, now: float, size: int) -> float:
         """Takes `size` bytes from the bucket. Returns the seconds that the caller must wait."""
         if not self.bytes_per_s:
             return 0.0

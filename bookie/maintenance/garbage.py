@@ -76,7 +76,7 @@ class Times(msgspec.Struct, frozen=True):
     major_ms: int
 
 
-class Schedule:
+class CompactionSchedule:
     """When minor and major compaction are due. The times of the last compactions are stored in a file of the data
     directory.
     """
@@ -106,7 +106,7 @@ class Schedule:
         left_s = interval_s - elapsed_s if elapsed_s >= 0 else 0.0
         return self._world.clock.monotonic() + max(0.0, left_s)
 
-    def due(self) -> tuple[bool, bool]:
+    def due_compactions(self) -> tuple[bool, bool]:
         """Returns (whether a minor compaction is due, whether a major one is)."""
         now = self._world.clock.monotonic()
         return now >= self._minor_due, now >= self._major_due
@@ -226,7 +226,7 @@ class GarbageCollector:
 
     def __init__(
         self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, patience: GracePeriod,
-        policy: CompactionPolicy, schedule: Schedule, may_compact_major: Callable[[], bool] = lambda: True,
+        policy: CompactionPolicy, schedule: CompactionSchedule, may_compact_major: Callable[[], bool] = lambda: True,
         disk_is_full: Callable[[], bool] = lambda: False, went_back: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._store = store
@@ -250,7 +250,7 @@ class GarbageCollector:
         """Returns what compaction would do now with each log, according to the tombstones. Changes nothing."""
         return await self._store.compactor.plan(self._policy, major=major)
 
-    async def run(
+    async def run_pass(
         self, *, force: bool = False, minor: bool = True, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda progress: None,
     ) -> GarbageResult:  # fmt: skip
@@ -267,7 +267,7 @@ class GarbageCollector:
             on_progress(GarbageProgress("metadata", 0, 0, 0, 0))
             suspected, refused, dead = await self._delete_dead(force)
             self.refused = refused
-            policy = self._policy.on_a_full_disk() if self._disk_is_full() else self._policy
+            policy = self._policy.full_disk_policy() if self._disk_is_full() else self._policy
             done = await self._store.compactor.run(
                 policy if minor or major else None, major=major, roll=roll,
                 on_progress=lambda *numbers: on_progress(GarbageProgress(*numbers)),
@@ -298,12 +298,12 @@ class GarbageCollector:
             await asyncio.sleep(self._schedule.pass_s)
 
     async def _run_what_is_due(self) -> None:
-        minor_due, major_due = self._schedule.due()
+        minor_due, major_due = self._schedule.due_compactions()
         major = major_due and self._may_compact_major()
         full = self._disk_is_full()
         minor = major or minor_due or full
         try:
-            await self.run(minor=minor, major=major, roll=full)
+            await self.run_pass(minor=minor, major=major, roll=full)
         except (MagnetarError, ValueError, NoSpace, OSError) as error:
             _LOG.warning("garbage collection failed, the next pass continues: %s", error)
             return
@@ -366,7 +366,7 @@ class GarbageCollector:
     def _local(self) -> BitMap64:
         """Returns every ledger of this bookie without a tombstone, also those of which only entries are left."""
         store = self._store
-        local = store.descriptors.ids()
+        local = store.descriptors.ledger_ids()
         for number in store.index.logs():
             local |= store.index.ledgers_of(number)
         for first, last in store.descriptors.tombstones:

@@ -1,11 +1,11 @@
 """Limbo: a bookie that lost data serves what it has, answers UNKNOWN for what it lacks, and restores it (§2.7).
 
-A start enters limbo (store/boot.py): `upto` is the largest ledger id that was ever given out, durable before the bookie
-serves. Ledgers up to `upto` are fenced here for ever, because a fence may be among the lost data. A miss of theirs is
-UNKNOWN and therefore no vote to end a ledger (invariants 11, 17), and so is their LAC. Later ledgers are not concerned:
-the registration has `limbo` and `fenced_upto`, new ledgers get larger ids, and may be placed here.
+A start enters limbo (store/boot.py): `limbo_upto` is the largest ledger id that was ever given out, durable before the
+bookie serves. Ledgers up to `limbo_upto` are fenced here for ever, because a fence may be among the lost data. A miss
+of theirs is UNKNOWN and therefore no vote to end a ledger (invariants 11, 17), and so is their LAC. Later ledgers are
+not concerned: the registration has `limbo` and `fenced_upto`, new ledgers get larger ids, and may be placed here.
 
-`LimboExit.run` leaves limbo. It makes passes. A pass restores every ledger up to `upto`
+`LimboExit.run` leaves limbo. It makes passes. A pass restores every ledger up to `limbo_upto`
 (bookie/maintenance/restore.py), `PARALLEL` at a time. When all are whole, the bookie leaves limbo, durably with a
 checkpoint, and registers that. Otherwise the next pass begins after `limbo_pause_s`, with the ledgers that remain. Each
 pass logs once what blocks it. Bookies that are away return; a ledger whose only copy was here does not. Then an
@@ -37,7 +37,7 @@ PARALLEL = 8
 REASONS_LOGGED_MAX = 10
 
 
-async def highest_ledger(metadata: MetadataStore) -> int:
+async def largest_allocated_ledger(metadata: MetadataStore) -> int:
     """Returns the largest ledger id that any client may have allocated, -1 if none. All ids of a block that a client
     reserved count.
     """
@@ -61,7 +61,7 @@ class LimboExit:
         self._metadata = metadata
         self._pause_s = pause_s
         self._left = left
-        self._entered = self.upto >= 0
+        self._entered = self.limbo_upto >= 0
         self._one_pass = asyncio.Lock()
         self.blocked: dict[int, str] = {}  # ledgers that the last pass could not restore, and why
         self.counters = {
@@ -70,7 +70,7 @@ class LimboExit:
         }  # fmt: skip
 
     @property
-    def upto(self) -> int:
+    def limbo_upto(self) -> int:
         """Returns the largest ledger id that the limbo concerns; -1: the bookie is not in limbo."""
         return self._store.descriptors.limbo_upto
 
@@ -81,9 +81,9 @@ class LimboExit:
         while self._entered:
             try:
                 async with self._one_pass:
-                    if self.upto >= 0 and await self._pass():
+                    if self.limbo_upto >= 0 and await self._pass():
                         await self._leave()
-                    if self.upto < 0:
+                    if self.limbo_upto < 0:
                         await self._left()
                         return
             except (MagnetarError, ValueError, OSError, NoSpace) as error:
@@ -97,7 +97,7 @@ class LimboExit:
         Raises InvalidRequest if the bookie is not in limbo.
         """
         async with self._one_pass:
-            if self.upto < 0:
+            if self.limbo_upto < 0:
                 raise InvalidRequest("the bookie is not in limbo")
             await self._pass()
             given_up = dict(self.blocked)
@@ -115,7 +115,7 @@ class LimboExit:
     async def _pass(self) -> bool:
         """Restores the remaining ledgers; returns whether all of them are whole."""
         metadata = self._metadata()
-        upto = self.upto
+        upto = self.limbo_upto
         ledgers = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
         wanted = [ledger for ledger in ledgers if ledger <= upto]
         self.counters["limbo_passes"] += 1
@@ -159,8 +159,8 @@ class LimboExit:
 
     def statistics(self) -> dict[str, int]:
         return {
-            "limbo": int(self.upto >= 0),
-            "limbo_upto": self.upto,
+            "limbo": int(self.limbo_upto >= 0),
+            "limbo_upto": self.limbo_upto,
             "limbo_blocked_ledgers": len(self.blocked),
             **self.counters,
         }

@@ -54,7 +54,7 @@ async def list_ledgers(store: MetadataStore, folder: str) -> list[int]:
     return sorted(ledgers_in(folder, await store.children(folder)))
 
 
-async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
+async def list_registered(store: MetadataStore) -> dict[str, BookieRecord]:
     """Returns the registered bookies. One whose record cannot be read counts as registered and read-only."""
     found: dict[str, BookieRecord] = {}
     for name in await store.children(paths.BOOKIES):
@@ -69,7 +69,7 @@ async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
     return found
 
 
-async def departing_bookies(store: MetadataStore) -> dict[str, DepartingRecord]:
+async def list_departing(store: MetadataStore) -> dict[str, DepartingRecord]:
     """Returns the departing bookies. A bookie whose record cannot be read is departing too, because its node exists,
     but its cookie is never deleted.
     """
@@ -84,7 +84,7 @@ async def departing_bookies(store: MetadataStore) -> dict[str, DepartingRecord]:
     return found
 
 
-async def damage_reports(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
+async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
     """Returns the reports of damage in this ledger, by bookie; reports that cannot be read are left out."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
@@ -94,7 +94,7 @@ async def damage_reports(store: MetadataStore, ledger_id: int) -> dict[str, Dama
     return found
 
 
-async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
+async def delete_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
     """Deletes a bookie's report of damage; does nothing if the report is changed at the same moment."""
     path = paths.damaged(ledger_id, bookie)
     node = await store.get(path)

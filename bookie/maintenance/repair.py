@@ -27,14 +27,14 @@ from ...metadata.records import (
     LedgerRecord,
     UnderReplicatedRecord,
 )
-from ...metadata.store import ANY, UNREADABLE, Delete, MetadataStore, Reset, ledger_of
+from ...metadata.store import ANY, UNREADABLE, Delete, MetadataStore, WatchReset, ledger_id_of
 from ...proto.errors import MagnetarError
 from ...runtime.network import World
 from ...runtime.tasks import run_together
 from ..store.identity import delete_cookie
 from ..store.memtable import Intervals
 from . import marks
-from .copies_core import Absences, RepairReason, bookies_of, copies_to_ask, due_at_once, gaps, judge
+from .copies_core import BookieAbsences, RepairReason, bookies_of, copies_to_ask, gaps, judge, with_due_now
 from .repair_worker import Copier, RepairConfig, RepairWorker
 
 # ------------------------------------------------------------------------------------------------------- auditor
@@ -90,7 +90,7 @@ class Auditor:
 
     def _reset(self) -> None:
         """Resets all state to that of a new auditor: each absent bookie gets the whole grace period."""
-        self._absences = Absences(self._config.lost_bookie_grace_s)
+        self._absences = BookieAbsences(self._config.lost_bookie_grace_s)
         self._gone: dict[str, RepairReason] | None = None
         self._available: dict[str, BookieRecord] | None = None
         self._named: dict[str, None] = {}  # bookies that some record names
@@ -155,9 +155,9 @@ class Auditor:
                 revision = await self._metadata.revision()
                 self._scan_due = 0.0
                 async for change in self._metadata.watch(paths.LEDGERS, revision):
-                    if isinstance(change, Reset):
+                    if isinstance(change, WatchReset):
                         break
-                    ledger = ledger_of(change.path)
+                    ledger = ledger_id_of(change.path)
                     if ledger is not None:
                         self._changed[ledger] = None
             except MagnetarError as error:
@@ -189,12 +189,12 @@ class Auditor:
         """Makes one check: finds the bookies that are gone, marks the ledgers that need it, and reads new reports of
         damage.
         """
-        available = await marks.available_bookies(self._metadata)
-        departing = await marks.departing_bookies(self._metadata)
+        available = await marks.list_registered(self._metadata)
+        departing = await marks.list_departing(self._metadata)
         now = self._clock.monotonic()
         reported = [bookie for _, bookie in self._reports]
         known = [*await self._metadata.children(paths.COOKIES), *self._named, *reported]
-        lost = self._absences.observe(now, known, available)
+        lost = self._absences.record_absent(now, known, available)
         gone = dict.fromkeys(sorted(lost), RepairReason.LOST) | dict.fromkeys(departing, RepairReason.DEPARTING)
         if gone != self._gone or now >= self._scan_due:
             for bookie in sorted(gone.keys() - (self._gone or {}).keys()):
@@ -296,7 +296,7 @@ class Auditor:
 
     async def _hurry(self, ledger: int) -> None:
         """Makes the next attempt of a marked ledger due at once."""
-        await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else due_at_once(mark))
+        await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else with_due_now(mark))
 
     async def _check_reports(self) -> None:
         """Marks the ledgers of new reports of damage. A worker repairs the entries, and then the bookie deletes its
@@ -309,7 +309,7 @@ class Auditor:
         reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
 
         async def look_at_ledger(ledger: int) -> None:
-            found = await marks.damage_reports(self._metadata, ledger)
+            found = await marks.list_damage_reports(self._metadata, ledger)
             new = [bookie for bookie in found if self._reports.get((ledger, bookie)) != found[bookie].ranges]
             if new:
                 await self._judge(ledger, dict.fromkeys(new, RepairReason.DAMAGED))
@@ -326,7 +326,7 @@ class Auditor:
         record = await marks.read_ledger(self._metadata, ledger)
         for bookie in lost:
             if record is None or (record.state == CLOSED and bookie not in bookies_of(record)):
-                await marks.drop_report(self._metadata, ledger, bookie)
+                await marks.delete_report(self._metadata, ledger, bookie)
 
     async def _delete_departed(
         self, departing: Mapping[str, DepartingRecord], available: Mapping[str, BookieRecord]
@@ -440,7 +440,7 @@ class Repair:
         return {**self.auditor.statistics(), **self.worker.statistics()}
 
 
-class RepairKeeper:
+class RepairSupervisor:
     """Runs a `Repair`, and a new one whenever it ends, for the life of a process. `metadata` returns the current
     metadata session.
 

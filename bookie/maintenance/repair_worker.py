@@ -37,7 +37,7 @@ from ...ledger.peer_format import (
     encode_add_many,
 )
 from ...ledger.reader import LedgerReader
-from ...ledger.reader_core import StoredCopy, seal
+from ...ledger.reader_core import StoredCopy, encode_header
 from ...ledger.recovery_core import RecoveryFailure
 from ...metadata import paths
 from ...metadata.records import (
@@ -48,7 +48,7 @@ from ...metadata.records import (
     UnderReplicatedRecord,
     encode,
 )
-from ...metadata.store import UNREADABLE, MetadataStore, Reset, ledger_of
+from ...metadata.store import UNREADABLE, MetadataStore, WatchReset, ledger_id_of
 from ...proto.errors import DataLost, InvalidConfiguration, MagnetarError
 from ...runtime.clock import Clock
 from ...runtime.network import World
@@ -58,15 +58,15 @@ from . import marks
 from .copies_core import (
     CopyRateLimit,
     Gap,
-    LedgerView,
+    LedgerCopies,
     Recover,
     StuckReason,
     Unmark,
     Wait,
     copies_to_ask,
+    damaged_in_last_fragment,
     decide,
     gone_bookies,
-    in_last_fragment,
     is_unsettled,
     missing_runs,
     record_failure,
@@ -186,7 +186,9 @@ class Copier:
         return found
 
     # ------------------------------------------------------------------------------ copying
-    async def copy(self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]) -> None:
+    async def copy_runs(
+        self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]
+    ) -> None:
         """Copies runs of entries to the bookie `target`. Calls `copied` with the number of bytes of each part that the
         bookie has stored. Raises CopyFailed, or an error of the metadata.
         """
@@ -211,7 +213,7 @@ class Copier:
             batch = [(first, last) for first, last in rest if first <= last] + batch
             entries = [entry for got in read for entry in got]
             size = sum(len(entry.payload) + ENTRY_HEADER.size for entry in entries)
-            wait_s = self._pace.spend(self._clock.monotonic(), size)
+            wait_s = self._pace.reserve(self._clock.monotonic(), size)
             if wait_s:
                 await asyncio.sleep(wait_s)
             for at in range(0, len(entries), ADDS_MAX):
@@ -236,7 +238,11 @@ class Copier:
             if tries:
                 await asyncio.sleep(BUSY_PAUSE_S)
             sealed = [
-                (seal(ledger, each.entry, each.lac, each.length, (each.payload,)), (each.payload,), len(each.payload))
+                (
+                    encode_header(ledger, each.entry, each.lac, each.length, (each.payload,)),
+                    (each.payload,),
+                    len(each.payload),
+                )
                 for each in entries
             ]
             head = encode_add_many(ledger, entries[0].entry, len(entries), record.key, Flags.RECOVERY)
@@ -364,9 +370,9 @@ class RepairWorker:
                 revision = await self._metadata.revision()
                 self._add(await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED))
                 async for change in self._metadata.watch(paths.UNDER_REPLICATED, revision):
-                    if isinstance(change, Reset):
+                    if isinstance(change, WatchReset):
                         break
-                    ledger = ledger_of(change.path)
+                    ledger = ledger_id_of(change.path)
                     if ledger is None:
                         continue
                     self._later.pop(ledger, None)
@@ -498,23 +504,23 @@ class RepairWorker:
             await self._record_failure(ledger, stuck)
             return
 
-    async def _why_open(self, look: LedgerView, error: MagnetarError) -> StuckReason:
+    async def _why_open(self, look: LedgerCopies, error: MagnetarError) -> StuckReason:
         """Returns why a ledger stays open. UNDECIDED: all bookies that could tell its end answer, and do not know it.
         """
         if error.fields.get("reason") != RecoveryFailure.UNDECIDED.name or look.record is None:
             return StuckReason.UNREACHABLE
-        are_there = set(look.record.fragments[-1].bookies) <= set(await marks.available_bookies(self._metadata))
+        are_there = set(look.record.fragments[-1].bookies) <= set(await marks.list_registered(self._metadata))
         return StuckReason.UNDECIDED if are_there else StuckReason.UNREACHABLE
 
-    async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> LedgerView:
+    async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> LedgerCopies:
         """Reads the ledger's record, and asks its bookies which entries they hold."""
         record = await marks.read_ledger(self._metadata, ledger)
-        available = await marks.available_bookies(self._metadata)
-        gone = gone_bookies(mark, available, await marks.departing_bookies(self._metadata))
+        available = await marks.list_registered(self._metadata)
+        gone = gone_bookies(mark, available, await marks.list_departing(self._metadata))
         damaged = frozenset[str]()
         held: dict[tuple[int, str], Intervals | None] = {}
         if record is not None:
-            damaged = in_last_fragment(record, await marks.damage_reports(self._metadata, ledger))
+            damaged = damaged_in_last_fragment(record, await marks.list_damage_reports(self._metadata, ledger))
             asked = copies_to_ask(record, gone)
             answers = await asyncio.gather(*[
                 self._copier.find_held(record, bookie, final.first, final.last)
@@ -523,7 +529,7 @@ class RepairWorker:
             ])  # fmt: skip
             held = {(final.first, bookie): answer for (final, bookie), answer in zip(asked, answers, strict=True)}
         unsettled_s = self._unsettled_s(ledger, record, gone | damaged)
-        return LedgerView(record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged)
+        return LedgerCopies(record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged)
 
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
         """Returns for how many seconds the last fragment has not changed; a change by a writer begins anew."""
@@ -562,7 +568,7 @@ class RepairWorker:
         await marks.change_mark(self._metadata, ledger, change)
 
     # ------------------------------------------------------------------------------ gaps
-    async def _fill(self, look: LedgerView, gaps: Sequence[Gap]) -> Wait | None:
+    async def _fill(self, look: LedgerCopies, gaps: Sequence[Gap]) -> Wait | None:
         """Tries to fill each gap once. Returns why a gap was not filled (LOST before other reasons), None if all were.
         """
         record, worst = look.record, None
@@ -586,7 +592,7 @@ class RepairWorker:
         if gap.gone and wanted:
             wanted = missing_runs(iter(gap.missing), await self._held_at(record, target, gap))
         reader = self._client.make_reader(record)
-        await self._copier.copy(reader, target, wanted, partial(self._copied, record.ledger_id))
+        await self._copier.copy_runs(reader, target, wanted, partial(self._copied, record.ledger_id))
         missing = missing_runs(iter(gap.missing), await self._held_at(record, target, gap)) if gap.missing else ()
         if missing:
             raise CopyFailed(StuckReason.FAILED, f"bookie {target} does not hold entry {missing[0][0]} that it took")

@@ -24,7 +24,7 @@ from ...ledger.damage import subtract_ranges
 from ...ledger.metadata_core import striping_of
 from ...ledger.peer_format import Status
 from ...ledger.reader import LedgerReader
-from ...ledger.reader_core import StoredCopy, seal
+from ...ledger.reader_core import StoredCopy, encode_header
 from ...metadata import paths
 from ...metadata.records import CLOSED, LedgerRecord
 from ...metadata.store import MetadataStore, get_record
@@ -86,7 +86,7 @@ class Restorer:
             reason = await self._fill(reader, record, first, last, whole)
             if reason is not None:
                 return reason
-        status = self._store.keys.adopt(ledger, record.key) if _placed(record, self._bookie) else Status.OK
+        status = self._store.keys.ensure_key(ledger, record.key) if _placed(record, self._bookie) else Status.OK
         if status is not Status.OK:
             return f"ledger {ledger}: its key here is another one"
         if not await self._store.wait_durable(ledger):
@@ -142,7 +142,7 @@ class Restorer:
     async def _add(self, record: LedgerRecord, entries: list[StoredCopy]) -> str | None:
         ledger = record.ledger_id
         for entry in entries:
-            stored = (seal(ledger, entry.entry, entry.lac, entry.length, (entry.payload,)), entry.payload)
+            stored = (encode_header(ledger, entry.entry, entry.lac, entry.length, (entry.payload,)), entry.payload)
             size = sum(map(len, stored))
             status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             while status is Status.BUSY:

@@ -28,7 +28,7 @@ import msgspec
 from ...ledger.client import LedgerClient
 from ...ledger.damage import Ranges, store_report, subtract_ranges
 from ...ledger.peer_format import Status
-from ...ledger.reader_core import unseal
+from ...ledger.reader_core import verify_entry
 from ...metadata import paths
 from ...metadata.records import DamagedEntriesRecord, DamagedRecord
 from ...metadata.store import UNREADABLE, MetadataStore, find_readable
@@ -62,7 +62,7 @@ BEGIN_S = 10.0
 """Seconds from a start to the first pass: clients that waited for the bookie are served first."""
 
 
-class ScrubPlace(msgspec.Struct):
+class ScrubPosition(msgspec.Struct):
     """The position of a pass: everything before extent `extent` of log `log` is checked."""
 
     number: int = 1  # of the pass
@@ -90,7 +90,7 @@ class Scrubber:
         self._pass_s = pass_s
         self._mend = mend
         self._worker = world.workers.start("bookie-scrub")
-        self._place = ScrubPlace()
+        self._place = ScrubPosition()
         self._saved_at = 0.0
         self._owed_bytes = 0  # read and not waited for yet
         self._total_bytes = 0
@@ -112,7 +112,7 @@ class Scrubber:
                 continue
             over_s = (self._world.clock.wall_ms() - self._place.began_ms) / 1000
             await asyncio.sleep(min(self._pass_s, max(1.0, self._pass_s - over_s)))
-            self._place = ScrubPlace(self._place.number + 1, last_pass_s=self._place.last_pass_s)
+            self._place = ScrubPosition(self._place.number + 1, last_pass_s=self._place.last_pass_s)
 
     async def close(self) -> None:
         await self._worker.close()
@@ -173,7 +173,7 @@ class Scrubber:
         finally:
             self._worker.run(walk.close)  # after a read that may be under way there
         self._count(walk.records, 0)
-        if walk.whole:
+        if walk.is_whole:
             await self._check_table(number, extent, walk)
             for entry in walk.entries:
                 self._store.end_quarantine(extent.ledger, entry, 1)
@@ -241,14 +241,14 @@ class Scrubber:
     async def _load(self) -> None:
         path = join_path(self._directory, SCRUB)
 
-        def read() -> ScrubPlace:
+        def read() -> ScrubPosition:
             if not self._world.files.exists(path):
-                return ScrubPlace()
+                return ScrubPosition()
             try:
-                return note.decode(disk.read_file(self._world.files, path), MAGIC, ScrubPlace, path)
+                return note.decode(disk.read_file(self._world.files, path), MAGIC, ScrubPosition, path)
             except (Damaged, NewerFormat) as error:
                 _LOG.warning("the scrubber starts again: %s", error)
-                return ScrubPlace()
+                return ScrubPosition()
 
         self._place = await self._worker.run(read)
 
@@ -275,10 +275,10 @@ class QuarantineReports:
     """Stores in the metadata which entries are quarantined on this bookie: one record per ledger, which is removed when
     all of its entries are repaired.
 
-    Readers add to the record the entries that this bookie sent damaged (ledger/damage.py). At the first `store`, and
-    then once in LOOK_S, each of these entries is read here. A damaged one is quarantined too, and `adopted` is called,
-    so that it is repaired from the other bookies, which ends quarantine and report. An entry that is whole, or of a
-    ledger that is unknown here, is removed from the record.
+    Readers add to the record the entries that this bookie sent damaged (ledger/damage.py). At the first
+    `store_reports`, and then once in LOOK_S, each of these entries is read here. A damaged one is quarantined too, and
+    `adopted` is called, so that it is repaired from the other bookies, which ends quarantine and report. An entry that
+    is whole, or of a ledger that is unknown here, is removed from the record.
     """
 
     def __init__(self, store: Store, bookie: str, clock: Clock, adopted: Callable[[], None]) -> None:
@@ -289,7 +289,7 @@ class QuarantineReports:
         self._reported: dict[int, Ranges] = {}
         self._look_at = 0.0
 
-    async def store(self, metadata: MetadataStore) -> None:
+    async def store_reports(self, metadata: MetadataStore) -> None:
         """Stores the quarantined entries if they changed since the last call."""
         if self._clock.monotonic() >= self._look_at:
             await self._read_stored(metadata)
@@ -338,7 +338,7 @@ class QuarantineReports:
         if descriptors.get(ledger) is None or descriptors.is_quarantined(ledger, entry):
             return False
         found = await self._store.read(ledger, entry)
-        return found.status is not Status.OK or unseal(found.entries[0], ledger, entry) is None
+        return found.status is not Status.OK or verify_entry(found.entries[0], ledger, entry) is None
 
 
 # ------------------------------------------------------------------------------------------------ entry_repairer

@@ -46,12 +46,12 @@ from ...ledger.peer_format import ENTRY_LAC
 from ...runtime.files import Files, join_path
 from ...runtime.threads import Worker
 from ..format import mark as mark_format
-from ..format.journal import ALIGNMENT, Damaged, ForeignFile, Records, RecordType
+from ..format.journal import ALIGNMENT, BlockRecords, Damaged, ForeignFile, RecordType
 from ..format.ledger_index import Drained, Quarantined
 from ..format.mark import Mark
 from . import disk
 from . import index_files as ledger_index
-from .checkpoint import MARK, Checkpoint, Source
+from .checkpoint import MARK, Checkpoint, JournalPort
 from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
 from .index import Group
@@ -59,7 +59,7 @@ from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile
 from .journal.replay import JournalReader
 from .journal.segments import JournalPosition, journal_numbers
 from .memtable import Memtable, Stored, Table
-from .state_log import DataLossLog, DirectoryFacts, read_checked
+from .state_log import DataLossLog, DirectoryFacts, read_or_damaged
 from .table import LoadedIndex
 
 _LOG = logging.getLogger("magnetar.bookie.store")
@@ -109,7 +109,7 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
     journals = journal_numbers(files, join_path(directory, JOURNAL))
     if files.exists(path):
         try:
-            return mark_format.decode_mark(read_checked(path, lambda: disk.read_file(files, path)), uuid, path)
+            return mark_format.decode_mark(read_or_damaged(path, lambda: disk.read_file(files, path)), uuid, path)
         except ForeignFile:
             raise
         except Damaged as error:
@@ -188,11 +188,11 @@ class Replay:
             start = JournalPosition(1, ALIGNMENT)
         reader = await worker.run(JournalReader, files, directory, uuid, start)
         told = 0
-        blocks = await worker.run(reader.read_some, READ_BYTES)
+        blocks = await worker.run(reader.read_blocks, READ_BYTES)
         while blocks or len(reader.damages) > told:
             if len(reader.damages) > told:  # no flush may move the mark past a damage that is not durable as a loss
                 told = await self._record_damages(reader, told, worker)
-            following = worker.run(reader.read_some, READ_BYTES)
+            following = worker.run(reader.read_blocks, READ_BYTES)
             for block in blocks:
                 self._apply(block.records)
                 self.records += len(block.records.types)
@@ -218,7 +218,7 @@ class Replay:
         table.
         """
         await self._flushed()
-        self._flushing = asyncio.create_task(self._checkpoint.run(Source(lambda: end)), name="replay-flush")
+        self._flushing = asyncio.create_task(self._checkpoint.run(JournalPort(lambda: end)), name="replay-flush")
         await asyncio.sleep(0)  # the tables are swapped
         _LOG.info("replayed up to offset %d of journal %d", end.offset, end.journal)
 
@@ -228,7 +228,7 @@ class Replay:
         if flushing is not None:
             await flushing
 
-    def _apply(self, records: Records) -> None:
+    def _apply(self, records: BlockRecords) -> None:
         """Applies the records of one block, in order. Between two records that are not ADDs it looks up each ledger
         only once.
         """

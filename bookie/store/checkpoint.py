@@ -43,11 +43,11 @@ from ...runtime.threads import Worker
 from ..format import mark as mark_format
 from ..format.mark import Mark
 from . import disk
-from .entrylog.writer import LogNumbers, LogWriter, TableFlush, Written
+from .entrylog.writer import LogNumbers, LogWriter, TableFlush, WrittenEntries
 from .index import Index
 from .index_files import IndexContent, LedgerDescriptors, LedgerIndexFile
 from .journal.segments import JournalPosition
-from .memtable import RELEASE_SLICE, Memtable, empty_slowly
+from .memtable import RELEASE_SLICE, Memtable, clear_in_steps
 from .state_log import Fact
 
 MARK = "mark"
@@ -56,7 +56,7 @@ SLICES_LAGGING = 8
 one slice a turn a flush writes 150 to 250 MB/s, whatever the disk can do."""
 
 
-class Source(NamedTuple):
+class JournalPort(NamedTuple):
     """The journal as a checkpoint uses it: `position` returns the position up to which it is synced, `release` recycles
     journals, in the worker.
 
@@ -103,17 +103,17 @@ class Checkpoint:
         self._ledgers = ledgers
         self._lock = asyncio.Lock()
         self._whole = True  # no run was cut off
-        self._source = Source(lambda: JournalPosition(*self.mark.position))  # of the last run
+        self._source = JournalPort(lambda: JournalPosition(*self.mark.position))  # of the last run
         self._captured: JournalPosition | None = None
         self._settled: IndexContent | None = None
         self._release: tuple[dict[int, Any], ...] = ()
         self._next = self.mark
         self._flush: TableFlush | None = None
-        self._written: Written | None = None
+        self._written: WrittenEntries | None = None
         self.counters = {"checkpoints": 0, "flushed_entries": 0, "flushed_bytes": 0}
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
-    async def run(self, source: Source) -> None:
+    async def run(self, source: JournalPort) -> None:
         """Makes one checkpoint. Raises NoSpace if the disk is full; the next run repeats what is missing."""
         await self._alone(partial(self._steps, source))
 
@@ -133,7 +133,7 @@ class Checkpoint:
             raise
         self._whole = True
 
-    async def _steps(self, source: Source) -> None:
+    async def _steps(self, source: JournalPort) -> None:
         began = self._clock.monotonic()
         self._source = source
         for step in STEPS:
@@ -186,7 +186,7 @@ class Checkpoint:
         self._next = self.mark.with_logs(hot, self._cold.committed_state, self._numbers.last)
 
     async def write_ledgers(self) -> None:
-        unwritten = self._descriptors.unwritten()
+        unwritten = self._descriptors.pending_changes()
         self._settled, generation, end = await self._worker.run(self._ledgers.write, unwritten)
         self._next = self._next._replace(ledgers_generation=generation, ledgers_end=end)
 
@@ -229,7 +229,7 @@ class Checkpoint:
         """
         table = self._memtable.active
         admitted, allowed = table.entries, 0
-        for _ in empty_slowly(values):
+        for _ in clear_in_steps(values):
             allowed -= RELEASE_SLICE
             if allowed <= 0:
                 await asyncio.sleep(0)
@@ -250,7 +250,7 @@ class Checkpoint:
 
         await self._alone(run)
 
-    async def commit(self, moved: Written | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
+    async def commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
         """Commits `moved`, what the cold writer wrote, together with `facts`, and removes the logs `drop` from the
         index.
 
@@ -258,7 +258,7 @@ class Checkpoint:
         """
         await self._alone(partial(self._commit, moved, facts, drop))
 
-    async def _commit(self, moved: Written | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
+    async def _commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
         generation, end = await self._worker.run(self._ledgers.append, facts)
         cold = self._cold.committed_state if moved is None else moved.open
         new = self.mark.with_logs(self._hot.committed_state, cold, self._numbers.last)

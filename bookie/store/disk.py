@@ -97,7 +97,7 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
     return file
 
 
-def open_once(files: Files, path: str) -> File:
+def open_for_one_read(files: Files, path: str) -> File:
     """Opens a file that will be read once: without the page cache where its file system supports that."""
     try:
         file = files.open(path, write=False, direct=True)

@@ -158,7 +158,7 @@ class Headroom:
         return self.flush_blocked or self._journal.no_space
 
     @property
-    def reserve_held(self) -> bool:
+    def is_reserve_held(self) -> bool:
         return self._reserve.held
 
     async def ensure_room(self, used_share_max: float) -> bool:
@@ -186,7 +186,7 @@ class Headroom:
     async def _try_again(self) -> None:
         """Tests whether there is room for a journal block again; if so, makes the checkpoint that found no room."""
         if self._journal.no_space:
-            await self._journal.try_room()
+            await self._journal.retry_room()
         if self.flush_blocked and not self._journal.no_space:
             try:
                 await self._checkpoint()

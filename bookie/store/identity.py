@@ -187,10 +187,10 @@ def lock_directory(files: Files, directory: str) -> File:
             directory=directory,
         ) from error
     except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
-        raise unusable(directory, error) from error
+        raise unusable_directory(directory, error) from error
 
 
-def unusable(directory: str, error: OSError) -> InvalidConfiguration:
+def unusable_directory(directory: str, error: OSError) -> InvalidConfiguration:
     return InvalidConfiguration(
         f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}). The process needs to "
         "own it, to write into it, and nothing else may have its name",
@@ -209,7 +209,7 @@ async def claim(world: World, metadata: MetadataStore, directory: str, place: st
         return await _claim(world, metadata, directory, lock, (place, *aliases))
     except PermissionError as error:
         lock.close()
-        raise unusable(directory, error) from error
+        raise unusable_directory(directory, error) from error
     except records.DamagedRecord as error:
         lock.close()
         raise InvalidConfiguration(f"the metadata is damaged: {error}") from error

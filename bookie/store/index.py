@@ -9,7 +9,7 @@ The index is a multimap of copies: an entry may be in several extents (replayed 
 every good copy counts. `add_group` adds a group and drops logs in one synchronous step, so that a reader sees a flush,
 a compaction or a deletion whole. It increments `generation`, by which a reader detects the change.
 
-This module reads no file: `lookup` says which pages are missing, search.py loads them in the read worker.
+This module reads no file: `find_run` says which pages are missing, search.py loads them in the read worker.
 Guarded by tests/bookie/store/test_index.py.
 """
 
@@ -32,9 +32,9 @@ from ..format.index import (
     PAGE_HEADS,
     Extent,
     Table,
-    columns_of,
     encode_heads,
     extents_with_tables,
+    head_columns,
     single_table,
 )
 from ..format.journal import crc32c
@@ -179,7 +179,7 @@ class Group:
         """Adds the next heads. Must be whole pages, except the last time. Raises ValueError if they are not sorted by
         ledger.
         """
-        columns = columns_of(heads)
+        columns = head_columns(heads)
         ledgers = columns.ledgers
         in_order = sorted(ledgers)
         if in_order != list(ledgers) or (self.ledgers and in_order[0] < self.ledgers.max()):
@@ -205,7 +205,7 @@ class Group:
         return self._tables_offset
 
 
-class Run:
+class LedgerExtents:
     """The extents of one ledger in one log, as far as they are in the log's first `groups` groups, sorted by first
     entry.
     """
@@ -253,8 +253,8 @@ class Run:
         return found
 
 
-class Missing(NamedTuple):
-    """The answer of `lookup` if pages must be loaded: with the extents in `pages` added to `known`, the run is
+class MissingPages(NamedTuple):
+    """The answer of `find_run` if pages must be loaded: with the extents in `pages` added to `known`, the run is
     complete.
     """
 
@@ -262,10 +262,10 @@ class Missing(NamedTuple):
     ledger: int
     groups: int
     pages: list[Page]
-    known: Run | None
+    known: LedgerExtents | None
 
-    def complete(self, found: list[ExtentPlace]) -> Run:
-        return Run(self.log, self.ledger, self.groups, [*(self.known or ()), *found])
+    def complete(self, found: list[ExtentPlace]) -> LedgerExtents:
+        return LedgerExtents(self.log, self.ledger, self.groups, [*(self.known or ()), *found])
 
 
 class _Log:
@@ -300,7 +300,7 @@ class Index:
 
     def __init__(self, bytes_max: int) -> None:
         self._logs: dict[int, _Log] = {}
-        self._runs: Lru[tuple[int, int] | tuple[int, int, None], Run | Table] = Lru(bytes_max)
+        self._runs: Lru[tuple[int, int] | tuple[int, int, None], LedgerExtents | Table] = Lru(bytes_max)
         self.generation = 0
         self.loading: dict[tuple[int, int], Future[None]] = {}
         """(log, ledger) → a future that is done when the run has been loaded (search.py)."""
@@ -335,13 +335,13 @@ class Index:
         return BitMap64() if found is None else found.ledgers.copy()
 
     # ------------------------------------------------------------------------------------ extents
-    def lookup(self, log: int, ledger: int) -> Run | Missing:
+    def find_run(self, log: int, ledger: int) -> LedgerExtents | MissingPages:
         """Returns the extents of the ledger in that log, or what must be loaded first."""
         found = self._logs.get(log)
         if found is None or ledger not in found.ledgers:
-            return Run(log, ledger, 0, ())
+            return LedgerExtents(log, ledger, 0, ())
         known = self._runs.get((log, ledger))
-        assert known is None or isinstance(known, Run)
+        assert known is None or isinstance(known, LedgerExtents)
         groups = len(found.starts)
         if known is not None and known.groups == groups:
             return known
@@ -349,13 +349,13 @@ class Index:
         if known is not None and not pages:
             known.groups = groups
             return known
-        return Missing(log, ledger, groups, pages, known)
+        return MissingPages(log, ledger, groups, pages, known)
 
-    def add_run(self, run: Run) -> None:
+    def add_run(self, run: LedgerExtents) -> None:
         """Adds a run that was loaded to the LRU."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
-    def is_nowhere(self, ledger: int, entry: int) -> bool:
+    def is_certainly_absent(self, ledger: int, entry: int) -> bool:
         """Returns True if certainly no extent's range includes the entry. Loads nothing: False may also mean that it is
         unknown.
         """
@@ -363,19 +363,19 @@ class Index:
             if ledger in log.ledgers:
                 if (number, ledger) not in self._runs:
                     return False
-                run = self.lookup(number, ledger)
-                if isinstance(run, Missing) or run.places(entry):
+                run = self.find_run(number, ledger)
+                if isinstance(run, MissingPages) or run.places(entry):
                     return False
         return True
 
-    def candidates(self, ledger: int, entry: int) -> list[ExtentPlace] | None:
+    def find_extents(self, ledger: int, entry: int) -> list[ExtentPlace] | None:
         """Returns all extents whose range includes the entry, those of newer logs first; None if something must be
         loaded first.
         """
         places: list[ExtentPlace] = []
         for log in reversed(self.logs_of(ledger)):
-            run = self.lookup(log, ledger)
-            if isinstance(run, Missing):
+            run = self.find_run(log, ledger)
+            if isinstance(run, MissingPages):
                 return None
             places += run.places(entry)
         return places

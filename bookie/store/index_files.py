@@ -22,7 +22,7 @@ from ..format.journal import FILE_HEADER_BYTES, Damaged, FileHeader, ForeignFile
 from ..format.ledger_index import LedgerState, State, Tombstone
 from . import disk
 from .index import Lru
-from .state_log import Fact, StateLog, read_checked
+from .state_log import Fact, StateLog, read_or_damaged
 from .table import LedgerTable, LoadedIndex, TableLoader, sorted_in_slices
 
 # --------------------------------------------------------------------------------------------------- descriptors
@@ -45,9 +45,10 @@ from .table import LedgerTable, LoadedIndex, TableLoader, sorted_in_slices
 # values. A
 # descriptor whose key or fence is not durable yet stays dirty.
 #
-# A checkpoint calls `begin_write` when it swaps the memtable, `unwritten` for the worker, which encodes and merges
+# A checkpoint calls `begin_write` when it swaps the memtable, `pending_changes` for the worker, which encodes and
+# merges
 # (`PendingChanges.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after the mark.
-# `dirty`: there is
+# `has_unwritten`: there is
 # something to write, also when there were no entries (#4843).
 
 
@@ -165,7 +166,7 @@ class LedgerDescriptors(StateLog):
         """Returns the largest ledger id; -1 if there is none."""
         return int(self._ids.max()) if len(self._ids) else -1
 
-    def ids(self) -> BitMap64:
+    def ledger_ids(self) -> BitMap64:
         """Returns a copy of the set of ledgers, without deleted ones."""
         return self._ids.copy()
 
@@ -207,7 +208,7 @@ class LedgerDescriptors(StateLog):
             self.apply(cast("Fact", fact))
 
     @property
-    def dirty(self) -> bool:
+    def has_unwritten(self) -> bool:
         return bool(self.dirty_ledgers or self._settling or self._unwritten or self.has_changes)
 
     def begin_write(self) -> None:
@@ -219,7 +220,7 @@ class LedgerDescriptors(StateLog):
         self.dirty_ledgers = {}
         self._unwritten += self.take_changes()
 
-    def unwritten(self) -> PendingChanges:
+    def pending_changes(self) -> PendingChanges:
         alive = len(self._ids) + len(self.tombstones)
         return PendingChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
@@ -263,7 +264,7 @@ _WRITE_BYTES = 1 << 20
 _BAD = "record of the ledger index is not what was written"
 
 
-def name(generation: int) -> str:
+def index_file_name(generation: int) -> str:
     return f"{generation:016d}{SUFFIX}"
 
 
@@ -282,11 +283,11 @@ class LedgerIndexFile:
         """Returns the content of all whole records. Calls `missing` with a description of each damage. Raises
         ForeignFile or NewerFormat.
         """
-        path = join_path(self._directory, name(self.generation))
+        path = join_path(self._directory, index_file_name(self.generation))
         loading = TableLoader()
         faults: list[str] = []
         try:
-            read_checked(path, lambda: self._feed(path, loading, faults))
+            read_or_damaged(path, lambda: self._feed(path, loading, faults))
         except ForeignFile:
             raise
         except FileNotFoundError:
@@ -342,7 +343,7 @@ class LedgerIndexFile:
         return self._append(list(map(ledger_index.encode, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
-        file = disk.open_file(self._files, join_path(self._directory, name(self.generation)))
+        file = disk.open_file(self._files, join_path(self._directory, index_file_name(self.generation)))
         try:
             size = disk.write(self._files, file, [b"".join(records)], self.end)
             disk.sync(self._files, file)
@@ -356,7 +357,7 @@ class LedgerIndexFile:
         """
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
-        size = disk.replace_with(self._files, self._directory, name(generation), _slices([header, *records]))
+        size = disk.replace_with(self._files, self._directory, index_file_name(generation), _slices([header, *records]))
         return generation, size
 
     def on_committed(self, generation: int, end: int) -> None:
@@ -369,7 +370,7 @@ class LedgerIndexFile:
     def tidy(self) -> None:
         """Removes other generations, without a sync: a name that returns after a crash is removed by the next start."""
         for other in disk.list_removable(self._files, self._directory):
-            if other != name(self.generation):
+            if other != index_file_name(self.generation):
                 self._files.remove(join_path(self._directory, other))
 
 

@@ -76,7 +76,7 @@ class LedgerKeys:
         lost = 0 <= ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
         return Status.NO_SUCH_LEDGER if lost and not self.may_begin(ledger, key) else Status.OK
 
-    def adopt(self, ledger: int, key: bytes) -> Status:
+    def ensure_key(self, ledger: int, key: bytes) -> Status:
         """Makes the ledger begin with this key if it is unknown here. Returns UNAUTHORIZED if it is deleted or has
         another key; else OK, and the key is durable when the next seal is done.
         """

@@ -18,7 +18,7 @@ from ...runtime.files import join_path
 from ...runtime.network import World
 from ...runtime.threads import Worker, Workers
 from . import boot
-from .checkpoint import Checkpoint, Source
+from .checkpoint import Checkpoint, JournalPort
 from .entrylog import at_boot as logs_at_boot
 from .entrylog.writer import LogNumbers, LogWriter
 from .headroom import Reserve
@@ -142,7 +142,7 @@ async def load(
     if replay.records:
         # The flush and the mark come before a new journal file, whose header says that all before it is durable: what
         # was replayed may have been in the page cache alone, and a power loss would look like damage (§2.2).
-        await checkpoint.run(Source(lambda: end))
+        await checkpoint.run(JournalPort(lambda: end))
     return LoadedStore(
         workers, losses, reserve, descriptors, memtable, index, hot, cold, checkpoint, end, replay.records,
         replay.torn_bytes,

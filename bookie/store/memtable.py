@@ -225,7 +225,7 @@ class Memtable:
 _NONE: dict[int, Stored] = {}
 
 
-def empty_slowly(values: dict[int, Any]) -> Iterator[None]:
+def clear_in_steps(values: dict[int, Any]) -> Iterator[None]:
     """Empties a large dictionary and the dictionaries in it, one to two times RELEASE_SLICE values in each step.
 
     At once, 50,000 entries of 1 KiB would keep the interpreter for 10 ms, in any thread, while the event loop waits.

@@ -104,7 +104,7 @@ class SequentialRead:
         return len(self._ready) - self._at
 
     @property
-    def due(self) -> bool:
+    def is_chunk_due(self) -> bool:
         """Returns whether no entry is ready and the first chunk is done: `accept_chunk` may be called."""
         return not self.remaining and bool(self.chunks) and self.chunks[0].read.done()
 
@@ -146,7 +146,7 @@ class ReadAhead:
         self._chunk_bytes = chunk_bytes
         self._streams: Lru[tuple[int, int], SequentialRead] = Lru(bytes_max)
 
-    def take_stream(self, ledger: int, entry: int) -> SequentialRead | None:
+    def take_read(self, ledger: int, entry: int) -> SequentialRead | None:
         """Removes and returns the entries read ahead from `entry` on, which then belong to the caller; None if there
         are none.
         """
@@ -171,7 +171,7 @@ class ReadAhead:
     def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
         """Starts to read another chunk, unless the index knows no extent for the entry without loading."""
         stream.after = None
-        places = self._index.candidates(ledger, entry)
+        places = self._index.find_extents(ledger, entry)
         if not places:
             return
         place, entries = places[0], None
@@ -194,7 +194,7 @@ class ReadAhead:
         """Loads the table of the entry's extent, because without it only the first chunk of the extent can be read
         ahead.
         """
-        places = self._index.candidates(ledger, entry)
+        places = self._index.find_extents(ledger, entry)
         if places and self._index.table(places[0]) is None:
             lane = self._next_lane()
             lane.worker.run(lane.reader.read_table, places[0]).add_done_callback(partial(self._loaded, places[0]))
@@ -303,16 +303,16 @@ class Reads:
         if entries:
             self._count_read(entries, "reads_memory")
             return ReadResult(Status.OK, entries, self._lac(ledger))
-        return self._miss(ledger, entry) if self._index.is_nowhere(ledger, entry) else None
+        return self._miss(ledger, entry) if self._index.is_certainly_absent(ledger, entry) else None
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
         """Reads like `read` if memory alone can answer; returns None if the disk is needed."""
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
-            stream = self._ahead.take_stream(ledger, entry)
+            stream = self._ahead.take_read(ledger, entry)
             if stream is not None:
-                if stream.due:
+                if stream.is_chunk_due:
                     stream.accept_chunk()
                 result = self._read_stream(stream, ledger, entry, count, bytes_max)
         self.counters["reads"] += result is not None
@@ -328,7 +328,7 @@ class Reads:
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
-            stream = self._ahead.take_stream(ledger, entry)
+            stream = self._ahead.take_read(ledger, entry)
             if stream is not None:
                 result = await self._read_ahead(stream, ledger, entry, count, bytes_max)
                 if result is None:
@@ -358,7 +358,8 @@ class Reads:
         """Returns ready entries of a claimed stream, which then continues after them; None if none is ready."""
         entries = stream.take_entries(count, bytes_max)
         size = sum(map(len, entries))
-        while stream.due and len(entries) < count and size < bytes_max:  # else each chunk costs its reader an answer
+        # else each chunk costs its reader an answer
+        while stream.is_chunk_due and len(entries) < count and size < bytes_max:
             stream.accept_chunk()
             more = stream.take_entries(count - len(entries), bytes_max - size)
             entries += more

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from ...runtime.threads import Worker
 from . import disk
 from .entrylog.files import EntryLogReader
-from .index import ExtentPlace, Index, Missing, Run
+from .index import ExtentPlace, Index, LedgerExtents, MissingPages
 from .index_files import LedgerDescriptors
 from .memtable import Intervals, Memtable
 
@@ -54,7 +54,7 @@ class Search:
                 self._narrow(at, run)
         return self._found.pop(0)
 
-    def _narrow(self, at: int, run: Run) -> None:
+    def _narrow(self, at: int, run: LedgerExtents) -> None:
         """Narrows the bisection by `run`, which was loaded. `at` is where the searched log was among the logs."""
         if run.first is None or self._entry < run.first:
             self._high = at
@@ -63,24 +63,26 @@ class Search:
         else:
             self._low = self._high
 
-    async def _run(self, number: int) -> Run:
+    async def _run(self, number: int) -> LedgerExtents:
         run, whole = await load_run(self._index, self._reader, self._worker, number, self._ledger)
         self.damaged = self.damaged or not whole
         return run
 
 
-async def load_run(index: Index, reader: EntryLogReader, worker: Worker, number: int, ledger: int) -> tuple[Run, bool]:
+async def load_run(
+    index: Index, reader: EntryLogReader, worker: Worker, number: int, ledger: int
+) -> tuple[LedgerExtents, bool]:
     """Returns the extents of the ledger in that log, as far as they can be read, and whether these are all. A complete
     result is cached.
 
     A second caller waits while the first one loads them: a recovery reads an entry and the next one at once. Raises
     OSError if no file descriptor is free.
     """
-    missing = index.lookup(number, ledger)
-    if isinstance(missing, Missing) and (other := index.loading.get((number, ledger))) is not None:
+    missing = index.find_run(number, ledger)
+    if isinstance(missing, MissingPages) and (other := index.loading.get((number, ledger))) is not None:
         await asyncio.wait([other])
-        missing = index.lookup(number, ledger)  # of damaged pages, or a group that came meanwhile, it is not all
-    if isinstance(missing, Run):
+        missing = index.find_run(number, ledger)  # of damaged pages, or a group that came meanwhile, it is not all
+    if isinstance(missing, LedgerExtents):
         return missing, True
     loaded = index.loading[number, ledger] = asyncio.get_running_loop().create_future()
     try:
@@ -91,7 +93,9 @@ async def load_run(index: Index, reader: EntryLogReader, worker: Worker, number:
             del index.loading[number, ledger]
 
 
-async def _load(index: Index, reader: EntryLogReader, worker: Worker, missing: Missing) -> tuple[Run, bool]:
+async def _load(
+    index: Index, reader: EntryLogReader, worker: Worker, missing: MissingPages
+) -> tuple[LedgerExtents, bool]:
     found: list[ExtentPlace] = []
     whole = True
     for first in range(0, len(missing.pages), PAGES_MAX):
@@ -117,7 +121,8 @@ async def _load(index: Index, reader: EntryLogReader, worker: Worker, missing: M
 # A repair that gets the answer "held" makes no other copy, names this bookie in the ledger's record, and lets the last
 # other copy be deleted (bookie/maintenance). So an entry is held when it is in the index, which a mark covers, or when
 # it is
-# in memory and the journal is synced after the lookup: `within` seals before it returns. An entry for which the journal
+# in memory and the journal is synced after the lookup: `find_held` seals before it returns. An entry for which the
+# journal
 # had no room is not held until a checkpoint has moved it into the log (`Memtable.refused_of`), even if an older copy is
 # in a log.
 #
@@ -144,7 +149,7 @@ class HeldEntries:
         self._reader = reader
         self._worker = worker
 
-    async def within(self, ledger: int, first: int, last: int) -> Intervals:
+    async def find_held(self, ledger: int, first: int, last: int) -> Intervals:
         """Returns which of the entries `first … last` are durable here; none if the ledger is deleted. Waits for the
         journal if some are in memory.
         """

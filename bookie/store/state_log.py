@@ -25,12 +25,12 @@ import msgspec
 from ...runtime.files import Files, join_path
 from ..format import mark as note
 from ..format.journal import Damaged
-from ..format.ledger_index import Drained, LimboRow, Mended, Quarantined, State, Tombstone
+from ..format.ledger_index import Drained, LimboRow, Quarantined, QuarantineEnd, State, Tombstone
 from . import disk
 from .journal.segments import JournalPosition
 from .memtable import Intervals, Stored
 
-Fact = Tombstone | Quarantined | Mended | LimboRow | Drained
+Fact = Tombstone | Quarantined | QuarantineEnd | LimboRow | Drained
 
 
 class StateLog:
@@ -59,7 +59,7 @@ class StateLog:
             case Quarantined(ledger, first, last):
                 if ledger not in self.tombstones:
                     self._quarantined.setdefault(ledger, Intervals()).add(first, last)
-            case Mended(ledger, first, last):
+            case QuarantineEnd(ledger, first, last):
                 known = self._quarantined.get(ledger)
                 if known is not None:
                     known.remove(first, last)
@@ -79,7 +79,7 @@ class StateLog:
         """Ends the quarantine of these entries: the log has good copies of them, or the running checkpoint writes them
         there.
         """
-        self.add_fact(Mended(ledger, first, last))
+        self.add_fact(QuarantineEnd(ledger, first, last))
 
     def end_stored_quarantine(self, ledgers: dict[int, dict[int, Stored]]) -> None:
         """Ends the quarantine of those of these entries that are quarantined: the running checkpoint writes good copies
@@ -117,7 +117,7 @@ class StateLog:
             self.add_fact(LimboRow(self.limbo_upto, entered=False))
 
     # ------------------------------------------------------------------------------------ logs
-    def drain(self, log: int) -> None:
+    def mark_drained(self, log: int) -> None:
         self.add_fact(Drained(log))
 
     # ------------------------------------------------------------------------------------ for the ledger index
@@ -197,7 +197,7 @@ class Note(msgspec.Struct, frozen=True):
     settled: bool = False
 
 
-async def every_ledger() -> int:
+async def largest_ledger_id() -> int:
     return (1 << 63) - 1
 
 
@@ -206,7 +206,7 @@ class DirectoryFacts(NamedTuple):
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
     losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
-    upto: Callable[[], Awaitable[int]] = every_ledger  # the largest ledger id that was ever given out
+    upto: Callable[[], Awaitable[int]] = largest_ledger_id  # the largest ledger id that was ever given out
 
 
 class DataLossLog:
@@ -262,7 +262,7 @@ class DataLossLog:
         self._durable = (len(self.reasons), settled)
 
 
-def read_checked(path: str, read: Callable[[], T]) -> T:
+def read_or_damaged(path: str, read: Callable[[], T]) -> T:
     """Returns what `read` returns. Raises Damaged also if the disk cannot read a sector."""
     try:
         return read()

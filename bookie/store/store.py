@@ -30,7 +30,7 @@ from ..format.index import Extent, Table
 from ..format.journal import RecordType, encode_adds
 from . import boot, disk
 from . import headroom as room
-from .checkpoint import Checkpoint, Source
+from .checkpoint import Checkpoint, JournalPort
 from .entrylog import files as log_files
 from .entrylog.compaction import Compactor
 from .headroom import Headroom
@@ -83,7 +83,7 @@ class CheckpointScheduler:
         self._interval_s = interval_s
         self._journal_bytes_max = journal_bytes
         self._on_room = on_room
-        self._source = Source(lambda: journal.position, journal.release, self._swapped)
+        self._source = JournalPort(lambda: journal.position, journal.release, self._swapped)
         self._due = asyncio.Event()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -136,7 +136,7 @@ class CheckpointScheduler:
                 async with asyncio.timeout(self._interval_s):
                     await self._due.wait()
             except TimeoutError:
-                if not (self._memtable.active.entries or self._memtable.flushing or self._descriptors.dirty):
+                if not (self._memtable.active.entries or self._memtable.flushing or self._descriptors.has_unwritten):
                     continue
             self._due.clear()
             if self._stopping.is_set():
@@ -257,7 +257,7 @@ class Store:
         """Takes steps 6 and 7 of the start: a journal after `end`, and a mark that names it."""
         await self._journal.start(end)
         # From now on the mark names a journal that must be there.
-        await self._checkpoint.run(Source(lambda: self._journal.position, self._journal.release))
+        await self._checkpoint.run(JournalPort(lambda: self._journal.position, self._journal.release))
         in_limbo = self.descriptors.limbo_upto >= 0
         await self._flush_worker.run(self._losses.mark_settled if in_limbo else self._losses.delete_log)
         self._keeper.start()
@@ -335,7 +335,7 @@ class Store:
         before the next `seal` is done (§1.9).
 
         An unknown ledger is created fenced. A deleted one stays deleted: no add is ever admitted there. While a fence
-        is being written, further calls write no second record; `fence_is_durable` says what became of it.
+        is being written, further calls write no second record; `is_fence_durable` says what became of it.
 
         Returns NO_SUCH_LEDGER, and changes nothing, if an unknown ledger's key was not introduced
         (`LedgerKeys.may_begin`). No client gets this status as an answer to a fence: the service asks the metadata
@@ -360,7 +360,7 @@ class Store:
             descriptor is not None and descriptor.fence_synced and descriptor.key_synced and descriptor.has_key(key)
         )
 
-    def fence_is_durable(self, ledger: int) -> bool:
+    def is_fence_durable(self, ledger: int) -> bool:
         """Returns whether the fence is durable or the ledger deleted; to be called when the seal after `fence` is done.
         """
         descriptor = self.descriptors.get(ledger)
@@ -400,7 +400,7 @@ class Store:
         await self._flush_worker.run(self._losses.delete_log)
 
     @property
-    def losses(self) -> Sequence[str]:
+    def limbo_losses(self) -> Sequence[str]:
         """Returns the losses that a start found, as long as the store is in limbo because of them."""
         return self._losses.reasons
 
@@ -470,7 +470,7 @@ class Store:
 
     async def find_held(self, ledger: int, first: int, last: int) -> Intervals:
         """Returns which of the entries `first … last` are durable here, according to memory and index (search.py)."""
-        return await self._held.within(ledger, first, last)
+        return await self._held.find_held(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
         """Returns the place of an extent of a log, and its table as it is on the disk (None: damaged)."""
@@ -497,16 +497,16 @@ class Store:
         return not (self.memtable.is_full or self._journal.is_full)
 
     @property
-    def journal_full(self) -> bool:
+    def is_journal_full(self) -> bool:
         return self._journal.is_full
 
     @property
-    def flush_blocked(self) -> bool:
+    def is_flush_blocked(self) -> bool:
         """Returns whether the last checkpoint found no room."""
         return self.room.flush_blocked
 
     @property
-    def without_descriptor(self) -> bool:
+    def is_short_of_descriptors(self) -> bool:
         """Returns whether the last checkpoint found no free file descriptor."""
         return self.room.without_descriptor
 

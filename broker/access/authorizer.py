@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, GrantsRecord, TenantRecord
-from ...metadata.store import Check, MetadataStore, Reset, get_record, put_of, update_record
+from ...metadata.store import Check, MetadataStore, WatchReset, get_record, put_operation, update_record
 from ...proto.errors import BadVersion, InvalidRequest, MagnetarError, Unauthorized, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_role, check_subscription_name
 from ...proto.operations import Permission
@@ -46,8 +46,8 @@ _RIGHTS = {Permission.PRODUCE: Right.PRODUCE, Permission.CONSUME: Right.CONSUME,
 
 
 class Authorizer:
-    """Decides which operations callers may call. `rights` returns the grants of a namespace, `administrators` the
-    administrators of a tenant, `loaded` the topics that this broker has loaded."""
+    """Decides which operations callers may call. `get_rights` returns the grants of a namespace, `read_administrators`
+    the administrators of a tenant, `loaded` the topics that this broker has loaded."""
 
     def __init__(
         self, clock: Clock, rights: Callable[[NamespaceName], Awaitable[Rights]],
@@ -66,19 +66,19 @@ class Authorizer:
         await self._again.close()
 
     # ------------------------------------------------------------------ before a request
-    async def require(
+    async def check_permission(
         self, principal: Principal, permission: Permission, *, topic: TopicName | None = None,
         namespace: NamespaceName | None = None, tenant: str = "", subscription: str = "", peer: str = "",
     ) -> None:  # fmt: skip
         """Raises Unauthorized if the caller lacks the permission; Unavailable if the grants cannot be read."""
-        if may_do_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
+        if may_call_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
         why = await self._why_not(principal, permission, topic, namespace, tenant, subscription)
         if why:
             what = f"{what}, subscription {subscription!r}" if subscription else what
             self.audit.record_denial(principal, permission.name.lower(), what, why, peer)
-            raise unauthorized(principal, permission, f" {what}", why)
+            raise make_unauthorized(principal, permission, f" {what}", why)
 
     async def _why_not(
         self, principal: Principal, permission: Permission, topic: TopicName | None, namespace: NamespaceName | None,
@@ -100,10 +100,10 @@ class Authorizer:
         named = topic.base.full if topic is not None else ""
         return why_denied(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
 
-    async def visibility_filter(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
+    async def make_topic_filter(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
         """Returns a function that returns whether the caller may see a topic of the namespace, by its full name. A
         caller sees the topics that it may look up."""
-        if may_do_everything(principal):
+        if may_call_everything(principal):
             return lambda topic: True
         rights = await self._rights(name)
         return lambda topic: not self._decide(principal, Right.LOOKUP, rights, TopicName.parse(topic), "")
@@ -111,7 +111,7 @@ class Authorizer:
     async def is_administrator(self, principal: Principal, tenant: str) -> bool:
         """Returns True if the principal administers the tenant. A tenant with a damaged record counts as one without
         administrators, so that a list of several tenants still succeeds."""
-        if may_do_everything(principal):
+        if may_call_everything(principal):
             return True
         try:
             return principal.name in await self._administrators(tenant)
@@ -148,8 +148,8 @@ class Authorizer:
             except MagnetarError as error:
                 _LOG.warning("%s: who is connected is decided when the grants can be read: %s", topic.name, error)
                 left.append(topic)
-            if turns.is_over:
-                await turns.next()
+            if turns.is_slice_over:
+                await turns.begin_slice()
         return left
 
     def _close_unauthorized(self, topic: Topic, rights: Rights) -> None:
@@ -168,14 +168,14 @@ class Authorizer:
         self, principal: Principal, right: Right, rights: Rights, topic: TopicName, subscription: str = ""
     ) -> str:
         """Returns why a connected caller does not have its right any more; empty if it still has the right."""
-        return "" if may_do_everything(principal) else self._decide(principal, right, rights, topic, subscription)
+        return "" if may_call_everything(principal) else self._decide(principal, right, rights, topic, subscription)
 
     def _end_error(self, principal: Principal, permission: Permission, topic: TopicName, why: str) -> MagnetarError:
         self.audit.record_denial(principal, f"{permission.name.lower()} (connected)", str(topic), why)
-        return unauthorized(principal, permission, f" {topic}", why)
+        return make_unauthorized(principal, permission, f" {topic}", why)
 
 
-def may_do_everything(principal: Principal) -> bool:
+def may_call_everything(principal: Principal) -> bool:
     """Returns True if the principal may call every operation: a super user, a local caller without security, and
     another broker or an operator with a certificate of the cluster. Returns False for a bookie, which calls no
     operation of a broker."""
@@ -183,7 +183,7 @@ def may_do_everything(principal: Principal) -> bool:
     return principal.is_super or principal.kind is PrincipalKind.LOCAL or member
 
 
-def unauthorized(principal: Principal, permission: Permission, what: str, why: str) -> Unauthorized:
+def make_unauthorized(principal: Principal, permission: Permission, what: str, why: str) -> Unauthorized:
     return Unauthorized(f"{principal} may not {_VERBS[permission]}{what}: {why}")
 
 
@@ -199,7 +199,7 @@ GRANTS_MAX = 5000
 Granted = dict[str, tuple[str, ...]]
 
 
-def grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
+def with_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
     """Returns the record in which `role` has the grants `actions` in place of its former ones. `topic`: the full name
     of a topic without partition; empty: the grant is for the namespace. Raises InvalidRequest if an action is unknown
     or none is given."""
@@ -212,7 +212,7 @@ def grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -
     return _bounded(replace(record, topics={**record.topics, topic: {**record.topics.get(topic, {}), **given}}))
 
 
-def revoke(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
+def without_grant(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
     """Returns the record without the role's grants at the topic; with an empty `topic`, without those at the
     namespace."""
     if not topic:
@@ -221,7 +221,7 @@ def revoke(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
     return replace(record, topics={name: granted for name, granted in topics.items() if granted})
 
 
-def grant_subscription(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
+def with_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
     """Returns the record in which these roles, and no others, may use the subscription. Raises InvalidRequest if no
     role is given."""
     if not roles:
@@ -232,7 +232,7 @@ def grant_subscription(record: GrantsRecord, subscription: str, roles: Sequence[
     )
 
 
-def revoke_subscription(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
+def without_subscription_roles(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
     """Returns the record without these roles in the subscription's list. With its last role the list is removed, and
     the subscription accepts every consumer again, as in Pulsar."""
     left = tuple(each for each in record.subscriptions.get(subscription, ()) if each not in roles)
@@ -240,7 +240,7 @@ def revoke_subscription(record: GrantsRecord, subscription: str, roles: Collecti
     return replace(record, subscriptions={name: roles for name, roles in lists.items() if roles})
 
 
-def without_topic(record: GrantsRecord, topic: str) -> GrantsRecord:
+def without_topic_grants(record: GrantsRecord, topic: str) -> GrantsRecord:
     """Returns the record without any grants at the topic."""
     return replace(record, topics={name: granted for name, granted in record.topics.items() if name != topic})
 
@@ -269,7 +269,7 @@ def _bounded(record: GrantsRecord) -> GrantsRecord:
 # A change by any broker is known here after the watch's delay (milliseconds); then `changed(tenant, namespace)` is
 # called (the namespace is empty where the tenant's administrators changed), and what is open is decided again
 # (broker/access/authorizer.py). While a watch is broken the last known grants decide, for at most STALE_S; after that
-# `rights` is Unavailable, so that a revocation that cannot be read is not ignored for ever. Guarding tests:
+# `get_rights` is Unavailable, so that a revocation that cannot be read is not ignored for ever. Guarding tests:
 # tests/broker/access/test_grants.py.
 
 
@@ -307,7 +307,7 @@ class Grants:
         await self._background.close()
 
     # ------------------------------------------------------------------ asking
-    async def rights(self, name: NamespaceName) -> Rights:
+    async def get_rights(self, name: NamespaceName) -> Rights:
         """Returns the rights in a namespace; empty rights if the namespace or its tenant does not exist. Raises
         Unavailable if the rights cannot be read."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_S:
@@ -324,18 +324,18 @@ class Grants:
                 self._known.popitem(last=False)
         return found
 
-    async def record(self, name: NamespaceName) -> GrantsRecord:
+    async def read_record(self, name: NamespaceName) -> GrantsRecord:
         """Returns the grants of a namespace, read from the metadata."""
         found = await get_record(self._metadata, paths.grants(name.tenant, name.namespace), GrantsRecord)
         return GrantsRecord() if found is None else found[0]
 
-    async def administrators(self, tenant: str) -> frozenset[str]:
+    async def read_administrators(self, tenant: str) -> frozenset[str]:
         """Returns the administrators of the tenant, read from the metadata; none if the tenant does not exist."""
         found = await get_record(self._metadata, paths.tenant(tenant), TenantRecord)
         return frozenset(found[0].admin_roles) if found is not None else frozenset()
 
     async def _read(self, name: NamespaceName) -> Rights:
-        record, admins = await asyncio.gather(self.record(name), self.administrators(name.tenant))
+        record, admins = await asyncio.gather(self.read_record(name), self.read_administrators(name.tenant))
         return Rights(admins, record.roles, record.topics, record.subscriptions, record.prefix_mode)
 
     # ------------------------------------------------------------------ changing
@@ -357,7 +357,9 @@ class Grants:
             if found is None or topic.full not in found[0].topics:
                 return
             try:
-                await self._metadata.commit([*still, put_of(path, without_topic(found[0], topic.full), found[1])])
+                await self._metadata.commit(
+                    [*still, put_operation(path, without_topic_grants(found[0], topic.full), found[1])]
+                )
             except BadVersion as error:
                 if error.fields.get("path") != path:
                     raise
@@ -384,7 +386,7 @@ class Grants:
                     del self._broken[path]
                     self._discard_all()
                 async for event in self._metadata.watch(path, revision):
-                    if isinstance(event, Reset):
+                    if isinstance(event, WatchReset):
                         self._discard_all()
                     else:
                         self._on_change(path, event.path)

@@ -29,7 +29,7 @@ from ...metadata.store import (
     commit_in_parts,
     create_absent,
     get_record,
-    put_of,
+    put_operation,
     put_record,
     update_record,
 )
@@ -48,7 +48,7 @@ from ...proto.errors import (
 from ...proto.names import NamespaceName, TopicName, check_tenant_name
 from ...runtime.network import World
 from ..common.refusals import check_incarnation
-from ..common.retry import LastKnown
+from ..common.retry import LastAnswers
 from ..common.token_bucket import TimeSlices
 from .bundles_core import BUNDLES_MAX
 
@@ -105,11 +105,11 @@ class Catalog:
         self._bundles = bundles
         self._auto_creation = auto_creation
         self._known: dict[NamespaceName, tuple[NamespaceRecord, float]] = {}  # record, and until when it is cached
-        self._last_namespaces: LastKnown[NamespaceName, NamespaceRecord] = LastKnown()
-        self._last_partitions: LastKnown[TopicName, int] = LastKnown()
+        self._last_namespaces: LastAnswers[NamespaceName, NamespaceRecord] = LastAnswers()
+        self._last_partitions: LastAnswers[TopicName, int] = LastAnswers()
         self._made_ms = 0  # incarnation of the topic that was created last
 
-    async def ensure_default(self) -> None:
+    async def create_default_namespace(self) -> None:
         await update_record(self._store, paths.tenant("public"), TenantRecord, lambda found: found or TenantRecord())
         await update_record(
             self._store, paths.namespace("public", "default"), NamespaceRecord,
@@ -153,7 +153,7 @@ class Catalog:
             raise NamespaceNotFound(f"namespace {name} does not exist", namespace=name)
         return found[0]
 
-    async def cached_namespace(self, name: NamespaceName) -> NamespaceRecord:
+    async def get_cached_namespace(self, name: NamespaceName) -> NamespaceRecord:
         """Returns the record of a namespace, at most KNOWN_S old. Use it for the number of bundles, which never changes
         while the namespace exists."""
         now = self._world.clock.monotonic()
@@ -212,18 +212,18 @@ class Catalog:
             topic = TopicName.parse(f"persistent://{name}/{local}")
             if partitions or not topic.is_partition:
                 found.append(topic.full)
-            if turns.is_over:
-                await turns.next()
+            if turns.is_slice_over:
+                await turns.begin_slice()
         if not partitions:
             found += [topic.full for topic in await self._partitioned(name, persistent=True)]
         return sorted(found)
 
-    async def list_non_persistent(self, name: NamespaceName, *, partitions: bool) -> list[str]:
+    async def list_non_persistent_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the full names of the partitioned non-persistent topics, or with `partitions`, of their partitions.
         Non-persistent topics without partitions have no record: only their owners know them."""
         found = await self._partitioned(name, persistent=False)
         if partitions:
-            counts = [await self.partitions(topic) or 0 for topic in found]
+            counts = [await self.count_partitions(topic) or 0 for topic in found]
             found = [topic.with_partition(i) for topic, n in zip(found, counts, strict=True) for i in range(n)]
         return sorted(topic.full for topic in found)
 
@@ -232,7 +232,7 @@ class Catalog:
         stored = await self._store.children(folder)
         return [TopicName(name.tenant, name.namespace, paths.name(each), persistent=persistent) for each in stored]
 
-    async def partitions(self, topic: TopicName) -> int | None:
+    async def count_partitions(self, topic: TopicName) -> int | None:
         """Returns the number of partitions; 0: the topic is not partitioned; None: the topic does not exist. A
         non-persistent topic without partitions exists as long as it is used."""
         if topic.persistent and await self._is_there(topic):
@@ -246,22 +246,23 @@ class Catalog:
         """Whether a persistent topic exists that is not partitioned."""
         return await self._store.get(_topic_path(topic.base)) is not None
 
-    async def existing_partitions(self, topic: TopicName) -> int:
-        """Returns the number of partitions like `partitions`. Raises TopicNotFound if the topic does not exist."""
-        found = await self.partitions(topic)
+    async def count_existing_partitions(self, topic: TopicName) -> int:
+        """Returns the number of partitions like `count_partitions`. Raises TopicNotFound if the topic does not
+        exist."""
+        found = await self.count_partitions(topic)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
         return found
 
-    async def partitions_or_create(self, topic: TopicName, *, by_use: bool = False) -> int:
-        """Returns the number of partitions like `partitions`; creates a missing topic with the namespace's default
-        number of partitions, if automatic creation is allowed. With `by_use` and a default of 0, the topic is not
-        created now but at its first use (`ensure_topic`), as this call is only a query of Pulsar's clients. While the
-        metadata does not answer, returns the last known answer (broker/common/retry.py)."""
+    async def ensure_partitions(self, topic: TopicName, *, by_use: bool = False) -> int:
+        """Returns the number of partitions like `count_partitions`; creates a missing topic with the namespace's
+        default number of partitions, if automatic creation is allowed. With `by_use` and a default of 0, the topic is
+        not created now but at its first use (`ensure_topic`), as this call is only a query of Pulsar's clients. While
+        the metadata does not answer, returns the last known answer (broker/common/retry.py)."""
         return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
 
     async def _partitions_or_create(self, topic: TopicName, *, by_use: bool) -> int:
-        found = await self.partitions(topic)
+        found = await self.count_partitions(topic)
         if found is not None and topic.persistent:
             return found
         policies = await self.get_namespace(topic.namespace_name)
@@ -273,7 +274,7 @@ class Catalog:
         with contextlib.suppress(AlreadyExists):  # another broker was faster, with any number
             await self._create_topic(topic.base, policies.default_partitions)
             return policies.default_partitions
-        found = await self.partitions(topic)
+        found = await self.count_partitions(topic)
         return found if found is not None else policies.default_partitions
 
     async def ensure_topic(self, topic: TopicName) -> None:
@@ -283,7 +284,7 @@ class Catalog:
         if topic.persistent and await self._store.get(_topic_path(topic)) is not None:
             return
         policies = await self.get_namespace(topic.namespace_name)
-        partitions = await self.partitions(topic)
+        partitions = await self.count_partitions(topic)
         if topic.is_partition:
             if partitions is None or topic.partition >= partitions:
                 raise TopicNotFound(f"topic {topic.base} has no partition {topic.partition}", topic=topic)
@@ -317,28 +318,28 @@ class Catalog:
         try:
             await self._check_topics(topic, max(1, partitions))
         except NotAllowed:
-            if await self.partitions(topic) is None:
+            if await self.count_partitions(topic) is None:
                 raise
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from None
         operations: list[Operation]
         later: Sequence[Put] = ()  # written afterwards, or by the first use of the partition
         if not topic.persistent:
             if not partitions:  # it exists while it is used
-                if await self.partitions(topic):
+                if await self.count_partitions(topic):
                     raise AlreadyExists(f"topic {topic} exists already, with partitions", topic=topic)
                 return
-            operations = [put_of(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT)]
+            operations = [put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT)]
         elif partitions:
             operations = [
                 Check(_topic_path(topic), ABSENT),
-                put_of(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT),
+                put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT),
                 *self._partition_records(topic, range(min(partitions, PART_OPERATIONS))),
             ]
             later = self._partition_records(topic, range(PART_OPERATIONS, partitions))
         else:
             operations = [
                 Check(_partitioned_path(topic), ABSENT),
-                put_of(_topic_path(topic), self._new(), ABSENT),
+                put_operation(_topic_path(topic), self._new(), ABSENT),
             ]
         try:
             await self._store.commit(operations)
@@ -369,7 +370,7 @@ class Catalog:
         added = range(record.partitions, partitions)
         subscriptions = await self._subscription_records(topic, added) if topic.persistent else []
         topics = self._partition_records(topic, added) if topic.persistent else ()
-        grown = put_of(_partitioned_path(topic), msgspec.structs.replace(record, partitions=partitions), version)
+        grown = put_operation(_partitioned_path(topic), msgspec.structs.replace(record, partitions=partitions), version)
         if len(subscriptions) + len(topics) < PART_OPERATIONS:
             with contextlib.suppress(NodeExists):  # left by an attempt that did not end
                 await self._store.commit([*subscriptions, grown, *topics])
@@ -391,12 +392,12 @@ class Catalog:
             record = CursorRecord(properties=found[0].properties, created_ms=self._world.clock.wall_ms())
             for number in numbers:
                 local = topic.with_partition(number).stored_local
-                made.append(put_of(paths.cursor(topic.tenant, topic.namespace, local, name), record, ABSENT))
+                made.append(put_operation(paths.cursor(topic.tenant, topic.namespace, local, name), record, ABSENT))
         return made
 
     def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[Put]:
         record = self._new()
-        return [put_of(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
+        return [put_operation(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
     async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
         """Raises TopicNotFound if the topic or partition with this `incarnation` was deleted. 0: any incarnation is
@@ -408,7 +409,7 @@ class Catalog:
             raise TopicNotFound(f"the topic {topic} that is meant was deleted since", topic=topic)
         check_incarnation(topic, found[0].created_ms, incarnation)
 
-    async def check_unchanged(self, topic: TopicName, ended: TopicRecord) -> Check | None:
+    async def make_unchanged_check(self, topic: TopicName, ended: TopicRecord) -> Check | None:
         """Returns a Check for the commit that deletes the topic and all that belongs to it: that the topic's record is
         still the one of the owner that `ended` the topic. Returns None if that topic is deleted already; another topic
         may have its name now. Raises NotOwner if another broker has taken the topic over."""
@@ -423,8 +424,8 @@ class Catalog:
     async def delete_topic_record(
         self, topic: TopicName, ledgers: Sequence[int], still: Check, also: Sequence[Operation] = ()
     ) -> None:
-        """Deletes the record of a topic if the check `still` (`check_unchanged`) holds; else raises BadVersion, so that
-        a topic that was taken over or created again meanwhile is not deleted. The same commit records that its
+        """Deletes the record of a topic if the check `still` (`make_unchanged_check`) holds; else raises BadVersion, so
+        that a topic that was taken over or created again meanwhile is not deleted. The same commit records that its
         `ledgers` are deleted, so that they can be deleted after a crash, and does the operations `also`."""
         self._last_partitions.discard(topic.base)
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
@@ -434,13 +435,13 @@ class Catalog:
 
     async def get_partitioned(self, topic: TopicName) -> PartitionedRecord | None:
         """Returns the record of a partitioned topic, or None. A deletion of the topic must pass the record to
-        `check_partitioned_unchanged`."""
+        `make_partitioned_check`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
-    async def check_partitioned_unchanged(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
-        """Returns a Check like `check_unchanged`, for a partitioned topic whose partitions were deleted. Raises Busy if
-        partitions were added meanwhile."""
+    async def make_partitioned_check(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
+        """Returns a Check like `make_unchanged_check`, for a partitioned topic whose partitions were deleted. Raises
+        Busy if partitions were added meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None

@@ -35,7 +35,7 @@ from ...metadata import paths
 from ...metadata.records import CoordinatorRecord, CursorRecord, LedgerRecord, Record, TopicRecord
 from ...metadata.store import MetadataStore, get_record, ledgers_in
 from ...proto.errors import LedgerNotFound
-from ...proto.names import TopicName, whole
+from ...proto.names import TopicName, parse_number
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -62,14 +62,14 @@ class MissingLedger(NamedTuple):
     topic: str
 
 
-class Orphans(NamedTuple):
+class OrphanSearch(NamedTuple):
     """The result of a search: the orphans, and the missing ledgers."""
 
     orphans: list[Orphan]
     missing: list[MissingLedger]
 
 
-async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> Orphans:
+async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> OrphanSearch:
     ledger_ids = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     referred, listed = set[int](), list[MissingLedger]()
     for tenant, namespace in await _namespaces(metadata):
@@ -91,7 +91,9 @@ async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> Or
         orphans += [orphan for found in records if found and (orphan := _orphan(found[0], now_ms, age_s))]
     noted = await deletions.find_deleted(metadata, [each.ledger_id for each in orphans])
     explained = [each.ledger_id in noted or await _is_replaced(metadata, each) for each in orphans]
-    return Orphans([o._replace(unexplained=not known) for o, known in zip(orphans, explained, strict=True)], missing)
+    return OrphanSearch(
+        [o._replace(unexplained=not known) for o, known in zip(orphans, explained, strict=True)], missing
+    )
 
 
 async def _is_replaced(metadata: MetadataStore, orphan: Orphan) -> bool:
@@ -129,7 +131,7 @@ def _numbers(record: Record) -> Iterator[int]:
             waiting += [*value.keys(), *value.values()]
         elif isinstance(value, list | tuple):
             waiting += value
-        elif isinstance(value, str) and (number := whole(value)) is not None:
+        elif isinstance(value, str) and (number := parse_number(value)) is not None:
             yield number
 
 

@@ -13,8 +13,9 @@ Ownership is a hint that keeps brokers apart; safety comes from fencing and from
 only brokers that are registered, with the address that they registered.
 
 When the metadata session is lost, the broker goes on serving what it owned, as fencing protects the data, and claims
-nothing new. In the next session `reclaim` takes each bundle again that no other broker has, and gives up the others. A
-bundle that is taken again may have had another owner in between: the topics' lists show that (TopicManager.resume).
+nothing new. In the next session `reclaim_bundles` takes each bundle again that no other broker has, and gives up the
+others. A bundle that is taken again may have had another owner in between: the topics' lists show that
+(TopicManager.resume).
 
 One request for a bundle runs at a time. So if a record has this broker's name and the broker does not know of it, it is
 certainly one of an earlier session, and not one that is just being created for another request. Deleting that one would
@@ -77,16 +78,16 @@ class Ownership:
         self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
         self.lost = False
 
-    async def register(self) -> None:
+    async def register_broker(self) -> None:
         """Registers this broker in the metadata, so that it can be found."""
         path = paths.broker(self.me.name)
         await self._store.commit([Delete(path), Put(path, encode(self.me, path), ABSENT, ephemeral=True)])
 
     @staticmethod
-    def path_of(topic: TopicName, policies: NamespaceRecord) -> str:
+    def owner_path(topic: TopicName, policies: NamespaceRecord) -> str:
         return _path_of(topic, bundle_number(topic, policies.bundles), policies.bundles)
 
-    def owner_check(self, path: str) -> Callable[[], bool]:
+    def make_owner_check(self, path: str) -> Callable[[], bool]:
         """Returns a function that returns whether this broker owns the bundle with the owner record at `path`, as far
         as it knows: the session may be lost already. All topics of a bundle get the same function."""
         found = self._questions.get(path)
@@ -152,7 +153,7 @@ class Ownership:
                 return
         self._owned[path] = None
 
-    async def reclaim(self) -> None:
+    async def reclaim_bundles(self) -> None:
         """Claims the owned bundles again in a new metadata session; gives up those that another broker owns now. If
         this raises, the caller must call it again."""
         for path in list(self._owned):
@@ -184,7 +185,7 @@ class Ownership:
         folder = f"{paths.owner(namespace.tenant, namespace.namespace, '')}"
         return sorted(path for path in self._owned if path.startswith(folder))
 
-    async def release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
+    async def release_bundle(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
         """Releases one bundle: from now on none of its topics is loaded here. Then calls `unload`, and then deletes the
         owner record, so that another broker can own the bundle."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
@@ -195,7 +196,7 @@ class Ownership:
         await unload()
         await self._store.commit([Delete(path)])
 
-    async def release_all(self) -> None:
+    async def close(self) -> None:
         """Releases every bundle and deletes the broker's registration. All topics must be unloaded before."""
         self.lost = True
         owned = list(self._owned)

@@ -26,13 +26,13 @@ import msgspec
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, PoliciesRecord
-from ...metadata.store import Changed, Delete, MetadataStore, Reset, get_record, update_record
+from ...metadata.store import Changed, Delete, MetadataStore, WatchReset, get_record, update_record
 from ...proto.applied import Applied
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import NamespaceName, TopicName
-from ...proto.policies import Policies, check, completed, merged, without
+from ...proto.policies import Policies, check, completed, merge_policies, without
 from ...runtime.tasks import Supervisor
-from ..common.config import of_non_persistent, resolve
+from ..common.config import adapt_to_non_persistent, resolve_policies
 from .catalog import Catalog
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -80,20 +80,20 @@ class PolicyCache:
     # ------------------------------------------------------------------ asking
     async def get_applied(self, topic: TopicName) -> Applied:
         await self._namespace(topic.namespace_name)
-        return self.cached_applied(topic)
+        return self.applied_nowait(topic)
 
-    def cached_applied(self, topic: TopicName) -> Applied:
+    def applied_nowait(self, topic: TopicName) -> Applied:
         """Returns the policies in force for a topic, from the cache. The policies of its namespace must have been read
         before."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
-        applied = known.applied if own is None else resolve(self.defaults, known.own, own)
-        return applied if topic.persistent else of_non_persistent(applied)
+        applied = known.applied if own is None else resolve_policies(self.defaults, known.own, own)
+        return applied if topic.persistent else adapt_to_non_persistent(applied)
 
     async def get_namespace_applied(self, name: NamespaceName) -> Applied:
         return (await self._namespace(name)).applied
 
-    async def read_own(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
+    async def read_set_policies(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
         """Reads the policies that are set at the topic or the namespace itself, without inherited ones; with `name`
         None, those set for all brokers."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
@@ -108,21 +108,21 @@ class PolicyCache:
 
     async def _read(self, name: NamespaceName) -> _Namespace:
         """Reads the policies of a namespace and its topics from the metadata into the cache."""
-        own = await self.read_own(name, None)
+        own = await self.read_set_policies(name, None)
         local = [paths.name(each) for each in await self._metadata.children(_path(name, None))]
         topics: dict[str, Policies] = {}
         for start in range(0, len(local), READ_AT_ONCE):
             some = local[start : start + READ_AT_ONCE]
-            found = await asyncio.gather(*[self.read_own(name, _topic(name, each)) for each in some])
+            found = await asyncio.gather(*[self.read_set_policies(name, _topic(name, each)) for each in some])
             topics.update((each, policies) for each, policies in zip(some, found, strict=True) if policies != NONE)
-        known = self._known[name] = _Namespace(own, topics, resolve(self.defaults, own))
+        known = self._known[name] = _Namespace(own, topics, resolve_policies(self.defaults, own))
         return known
 
     async def _read_defaults(self) -> None:
-        self.defaults = resolve(self._configured, await self.read_own(None, None))
+        self.defaults = resolve_policies(self._configured, await self.read_set_policies(None, None))
 
     # ------------------------------------------------------------------ changing
-    async def change(
+    async def change_policies(
         self, name: NamespaceName | None, topic: TopicName | None, given: Policies, remove: tuple[str, ...] = ()
     ) -> Policies:  # fmt: skip
         """Sets the policies in `given` and removes those in `remove`, at the topic or the namespace; with `name` None,
@@ -131,7 +131,7 @@ class PolicyCache:
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
-            policies = check(completed(merged(without(record.policies, *remove), given)))
+            policies = check(completed(merge_policies(without(record.policies, *remove), given)))
             return msgspec.structs.replace(record, policies=policies)
 
         found = await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
@@ -143,7 +143,7 @@ class PolicyCache:
                 await self._read_again(name, topic.local if topic is not None else None)
         return found[0].policies
 
-    async def properties(self, name: NamespaceName, topic: TopicName | None) -> dict[str, str]:
+    async def read_properties(self, name: NamespaceName, topic: TopicName | None) -> dict[str, str]:
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return {} if found is None else found[0].properties
 
@@ -159,7 +159,7 @@ class PolicyCache:
 
         await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
 
-    async def delete(self, name: NamespaceName, topic: TopicName | None) -> None:
+    async def delete_policies(self, name: NamespaceName, topic: TopicName | None) -> None:
         """Deletes the record of the policies of a topic or a namespace."""
         await self._metadata.commit([Delete(_path(name, topic))])
 
@@ -175,7 +175,7 @@ class PolicyCache:
                     broken = False
                 async for event in self._metadata.watch(paths.POLICIES, revision):
                     async with self._turn:
-                        if isinstance(event, Reset):
+                        if isinstance(event, WatchReset):
                             await self._read_all()
                         else:
                             await self._on_change(event.path)
@@ -201,7 +201,7 @@ class PolicyCache:
     async def _read_defaults_again(self) -> None:
         await self._read_defaults()
         for name, known in self._known.items():
-            known.applied = resolve(self.defaults, known.own)
+            known.applied = resolve_policies(self.defaults, known.own)
             self._changed(name)
 
     async def _on_change(self, path: str) -> None:
@@ -217,10 +217,10 @@ class PolicyCache:
     async def _read_again(self, name: NamespaceName, local: str | None) -> None:
         known = self._known[name]
         if local is None:
-            known.own = await self.read_own(name, None)
-            known.applied = resolve(self.defaults, known.own)
+            known.own = await self.read_set_policies(name, None)
+            known.applied = resolve_policies(self.defaults, known.own)
         else:
-            own = await self.read_own(name, _topic(name, local))
+            own = await self.read_set_policies(name, _topic(name, local))
             known.topics.pop(local, None)
             if own != NONE:
                 known.topics[local] = own
@@ -307,7 +307,7 @@ class TopicWatcher:
             paths.partitioned_topics(namespace.tenant, namespace.namespace),
         )
         seen = dict.fromkeys(prefixes, revision)
-        waiting: asyncio.Queue[tuple[str, Changed | Reset] | BaseException] = asyncio.Queue(WAITING_MAX)
+        waiting: asyncio.Queue[tuple[str, Changed | WatchReset] | BaseException] = asyncio.Queue(WAITING_MAX)
         tasks = [asyncio.create_task(self._follow(prefix, revision, waiting)) for prefix in prefixes]
         try:
             while True:
@@ -315,7 +315,7 @@ class TopicWatcher:
                 if isinstance(found, BaseException):
                     raise found
                 prefix, event = found
-                if isinstance(event, Reset):
+                if isinstance(event, WatchReset):
                     now = await self._store.revision()
                     yield TopicList(await self._topics(namespace, tell_missing), min(seen.values()))
                     seen[prefix] = now
@@ -338,7 +338,7 @@ class TopicWatcher:
             return []
 
     async def _follow(
-        self, prefix: str, revision: int, waiting: asyncio.Queue[tuple[str, Changed | Reset] | BaseException]
+        self, prefix: str, revision: int, waiting: asyncio.Queue[tuple[str, Changed | WatchReset] | BaseException]
     ) -> None:
         try:
             async for event in self._store.watch(prefix, revision):
@@ -352,6 +352,6 @@ class TopicWatcher:
         topic = TopicName.parse(f"persistent://{namespace}/{paths.name(event.path.rsplit('/', 1)[1])}")
         if topic.is_partition:
             return None
-        if event.version < 0 and await self._catalog.partitions(topic) is None:
+        if event.version < 0 and await self._catalog.count_partitions(topic) is None:
             return TopicRemoved(topic.full, revision)
         return TopicAdded(topic.full, revision)

@@ -1,10 +1,10 @@
 """Avro schemas: parsing, and the canonical form, which equal schemas share (pure).
 
-`parse` checks a definition and returns its types as a tree, in which a name that is used again is the same node: a
+`parse_avro` checks a definition and returns its types as a tree, in which a name that is used again is the same node: a
 recursive record contains itself. Bounds, as clients send it: DEFINITION_BYTES_MAX, DEPTH_MAX, FIELDS_MAX.
 
-`canonical` returns the form that Pulsar compares: white space, the order of members, `doc` and aliases do not count;
-order of fields, defaults and other properties do; all names are full.
+`encode_canonical` returns the form that Pulsar compares: white space, the order of members, `doc` and aliases do not
+count; order of fields, defaults and other properties do; all names are full.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "str
 NAMED = ("record", "error", "enum", "fixed")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _UNTOLD = ("doc", "aliases", "namespace")
-"""Members that `canonical` leaves out; the namespace is part of the full names."""
+"""Members that `encode_canonical` leaves out; the namespace is part of the full names."""
 
 
 class AvroType:
@@ -48,7 +48,7 @@ class AvroType:
         self.logical: tuple[object, ...] = ()  # of a decimal: its precision and scale
 
     @property
-    def short(self) -> str:
+    def short_name(self) -> str:
         """The name without its namespace."""
         return self.name.rpartition(".")[2]
 
@@ -75,7 +75,7 @@ def parse_json(text: bytes) -> Any:
         raise InvalidSchema(f"the schema is no JSON: {error}") from None
 
 
-def parse(loaded: Any) -> AvroType:
+def parse_avro(loaded: Any) -> AvroType:
     """Returns the types of an Avro definition as a tree. Raises InvalidSchema, whose text names the part that is
     invalid."""
     return _Parser().type(loaded, "", "the schema", 0)
@@ -224,13 +224,13 @@ def _name_in(of: dict[str, Any], where: str) -> str:
 
 
 # ------------------------------------------------------------------ the canonical form
-def canonical(loaded: Any) -> bytes:
-    """Returns the canonical form of a definition, which `parse` must have accepted. Raises InvalidSchema if the
+def encode_canonical(loaded: Any) -> bytes:
+    """Returns the canonical form of a definition, which `parse_avro` must have accepted. Raises InvalidSchema if the
     definition is nested too deep."""
-    return sorted_json(_canonical(loaded, ""))
+    return encode_sorted_json(_canonical(loaded, ""))
 
 
-def sorted_json(loaded: Any) -> bytes:
+def encode_sorted_json(loaded: Any) -> bytes:
     """Encodes a value as JSON with sorted keys. Raises InvalidSchema if the value is nested too deep."""
     try:
         return msgspec.json.encode(loaded, order="deterministic")

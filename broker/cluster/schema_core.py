@@ -4,7 +4,7 @@
 definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the canonical form counts (schema_avro_core.py), of
 others the bytes, and of KEY_VALUE also the encoding (in Pulsar that does not count).
 
-`why_refused` is the rule for a producer's schema, `why_unreadable_by` that for a consumer's. Guarding tests:
+`why_incompatible` is the rule for a producer's schema, `why_unreadable_by` that for a consumer's. Guarding tests:
 tests/broker/cluster/test_definition.py.
 """
 
@@ -94,7 +94,11 @@ class _Comparison:
             return _at(where, f"{reader} does not read {writer}")
         if reader.logical and writer.logical and reader.logical != writer.logical:
             return _at(where, "the decimals have another precision or scale")
-        if reader.kind in ("enum", "fixed") and reader.short != writer.short and writer.name not in reader.aliases:
+        if (
+            reader.kind in ("enum", "fixed")
+            and reader.short_name != writer.short_name
+            and writer.name not in reader.aliases
+        ):
             return _at(where, f"{reader} does not read {writer}: it has another name, and no alias for it")
         match reader.kind:
             case "record":
@@ -194,11 +198,11 @@ class Definition(NamedTuple):
     def _avro(cls, info: SchemaInfo) -> Definition:
         loaded = avro.parse_json(info.data)
         if info.type is SchemaType.JSON and isinstance(loaded, dict) and loaded.get("type") == "object":
-            return cls(info, _hash(info, avro.sorted_json(loaded)))  # an old client's
-        node = avro.parse(loaded)
+            return cls(info, _hash(info, avro.encode_sorted_json(loaded)))  # an old client's
+        node = avro.parse_avro(loaded)
         if node.kind == "union":
             raise InvalidSchema("the schema is a union: a topic's schema is one type, best a record")
-        return cls(info, _hash(info, avro.canonical(loaded)), node)
+        return cls(info, _hash(info, avro.encode_canonical(loaded)), node)
 
     @classmethod
     def _pair(cls, info: SchemaInfo) -> Definition:
@@ -259,7 +263,7 @@ def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -
 
 
 # ------------------------------------------------------------------ together
-def why_refused(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
+def why_incompatible(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
     """Returns why `new` may not be added to the schemas `live` of a topic (version, definition; the newest last), or
     None if it may. Raises InvalidSchema if the schemas have too many types to compare."""
     if not live or mode is Compatibility.ALWAYS_COMPATIBLE:

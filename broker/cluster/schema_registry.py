@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from ...metadata import paths
 from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord
-from ...metadata.store import ABSENT, Delete, MetadataStore, Operation, get_record, put_of
+from ...metadata.store import ABSENT, Delete, MetadataStore, Operation, get_record, put_operation
 from ...proto.applied import Applied
 from ...proto.errors import (
     BadVersion,
@@ -39,7 +39,7 @@ from ...proto.errors import (
 from ...proto.names import NamespaceName, TopicName
 from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
 from ...runtime.network import World
-from ..common.retry import LastKnown
+from ..common.retry import LastAnswers
 
 if TYPE_CHECKING:
     from .schema_core import Definition
@@ -83,7 +83,7 @@ class SchemaRegistry:
         self._world = world
         self._store = store
         self._definitions: dict[_Known, SchemaInfo] = {}  # the oldest goes first
-        self._lists: LastKnown[TopicName, tuple[SchemaListRecord, int]] = LastKnown()
+        self._lists: LastAnswers[TopicName, tuple[SchemaListRecord, int]] = LastAnswers()
 
     # ------------------------------------------------------------------ asking
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
@@ -104,7 +104,7 @@ class SchemaRegistry:
             raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
         return await self._together(topic, live, "ask for each by its number")
 
-    async def find(self, topic: TopicName, info: SchemaInfo) -> int:
+    async def find_version(self, topic: TopicName, info: SchemaInfo) -> int:
         """Returns the version of the topic's schema that equals `info`. Raises InvalidSchema if `info` is no schema,
         SchemaNotFound if no version equals it."""
         asked = await self._defined(info)
@@ -201,12 +201,12 @@ class SchemaRegistry:
         given = new.info
         changed = SchemaListRecord(next=number + 1, schemas=(*record.schemas, entry))
         versions = await self._store.commit([
-            put_of(_path(topic), changed, revision),
-            put_of(_path(topic, number), SchemaRecord(
+            put_operation(_path(topic), changed, revision),
+            put_operation(_path(topic, number), SchemaRecord(
                 type=given.type, name=given.name, data=given.data, properties=given.properties
             ), ABSENT),
         ])  # fmt: skip
-        self._lists.set(topic.base, (changed, versions[0]))
+        self._lists.put(topic.base, (changed, versions[0]))
         return number
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
@@ -217,7 +217,7 @@ class SchemaRegistry:
             if not record.schemas:
                 return None
             left = () if force else tuple(replace(each, deleted=True) for each in record.schemas)
-            operations: list[Operation] = [put_of(_path(topic), replace(record, schemas=left), revision)]
+            operations: list[Operation] = [put_operation(_path(topic), replace(record, schemas=left), revision)]
             operations += [Delete(_path(topic, each.version)) for each in record.schemas if force]
             try:
                 await self._store.commit(operations)
@@ -228,7 +228,7 @@ class SchemaRegistry:
             return record.schemas[-1].version
         raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 
-    async def delete_with_topic(
+    async def commit_topic_deletion(
         self, topic: TopicName, commit: Callable[[Sequence[Operation]], Awaitable[None]]
     ) -> None:
         """Deletes a topic's schemas in the same `commit` that deletes the topic: else another schema could get a
@@ -318,10 +318,10 @@ class SchemaRegistry:
     async def _refusal(
         self, topic: TopicName, mode: Compatibility, asked: Definition, live: Sequence[SchemaEntry]
     ) -> str | None:
-        from .schema_core import why_refused
+        from .schema_core import why_incompatible
 
         known = await self._known(topic, live if mode.transitive else live[-1:])
-        return await self._compared(known, asked, why_refused, mode)
+        return await self._compared(known, asked, why_incompatible, mode)
 
     async def _known(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
         return await self._together(topic, entries, "use a mode that is not transitive, or delete them")

@@ -208,7 +208,7 @@ DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
 """Names of the policies that can change while brokers run, for all at once (PolicyCache)."""
 
 
-def resolve(broker: Applied, *levels: Policies) -> Applied:
+def resolve_policies(broker: Applied, *levels: Policies) -> Applied:
     """Returns the policies in force. Each field has the value of the last of `levels` (namespace, then topic) that sets
     it, else the broker's; `max_message_bytes` never exceeds the broker's."""
     values = {name: getattr(broker, name) for name in NAMES}
@@ -221,7 +221,7 @@ def resolve(broker: Applied, *levels: Policies) -> Applied:
     return Applied(**values)
 
 
-def as_policies(applied: Applied) -> Policies:
+def to_policies(applied: Applied) -> Policies:
     """Returns policies with every field set to its value in force, for requests that ask for applied policies."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
 
@@ -230,7 +230,7 @@ UNUSED_S = 60
 """Seconds without producers and consumers after which a non-persistent topic ends, where no policy says otherwise."""
 
 
-def of_non_persistent(applied: Applied) -> Applied:
+def adapt_to_non_persistent(applied: Applied) -> Applied:
     """Returns the policies changed as a non-persistent topic needs them, which stores nothing: deduplication and
     compaction are off, and the topic is deleted when it is unused."""
     return replace(

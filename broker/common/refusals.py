@@ -155,7 +155,7 @@ class AckRefusal(_Refusal):
 # epoch. 0: unknown.
 
 
-def is_other_incarnation(there: int, meant: int) -> bool:
+def differs_from_incarnation(there: int, meant: int) -> bool:
     """Returns True if the incarnations `there`, that of the present topic, and `meant`, that which the caller means,
     are known to differ. 0 in either: unknown."""
     return bool(meant and there and meant != there)
@@ -164,7 +164,7 @@ def is_other_incarnation(there: int, meant: int) -> bool:
 def check_incarnation(topic: TopicName, there: int, meant: int) -> None:
     """Raises TopicNotFound if the caller means a topic that was deleted, and another topic has its name now. `there`:
     the incarnation of the present topic; `meant`: the incarnation that the caller means; 0: any."""
-    if is_other_incarnation(there, meant):
+    if differs_from_incarnation(there, meant):
         raise TopicNotFound(
             f"the topic {topic} that is meant was deleted and made anew since (at {there} ms, not {meant})", topic=topic
         )

@@ -1,7 +1,7 @@
 """Repeats work that bookies or the metadata refuse for now, with a log line when the reason changes (`LogThrottle`).
 
 Also work that several callers ask for at once, which is done once (`SharedRuns`), and values that serve while the newer
-one cannot be read (`LastKnown`).
+one cannot be read (`LastAnswers`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class SharedRuns(Generic[K, T]):
         if not run.cancelled():
             run.exception()  # the callers get it
 
-    async def drain(self) -> None:
+    async def wait_idle(self) -> None:
         """Waits until no run is in progress."""
         while self._running:
             await asyncio.wait(list(self._running.values()))
@@ -126,7 +126,7 @@ ANSWERS_MAX = 10_000
 V = TypeVar("V")
 
 
-class LastKnown(Generic[K, V]):
+class LastAnswers(Generic[K, V]):
     """The last answers of the metadata to one question, by key, for use while the metadata does not answer."""
 
     def __init__(self) -> None:
@@ -145,10 +145,10 @@ class LastKnown(Generic[K, V]):
                 if key not in self._answers:
                     raise
                 return self._answers[key]
-        self.set(key, answer)
+        self.put(key, answer)
         return answer
 
-    def set(self, key: K, answer: V) -> None:
+    def put(self, key: K, answer: V) -> None:
         """Stores an answer that is valid from now on, because this process changed the metadata."""
         self._answers.pop(key, None)
         self._answers[key] = answer

@@ -6,8 +6,8 @@ the caller pauses what feeds it: it stops reading a producer's stream, or asking
 sleeps while it holds anything, and nothing that arrived is dropped. So a rate holds on the average over seconds,
 whatever the size of an entry, and an entry larger than a second's worth is not stuck.
 
-A `Rate` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `Rate`s in a row
-(subscription, topic, broker) are asked together: `wait_s` and `count_allowed` below. Guarding test:
+A `RateLimit` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `RateLimit`s
+in a row (subscription, topic, broker) are asked together: `wait_s` and `count_allowed` below. Guarding test:
 test_token_bucket.py.
 """
 
@@ -49,12 +49,12 @@ class TokenBucket:
         self._fill(now)
         self._tokens -= count
 
-    def tokens(self, now: float) -> float:
+    def available_tokens(self, now: float) -> float:
         """Returns the tokens that are available now; a negative number is a debt."""
         self._fill(now)
         return self._tokens
 
-    def wait_s(self, now: float) -> float:
+    def delay_s(self, now: float) -> float:
         """Returns the seconds until tokens are available again; 0 if some are available now."""
         self._fill(now)
         return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
@@ -63,7 +63,7 @@ class TokenBucket:
 _UNLIMITED: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
 
 
-class Rate:
+class RateLimit:
     """A rate limit in messages and bytes per second; 0: no limit."""
 
     __slots__ = ("_buckets", "limited", "throttled")
@@ -89,13 +89,13 @@ class Rate:
             if bucket is not None:
                 bucket.spend(count, now)
 
-    def wait_s(self, now: float) -> float:
+    def delay_s(self, now: float) -> float:
         """Returns the seconds until both limits allow at least one more message; 0 if they do now."""
-        return max((bucket.wait_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
+        return max((bucket.delay_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
 
-    def available(self, now: float) -> tuple[float, float]:
+    def available_tokens(self, now: float) -> tuple[float, float]:
         """Returns how many messages and bytes may be taken now without a debt."""
-        messages, size = (float("inf") if bucket is None else bucket.tokens(now) for bucket in self._buckets)
+        messages, size = (float("inf") if bucket is None else bucket.available_tokens(now) for bucket in self._buckets)
         return messages, size
 
 
@@ -109,7 +109,7 @@ def _changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket
     return bucket
 
 
-class Sized(Protocol):
+class RatedItem(Protocol):
     """An item that spends tokens: `count` messages of `size` bytes together."""
 
     @property
@@ -118,25 +118,25 @@ class Sized(Protocol):
     def size(self) -> int: ...
 
 
-def wait_s(rates: Iterable[Rate], now: float) -> float:
+def longest_delay_s(rates: Iterable[RateLimit], now: float) -> float:
     """Returns the seconds until all of the rates allow at least one more message. Increments `throttled` of each rate
     that causes a wait."""
     longest = 0.0
     for rate in rates:
-        wait = rate.wait_s(now) if rate.limited else 0.0
+        wait = rate.delay_s(now) if rate.limited else 0.0
         if wait > 0:
             rate.throttled += 1
             longest = max(longest, wait)
     return longest
 
 
-def count_allowed(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
+def count_allowed(rates: Iterable[RateLimit], entries: Sequence[RatedItem], now: float) -> int:
     """Returns how many of `entries`, from the first on, may be sent now: those for which there are tokens, and one more
     that may leave a debt."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)
-    lefts = [rate.available(now) for rate in limited]
+    lefts = [rate.available_tokens(now) for rate in limited]
     messages, size = min(left[0] for left in lefts), min(left[1] for left in lefts)
     for number, entry in enumerate(entries):
         if messages <= 0 or size <= 0:
@@ -175,11 +175,11 @@ class TimeSlices:
         self.end = clock.monotonic() + SLICE_S
 
     @property
-    def is_over(self) -> bool:
-        """Returns True if the slice is used up: the caller should await `next`."""
+    def is_slice_over(self) -> bool:
+        """Returns True if the slice is used up: the caller should await `begin_slice`."""
         return self._clock.monotonic() > self.end
 
-    async def next(self) -> None:
+    async def begin_slice(self) -> None:
         """Lets other tasks run, and begins the next slice."""
         await asyncio.sleep(0)
         self.end = self._clock.monotonic() + SLICE_S

@@ -23,7 +23,7 @@ from ...proto.states import TxnId, TxnState
 from ...runtime.access import Principal, PrincipalKind
 
 
-def writing_role(principal: Principal) -> str | None:
+def transaction_role(principal: Principal) -> str | None:
     """Returns the role in whose transactions the caller may write; None: in those of every role.
 
     None is returned for a local listener without security, for a broker, which publishes half messages of any role, and
@@ -50,7 +50,7 @@ Joined = TxnState | Settlement
 """The answer to a join: a state; or, of a committed transaction that the topic has not settled, its settlement."""
 
 
-def state_of(joined: Joined) -> TxnState:
+def state_of_join(joined: Joined) -> TxnState:
     """Returns the state of the transaction that the answer to a join implies."""
     if isinstance(joined, Settlement):
         return TxnState.COMMITTED if joined.committed else TxnState.ABORTED
@@ -82,14 +82,14 @@ class Coordinators(Protocol):
         or was before; COMMITTED, ABORTED or a settlement if the transaction has ended, and nothing may be added.
 
         `owner` is the role that writes in the transaction at that topic; InvalidRequest is raised if the transaction is
-        another role's. `owner` is None for a caller that may write in every transaction (`writing_role`), and for a
+        another role's. `owner` is None for a caller that may write in every transaction (`transaction_role`), and for a
         topic that was loaded with entries of the transaction.
 
         Never raises TransactionForgotten: what ended long ago is ABORTED for a topic that does not know its outcome,
         because a commit is forgotten only after every participant has stored it. Any other error says nothing of the
         outcome, and the caller should ask again. Joins that are asked for in one turn of the loop are sent together."""
 
-    def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+    def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         """Makes the topic of that full name a participant without waiting, and returns True. Returns False if that is
         not possible: the coordinator is in another process, or the transaction is another role's, or its end is being
         decided. The caller should then await `join`, which waits, or raises the reason."""
@@ -111,7 +111,7 @@ class NoCoordinators:
     async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         raise NotAllowed(f"topic {topic} takes no transactions")
 
-    def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+    def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         return False
 
     async def get_facts(self, txn: TxnId) -> TransactionFacts:

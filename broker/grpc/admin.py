@@ -43,7 +43,7 @@ from .transactions import TransactionAdminService
 # The part of the Admin service that inspects the messages of a topic and removes them: translates and calls.
 
 
-class ExamineService:
+class MessageAdminService:
     """The rpcs of Admin that inspect the messages of a topic and remove them."""
 
     _broker: TopicManager
@@ -84,11 +84,11 @@ class ExamineService:
 
     async def examine_messages(self, request: wire.ExamineMessagesRequest, context: CallContext) -> list[wire.Delivery]:
         backlogs = await self._backlogs(request.topic)
-        return [wire_delivery(await backlogs.read_nth(request.number or 1, from_latest=request.from_latest))]
+        return [to_wire_delivery(await backlogs.read_nth_message(request.number or 1, from_latest=request.from_latest))]
 
     async def get_message(self, request: wire.GetMessageRequest, context: CallContext) -> list[wire.Delivery]:
         shown = await (await self._backlogs(request.topic)).read_message(Position(request.ledger_id, request.entry_id))
-        return [wire_delivery(shown)]
+        return [to_wire_delivery(shown)]
 
     async def analyze_backlog(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> BacklogAnalysis:
         return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze(request.name))
@@ -107,7 +107,7 @@ def _position(given: wire.Position | wire.MessageId) -> Position:
     return Position(given.ledger_id, given.entry_id)
 
 
-def wire_delivery(shown: FilteredEntry) -> wire.Delivery:
+def to_wire_delivery(shown: FilteredEntry) -> wire.Delivery:
     ledger_id, entry_id = shown.entry.position
     return wire.Delivery(
         ledger_id=ledger_id, entry_id=entry_id, entry=shown.entry.payload, acked_batch_indexes=shown.hidden
@@ -118,26 +118,26 @@ def wire_delivery(shown: FilteredEntry) -> wire.Delivery:
 # The part of the Admin service about schemas: translates and calls; decides nothing.
 
 
-class SchemaService:
+class SchemaAdminService:
     """The rpcs of Admin about schemas."""
 
     _schemas: SchemaQueries
 
     async def list_schemas(self, request: wire.Name, context: CallContext) -> wire.SchemasReply:
         found = await self._schemas.list_versions(TopicName.parse(request.name))
-        return wire.SchemasReply(schemas=map(translate.schema_reply, found))
+        return wire.SchemasReply(schemas=map(translate.make_schema_reply, found))
 
     async def put_schema(self, request: wire.SchemaRequest, context: CallContext) -> wire.SchemaReply:
-        topic, info = TopicName.parse(request.topic), translate.schema_info(request.schema)
+        topic, info = TopicName.parse(request.topic), translate.parse_schema_info(request.schema)
         version = await self._schemas.register_schema(topic, info, context.principal.name)
         return wire.SchemaReply(version=version_bytes(version))
 
     async def find_schema(self, request: wire.SchemaRequest, context: CallContext) -> wire.SchemaReply:
-        topic, info = TopicName.parse(request.topic), translate.schema_info(request.schema)
+        topic, info = TopicName.parse(request.topic), translate.parse_schema_info(request.schema)
         return wire.SchemaReply(version=version_bytes(await self._schemas.find(topic, info)))
 
     async def test_schema(self, request: wire.SchemaRequest, context: CallContext) -> SchemaTest:
-        topic, info = TopicName.parse(request.topic), translate.schema_info(request.schema)
+        topic, info = TopicName.parse(request.topic), translate.parse_schema_info(request.schema)
         found = await self._schemas.judge_schema(topic, info)
         return SchemaTest(found.refused, found.compatibility)
 
@@ -157,7 +157,7 @@ STATS_AT_ONCE = 32
 """Topics of a namespace whose statistics are read at a time; for that they may have to be loaded."""
 
 
-class AdminService(ExamineService, SchemaService, TransactionAdminService):
+class AdminService(MessageAdminService, SchemaAdminService, TransactionAdminService):
     """The Admin service; each method is an rpc."""
 
     def __init__(self, broker: TopicManager) -> None:
@@ -239,14 +239,16 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         none), to which the broker will publish."""
         if topic:
             name = TopicName.parse(topic)
-            await self._broker.access.require(context.principal, Permission.PRODUCE, topic=name, peer=context.peer)
+            await self._broker.access.check_permission(
+                context.principal, Permission.PRODUCE, topic=name, peer=context.peer
+            )
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> list[str]:
         """Returns the stored topics, or with `in_memory_here` the non-persistent topics that this broker has loaded;
         only those that the caller may see."""
         name = NamespaceName.parse(request.namespace)
-        shown = await self._broker.access.visibility_filter(context.principal, name)
+        shown = await self._broker.access.make_topic_filter(context.principal, name)
         if request.in_memory_here:
             return [*filter(shown, sorted(await self._administration.list_non_persistent(name)))]
         return [*filter(shown, await self._topics_of(name, context.principal, partitions=request.partitions))]
@@ -284,7 +286,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         """Returns a page (about 1 MiB) of statistics of the topics that this broker owns and the caller may see; loads
         topics that are not loaded. Topics whose statistics fail are left out: `topic_stats` returns the error."""
         name = NamespaceName.parse(request.namespace)
-        shown = await self._broker.access.visibility_filter(context.principal, name)
+        shown = await self._broker.access.make_topic_filter(context.principal, name)
         found = wire.NamespaceStatsReply(
             here=self._broker.endpoint, brokers=[each.endpoint for each in await self._broker.list_brokers()]
         )
@@ -339,7 +341,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
     # ------------------------------------------------------------------ subscriptions
     async def list_subscriptions(self, request: wire.Name, context: CallContext) -> list[str]:
         topic = await self._topic(request.name)
-        return sorted(name for name, each in topic.subscriptions.items() if each.durable)
+        return sorted(name for name, each in topic.subscriptions.items() if each.is_durable)
 
     async def create_subscription(self, request: wire.SubscriptionSpec, context: CallContext) -> None:
         start = MessageId.from_wire(request.position) if request.HasField("position") else None
@@ -371,7 +373,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
     async def peek_messages(self, request: wire.PeekMessagesRequest, context: CallContext) -> list[wire.Delivery]:
         shown = await (await self._backlogs(request.topic)).peek(request.name, request.messages)
-        return [*map(wire_delivery, shown)]
+        return [*map(to_wire_delivery, shown)]
 
     # ------------------------------------------------------------------ the cluster
     async def list_brokers(self, request: wire.Empty, context: CallContext) -> list[values.BrokerInfo]:

@@ -17,7 +17,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import OPERATIONS, Operation, Permission, PermissionPlace, Rule
 from ...runtime.network import CallContext, rpc, rpcs_of
 from ...runtime.threads import Workers
-from ..access.authorizer import Authorizer, may_do_everything
+from ..access.authorizer import Authorizer, may_call_everything
 from ..access.table_core import RULES
 from ..node.topic_manager import TopicManager
 
@@ -58,7 +58,7 @@ class LazyService:
         return call
 
 
-def lazy_admin(broker: TopicManager) -> LazyService:
+def make_lazy_admin(broker: TopicManager) -> LazyService:
     def make() -> object:
         from .admin import AdminService
 
@@ -67,7 +67,7 @@ def lazy_admin(broker: TopicManager) -> LazyService:
     return LazyService("Admin", broker.world.workers, "admin", make)
 
 
-def lazy_transactions(broker: TopicManager) -> LazyService:
+def make_lazy_transactions(broker: TopicManager) -> LazyService:
     def make() -> object:
         from .transactions import TransactionService
 
@@ -121,7 +121,7 @@ def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Han
     act = not LOOKS.match(path)
 
     async def call(request: Any, context: CallContext) -> Any:
-        if not may_do_everything(context.principal):
+        if not may_call_everything(context.principal):
             await _authorize(path, rule, request, context, access)
         if not act:
             return await handler(request, context)
@@ -134,7 +134,7 @@ def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Han
         finally:
             access.audit.record_act(
                 context.principal, context.peer, path, _subject(request), result, fields=_fields(request),
-                is_administration=may_do_everything(context.principal)
+                is_administration=may_call_everything(context.principal)
                 or _needed(path, rule, request) in _OF_ADMINISTRATORS,
             )  # fmt: skip
 
@@ -150,10 +150,10 @@ def _needed(path: str, rule: Rule, request: Any) -> Permission:
     return rule.permission
 
 
-async def authorize(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
+async def authorize_request(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
     """Authorizes a request for the rpc `path` ("Admin.DeleteTopic") as a call of that rpc would. Raises Unauthorized,
     or InvalidName if a topic or namespace in the request has an invalid name."""
-    if not may_do_everything(context.principal):
+    if not may_call_everything(context.principal):
         await _authorize(path, RULES[path], request, context, access)
 
 
@@ -169,7 +169,7 @@ async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, 
         namespace = getattr(request, rule.field) if rule.on is PermissionPlace.NAMESPACE else ""
     if rule.on is PermissionPlace.PLACE and not topic and not namespace:
         permission = Permission.OPERATE
-    await access.require(
+    await access.check_permission(
         principal, permission, topic=TopicName.parse(topic) if topic or rule.on is PermissionPlace.TOPIC else None,
         namespace=NamespaceName.parse(namespace) if namespace or rule.on is PermissionPlace.NAMESPACE else None,
         tenant=getattr(request, rule.field) if rule.on is PermissionPlace.TENANT else "", subscription=subscription,

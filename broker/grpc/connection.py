@@ -28,7 +28,7 @@ from typing import Any
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, to_wire
 from ...proto.names import TopicName
-from ...proto.schema import version_of
+from ...proto.schema import decode_version
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ...runtime.tasks import Tasks, run_then, run_to_end
@@ -59,11 +59,11 @@ Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 async def serve_connect(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Serves the stream until either side ends it. If the client ends its side, requests in progress are answered
     before the stream ends."""
-    connection = GrpcConnection(broker, stream, context)
+    connection = ConnectStream(broker, stream, context)
     await run_then(_serve(connection, stream, broker.world.clock), lambda: run_to_end(connection.close()))
 
 
-async def _serve(connection: GrpcConnection, stream: Connects, clock: Clock) -> None:
+async def _serve(connection: ConnectStream, stream: Connects, clock: Clock) -> None:
     handlers, now = connection.handlers, clock.monotonic
     try:
         while True:
@@ -77,16 +77,16 @@ async def _serve(connection: GrpcConnection, stream: Connects, clock: Clock) -> 
                     connection.on_frame(frame)
                 if number == half:
                     for _ in range(AHEAD_TURNS):
-                        await turns.next()
+                        await turns.begin_slice()
                 elif now() > turns.end:
-                    await turns.next()
+                    await turns.begin_slice()
             await connection.wait_room()
     except EndOfStream:
         pass
-    await connection.finish()
+    await connection.answer_outstanding()
 
 
-class GrpcConnection:
+class ConnectStream:
     """One Connect stream and its handlers, by id."""
 
     def __init__(self, broker: TopicManager, stream: Connects, caller: CallContext) -> None:
@@ -139,7 +139,7 @@ class GrpcConnection:
     def _closed(self, number: int, error: MagnetarError) -> None:
         self.send(wire.ServerFrame(id=number, closed=to_wire(error)))
 
-    def count_deferred(self, size: int) -> None:
+    def count_deferred_bytes(self, size: int) -> None:
         self._deferred_bytes += size
         if self._room is not None and self._deferred_bytes <= DEFERRED_BYTES:
             self._room.set_result(None)
@@ -200,7 +200,7 @@ class GrpcConnection:
     def start_request(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.spawn(work, "client-request")
 
-    def add_outstanding(self, answers: int) -> None:
+    def add_outstanding_answers(self, answers: int) -> None:
         self._owed += answers
         if self._drained is not None and not self._owed:
             self._drained.set_result(None)
@@ -211,7 +211,7 @@ class GrpcConnection:
         self._leaving.spawn(leaving, "client-leaves")
 
     # ------------------------------------------------------------------ the end of the stream
-    async def finish(self) -> None:
+    async def answer_outstanding(self) -> None:
         """Called after the client has ended its side: answers the requests in progress, and cancels the opening of
         producers and consumers that are not open yet."""
         handlers = list(self.handlers.values())
@@ -267,7 +267,7 @@ class BrokerService:
         await read.serve_read(self._broker, stream, context)
 
     async def watch_topics(self, stream: watch.Watches, context: CallContext) -> None:
-        await watch.serve_watch(self._topics, stream, context)
+        await watch.serve_topic_watch(self._topics, stream, context)
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:
         name = TopicName.parse(request.topic)
@@ -286,11 +286,11 @@ class BrokerService:
         return wire.Empty()
 
     async def get_schema(self, request: wire.GetSchemaRequest, context: CallContext) -> wire.SchemaReply:
-        version = version_of(request.version)
+        version = decode_version(request.version)
         if request.version and version is None:
             raise InvalidRequest(f"a schema version of {len(request.version)} bytes; it has 8")
         found = await self._schemas.get(TopicName.parse(request.topic), version, request.incarnation)
-        return translate.schema_reply(found)
+        return translate.make_schema_reply(found)
 
 
 def _owner(owner: TopicOwner) -> wire.LookupReply:

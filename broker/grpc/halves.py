@@ -24,22 +24,22 @@ Watching = Stream[wire.HalfCheck, wire.WatchHalvesItem]
 LIST_DEFAULT, LIST_MAX = 1_000, 5_000
 
 
-def half_of(asked: wire.TransactionId) -> TxnId:
+def parse_half_id(asked: wire.TransactionId) -> TxnId:
     """Returns the id of a half message. Raises InvalidRequest if the two numbers are no such id."""
     return TxnId.checked(asked.most, asked.least)
 
 
-class HalfService:
+class HalfMessageService:
     """The rpcs of Transactions about half messages."""
 
     _broker: TopicManager
 
     async def prepare_half(self, request: wire.HalfRequest, context: CallContext) -> wire.HalfReply:
-        half, messages = half_of(request.half), await self._messages(request, context)
+        half, messages = parse_half_id(request.half), await self._messages(request, context)
         coordinators = self._broker.transactions
         if half.coordinator != coordinator_of(request.group, await coordinators.ensure_count()):
             raise InvalidRequest(f"half {half} is not of the coordinator of group {request.group[:100]!r}")
-        state = await (await coordinators.load_here(half.coordinator)).prepare_half(
+        state = await (await coordinators.load_owned(half.coordinator)).prepare_half(
             half, context.principal.name, request.group, request.check_key, messages, request.check_after_ms / 1000
         )
         return wire.HalfReply(state=state.name)
@@ -52,7 +52,9 @@ class HalfService:
         for each in request.messages:
             topic = TopicName.parse(each.topic)
             if topic.full not in allowed:
-                await self._broker.access.require(context.principal, Permission.PRODUCE, topic=topic, peer=context.peer)
+                await self._broker.access.check_permission(
+                    context.principal, Permission.PRODUCE, topic=topic, peer=context.peer
+                )
                 if not topic.persistent:
                     raise NotAllowed(f"topic {topic} takes no transactions")
                 allowed.add(topic.full)
@@ -70,12 +72,12 @@ class HalfService:
         return messages
 
     async def end_half(self, request: wire.EndHalfRequest, context: CallContext) -> wire.HalfReply:
-        half = half_of(request.half)
+        half = parse_half_id(request.half)
         try:
             verb = HalfVerb(request.verb)
         except ValueError:
             raise InvalidRequest(f"{request.verb} is no way to end a half") from None
-        state = await (await self._broker.transactions.load_here(half.coordinator)).end_half(
+        state = await (await self._broker.transactions.load_owned(half.coordinator)).end_half(
             half, verb, context.principal.name, request.check, request.why
         )
         return wire.HalfReply(state=state.name)
@@ -96,7 +98,7 @@ class HalfService:
 
     async def _ask(self, stream: Watching, group: str, context: CallContext) -> None:
         coordinators = self._broker.transactions
-        coordinator = await coordinators.load_here(coordinator_of(group, await coordinators.ensure_count()))
+        coordinator = await coordinators.load_owned(coordinator_of(group, await coordinators.ensure_count()))
         async with aclosing(coordinator.watch_halves(context.principal.name, group)) as asked:
             async for each in asked:
                 await stream.send(_check(coordinator.number, each))
@@ -118,30 +120,30 @@ def _check(coordinator: int, asked: AskHalf) -> wire.HalfCheck:
     )  # fmt: skip
 
 
-class HalfAdminService:
+class HalfMessageAdminService:
     """The rpcs of Admin about half messages."""
 
     _broker: TopicManager
 
     async def list_halves(self, request: wire.ListHalvesRequest, context: CallContext) -> wire.ListHalvesReply:
-        half = half_of(request.half) if request.HasField("half") else None
+        half = parse_half_id(request.half) if request.HasField("half") else None
         number = request.coordinator if half is None else half.coordinator
         if not await self._broker.transactions.has_been_loaded(number):
             return wire.ListHalvesReply()  # and it is not loaded for the question
-        coordinator = await self._broker.transactions.load_here(number)
-        found = coordinator.half_statistics()
-        rows = coordinator.half_rows(half, request.group, min(request.limit or LIST_DEFAULT, LIST_MAX))
+        coordinator = await self._broker.transactions.load_owned(number)
+        found = coordinator.half_message_counts()
+        rows = coordinator.list_halves(half, request.group, min(request.limit or LIST_DEFAULT, LIST_MAX))
         return wire.ListHalvesReply(
             items=[_row(number, row) for row in rows], open=found["open"], parked=found["parked"], bytes=found["bytes"]
         )
 
     async def change_half(self, request: wire.ChangeHalfRequest, context: CallContext) -> None:
-        half = half_of(request.half)
+        half = parse_half_id(request.half)
         try:
             verb = HalfChange(request.verb)
         except ValueError:
             raise InvalidRequest(f"{request.verb} is no change of a half") from None
-        await (await self._broker.transactions.load_here(half.coordinator)).change_half(half, verb)
+        await (await self._broker.transactions.load_owned(half.coordinator)).change_half(half, verb)
 
 
 def _row(number: int, row: HalfRow) -> wire.HalfInfo:

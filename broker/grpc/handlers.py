@@ -35,10 +35,10 @@ from ..session.topics import TopicQueries
 from ..subscription.core.dispatch import Delivery
 from ..topic.producer import UNNUMBERED
 from . import translate
-from .translate import delivery_items
+from .translate import encode_deliveries
 
 if TYPE_CHECKING:
-    from .connection import GrpcConnection
+    from .connection import ConnectStream
 
 _LOG = logging.getLogger("magnetar.broker.connect")
 
@@ -57,7 +57,7 @@ class Handler:
 
     __slots__ = ("_connection", "_deferred", "_requests", "_work", "has_ended", "number", "opened")
 
-    def __init__(self, connection: GrpcConnection, number: int) -> None:
+    def __init__(self, connection: ConnectStream, number: int) -> None:
         self.number = number
         self.opened = False
         self.has_ended = False
@@ -89,7 +89,7 @@ class Handler:
         try:
             opened = await self._open(frame)
         except Exception as error:
-            self.close_with(_typed(error))
+            self.close_with_error(_typed(error))
             return
         if self.has_ended:  # it was closed meanwhile: `leave` waits for this task, and ends the session
             return
@@ -101,7 +101,7 @@ class Handler:
     def on_frame(self, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         kind = frame.WhichOneof("kind")
         if kind in ("open_producer", "subscribe"):
-            self.close_with(InvalidRequest(f"id {self.number} is used twice"))
+            self.close_with_error(InvalidRequest(f"id {self.number} is used twice"))
         elif self._work is None:
             self._handle_frame(kind, frame, turns)
         elif self.opened:
@@ -109,9 +109,9 @@ class Handler:
         elif kind == "close":
             self._end_handler(self._opening_closed(frame.close))
         elif kind == "publish":
-            self.close_with(InvalidRequest("a producer publishes after it was opened"))
+            self.close_with_error(InvalidRequest("a producer publishes after it was opened"))
         elif self._deferred is not None and len(self._deferred) >= WAITING_FRAMES:
-            self.close_with(BackPressure(f"more than {WAITING_FRAMES} frames before the answer to the first"))
+            self.close_with_error(BackPressure(f"more than {WAITING_FRAMES} frames before the answer to the first"))
         else:
             self._defer(frame)
 
@@ -122,7 +122,7 @@ class Handler:
             else:
                 self._handle(kind, frame, turns)
         except Exception as error:
-            self.close_with(_typed(error))
+            self.close_with_error(_typed(error))
 
     def _defer(self, frame: wire.ClientFrame) -> None:
         if isinstance(frame, LongItem):  # a part of an envelope, which would stay as long
@@ -130,16 +130,16 @@ class Handler:
         if self._deferred is None:
             self._deferred = deque()
         self._deferred.append(frame)
-        self._connection.count_deferred(frame.ByteSize())
+        self._connection.count_deferred_bytes(frame.ByteSize())
 
     def _go_on(self) -> None:
         """Called when the handler's task is done: handles the frames that were deferred."""
         self._work, turns = None, TimeSlices(self._connection.broker.world.clock)
         while self._deferred and self._work is None and not self.has_ended:
             frame = self._deferred.popleft()
-            self._connection.count_deferred(-frame.ByteSize())
+            self._connection.count_deferred_bytes(-frame.ByteSize())
             self._handle_frame(frame.WhichOneof("kind"), frame, turns)
-            if turns.is_over and self._work is None and not self.has_ended:
+            if turns.is_slice_over and self._work is None and not self.has_ended:
                 self._work = self._connection.start_request(self._later())
         if not self._deferred:
             self._deferred = None
@@ -156,7 +156,7 @@ class Handler:
         or None."""
         try:
             for _ in steps:
-                if turns.is_over:
+                if turns.is_slice_over:
                     self._work = self._connection.start_request(self._rest(steps, then))
                     return
         except MagnetarError as error:
@@ -169,8 +169,8 @@ class Handler:
         turns, failure = TimeSlices(self._connection.broker.world.clock), None
         try:
             for _ in steps:
-                if turns.is_over:
-                    await turns.next()
+                if turns.is_slice_over:
+                    await turns.begin_slice()
         except Exception as error:
             failure = _typed(error)
         then(failure)
@@ -204,11 +204,11 @@ class Handler:
         """Counts a request without a task as in progress. Returns a function that answers the request; it must be
         called once, with the request's error or None."""
         self._requests += 1
-        self._connection.add_outstanding(1)
+        self._connection.add_outstanding_answers(1)
 
         def tell(error: MagnetarError | None) -> None:
             self._requests -= 1
-            self._connection.add_outstanding(-1)
+            self._connection.add_outstanding_answers(-1)
             self._send_done(request_id, error)
 
         return tell
@@ -219,7 +219,7 @@ class Handler:
         self._connection.send(wire.ServerFrame(id=self.number, done=done))
 
     # ------------------------------------------------------------------ the end
-    def close_with(self, error: MagnetarError) -> None:
+    def close_with_error(self, error: MagnetarError) -> None:
         """Closes the producer or consumer for a reason of the broker, and sends the error to the client."""
         if not self.has_ended:
             self._connection.send(wire.ServerFrame(id=self.number, closed=to_wire(error)))
@@ -228,7 +228,7 @@ class Handler:
     def _end_handler(self, leaving: Coroutine[Any, Any, None]) -> None:
         self.has_ended = True
         if self._deferred is not None:
-            self._connection.count_deferred(-sum(frame.ByteSize() for frame in self._deferred))
+            self._connection.count_deferred_bytes(-sum(frame.ByteSize() for frame in self._deferred))
             self._deferred = None
         self._connection.on_handler_ended(self, leaving)
 
@@ -260,16 +260,16 @@ class ProducerHandler(Handler):
 
     __slots__ = ("_hears_waits", "_session")
 
-    def __init__(self, connection: GrpcConnection, number: int) -> None:
+    def __init__(self, connection: ConnectStream, number: int) -> None:
         super().__init__(connection, number)
         self._session: ProducerSession | None = None
         self._hears_waits = False
 
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
         self._hears_waits = frame.open_producer.hears_waits
-        options = translate.producer_options(frame.open_producer, self._connection.broker.config)
+        options = translate.parse_producer_options(frame.open_producer, self._connection.broker.config)
         self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
-        return translate.producer_opened_frame(self.number, self._session)
+        return translate.make_opened_frame(self.number, self._session)
 
     def on_frame(self, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         if self._work is not None or self._session is None or frame.WhichOneof("kind") != "publish":
@@ -278,7 +278,7 @@ class ProducerHandler(Handler):
         try:
             self._session.publish(frame.publish)
         except Exception as error:
-            self.close_with(_typed(error))
+            self.close_with_error(_typed(error))
 
     def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         if kind != "publish":
@@ -313,7 +313,7 @@ class ProducerHandler(Handler):
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         if sequence_id == UNNUMBERED:  # the frame has no number of its own: which publish it was cannot be said
-            self.close_with(error)
+            self.close_with_error(error)
             return
         failed = wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error))
         self._connection.send(wire.ServerFrame(id=self.number, failed=failed))
@@ -326,7 +326,7 @@ class ProducerHandler(Handler):
         self._connection.send(wire.ServerFrame(id=self.number, credit=size))
 
     def on_closed(self, error: MagnetarError) -> None:
-        self.close_with(error)
+        self.close_with_error(error)
 
 
 class ConsumerHandler(Handler):
@@ -334,7 +334,7 @@ class ConsumerHandler(Handler):
 
     __slots__ = ("_head", "_session", "queued_bytes", "sent")
 
-    def __init__(self, connection: GrpcConnection, number: int) -> None:
+    def __init__(self, connection: ConnectStream, number: int) -> None:
         super().__init__(connection, number)
         self._head = b"\x08" + varint(number)
         self._session: ConsumerSession | None = None
@@ -342,9 +342,9 @@ class ConsumerHandler(Handler):
         self.queued_bytes = 0  # … and the sum of their bytes
 
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
-        options = translate.subscribe_options(frame.subscribe)
+        options = translate.parse_subscribe_options(frame.subscribe)
         self._session = await ConsumerSession.open(self._connection.broker, options, self, self._connection.caller)
-        return translate.subscribed_frame(self.number, self._session)
+        return translate.make_subscribed_frame(self.number, self._session)
 
     def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         session = self._session
@@ -352,14 +352,16 @@ class ConsumerHandler(Handler):
         if kind == "ack" and frame.ack.HasField("txn"):
             self._ack_in(session, frame.ack)
         elif kind == "ack":
-            self._go_through(translate.ack_steps(session, frame.ack), turns, self._acked(session, frame.ack.request_id))
+            self._go_through(
+                translate.acknowledge_in_steps(session, frame.ack), turns, self._acked(session, frame.ack.request_id)
+            )
         elif kind == "permits":
             session.flow(frame.permits)
         elif kind == "redeliver":
-            steps = translate.redeliver_steps(session, frame.redeliver)
+            steps = translate.redeliver_in_steps(session, frame.redeliver)
             self._go_through(steps, turns, self._given_back(frame.redeliver.request_id))
         elif kind == "seek":
-            self._request(frame.seek.request_id, lambda: translate.seek(session, frame.seek))
+            self._request(frame.seek.request_id, lambda: translate.seek_session(session, frame.seek))
         elif kind == "unsubscribe":
             self._request(frame.unsubscribe, session.unsubscribe)
         elif kind == "last_message_id":
@@ -371,7 +373,7 @@ class ConsumerHandler(Handler):
         """Acknowledges in a transaction; without a task if only a write to the disk must be waited for, which is the
         usual case."""
         number = ack.request_id
-        if self._requests < REQUESTS_MAX and translate.ack_in_nowait(session, ack):
+        if self._requests < REQUESTS_MAX and translate.ack_in_transaction_nowait(session, ack):
             session.when_durable(self._begin_answer(number))
         else:
             self._request(number, lambda: translate.ack_in_transaction(session, ack))
@@ -395,7 +397,7 @@ class ConsumerHandler(Handler):
 
         def then(error: MagnetarError | None) -> None:
             if error is not None:
-                self.close_with(error)
+                self.close_with_error(error)
             elif request_id:
                 self._send_done(request_id, None)
 
@@ -414,7 +416,7 @@ class ConsumerHandler(Handler):
 
     # ------------------------------------------------------------------ the port
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
-        return self._connection.deliver(self, delivery_items(deliveries, self._head))
+        return self._connection.deliver(self, encode_deliveries(deliveries, self._head))
 
     def on_end_of_topic(self) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, end_of_topic=wire.Empty()))
@@ -423,7 +425,7 @@ class ConsumerHandler(Handler):
         self._connection.send(wire.ServerFrame(id=self.number, active=active))
 
     def on_closed(self, error: MagnetarError) -> None:
-        self.close_with(error)
+        self.close_with_error(error)
 
     async def wait_drained(self) -> None:
         await self._connection.wait_drained(self)
@@ -446,7 +448,7 @@ def _typed(error: Exception) -> MagnetarError:
 Watches = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
 
 
-async def serve_watch(topics: TopicQueries, stream: Watches, caller: CallContext) -> None:
+async def serve_topic_watch(topics: TopicQueries, stream: Watches, caller: CallContext) -> None:
     asked = (await stream.receive())[0]
     if not asked.namespace:
         raise InvalidRequest("the first item of a WatchTopics stream names a namespace")

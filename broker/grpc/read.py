@@ -11,7 +11,7 @@ from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ..common.token_bucket import TimeSlices
 from ..node.topic_manager import TopicManager
 from ..session.backlogs import IndexRange, RangeReader
-from .translate import read_item
+from .translate import encode_read_reply
 
 Reads = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
 
@@ -25,8 +25,8 @@ async def serve_read(broker: TopicManager, stream: Reads, caller: CallContext) -
         turns = TimeSlices(broker.world.clock)
         for request in items:
             await _answer(broker, stream, request, caller, turns)
-            if turns.is_over:
-                await turns.next()
+            if turns.is_slice_over:
+                await turns.begin_slice()
 
 
 async def _answer(
@@ -37,7 +37,7 @@ async def _answer(
     try:
         async with aclosing(reader.read_entries(turns)) as entries:
             async for entry in entries:
-                await stream.send(read_item(request.request_id, entry))
+                await stream.send(encode_read_reply(request.request_id, entry))
     except MagnetarError as failure:
         error = to_wire(failure)
     done = wire.ReadDone(next_index=reader.next_index, error=error)

@@ -15,15 +15,15 @@ from ...proto.states import TxnId, TxnState
 from ...proto.statistics import TransactionHere
 from ...runtime.network import CallContext
 from ..common.token_bucket import TimeSlices
-from ..common.transactions import Settlement, state_of
+from ..common.transactions import Settlement, state_of_join
 from ..node.topic_manager import TopicManager
 from ..session import statistics
 from ..session.topics import listener_endpoint
 from ..transaction.intents_core import EndVerb, TransactionRow
-from ..transaction.peers import settlement_to_wire
+from ..transaction.peers import wire_settlement
 from ..transaction.records_core import Participant, SinkTag
-from ..transaction.together import Question, QuestionSet
-from .halves import HalfAdminService, HalfService
+from ..transaction.together import CoordinatorRequest, CoordinatorRequests
+from .halves import HalfMessageAdminService, HalfMessageService
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
@@ -32,14 +32,14 @@ ITEMS_MAX = 5_000
 LIST_DEFAULT = 1_000
 
 
-class TransactionService(HalfService):
+class TransactionService(HalfMessageService):
     """The Transactions service; each method is an rpc."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def _here(self, txn: TxnId) -> RunningCoordinator:
-        return await self._broker.transactions.load_here(txn.coordinator)
+        return await self._broker.transactions.load_owned(txn.coordinator)
 
     async def find(self, request: wire.FindCoordinator, context: CallContext) -> wire.CoordinatorReply:
         coordinators = self._broker.transactions
@@ -50,7 +50,7 @@ class TransactionService(HalfService):
         )  # fmt: skip
 
     async def begin(self, request: wire.BeginRequest, context: CallContext) -> wire.BeginReply:
-        coordinator = await self._broker.transactions.load_here(request.coordinator)
+        coordinator = await self._broker.transactions.load_owned(request.coordinator)
         tag = _tag(request.sink) if request.HasField("sink") else None
         begun = await coordinator.begin(
             context.principal.name, request.count, request.timeout_ms / 1000, name=request.name, holder=request.holder,
@@ -66,16 +66,16 @@ class TransactionService(HalfService):
 
         _bounded(request.items)
         running = await self._running({item.txn.most for item in request.items})
-        together, owner, turns = QuestionSet(), context.principal.name, TimeSlices(self._broker.world.clock)
+        together, owner, turns = CoordinatorRequests(), context.principal.name, TimeSlices(self._broker.world.clock)
         for item in request.items:
-            _ask_end(running[item.txn.most], together.add_question(), item, owner)
-            if turns.is_over:
-                await turns.next()
+            _ask_end(running[item.txn.most], together.add_request(), item, owner)
+            if turns.is_slice_over:
+                await turns.begin_slice()
         results, reply = await together.wait_answers(ANSWER_S), wire.EndReply()
         for item, result in zip(request.items, results, strict=True):
             reply.items.append(_reply(item.txn, result))
-            if turns.is_over:
-                await turns.next()
+            if turns.is_slice_over:
+                await turns.begin_slice()
         return reply
 
     async def _running(self, numbers: Iterable[int]) -> dict[int, RunningCoordinator | MagnetarError]:
@@ -95,7 +95,7 @@ class TransactionService(HalfService):
 
     async def _loaded(self, number: int) -> RunningCoordinator | MagnetarError:
         try:
-            return await self._broker.transactions.load_here(TxnId.checked(number, 0).coordinator)
+            return await self._broker.transactions.load_owned(TxnId.checked(number, 0).coordinator)
         except MagnetarError as error:
             return error
 
@@ -106,23 +106,23 @@ class TransactionService(HalfService):
         return wire.StatusReply(items=await asyncio.gather(*asked))
 
     async def _status(self, asked: wire.TransactionId, owner: str) -> TxnState:
-        txn = txn_of(asked)
+        txn = parse_txn_id(asked)
         return await (await self._here(txn)).get_status(txn, owner)
 
     async def commit_batch(self, request: wire.CommitBatchRequest, context: CallContext) -> wire.CommitBatchReply:
         _bounded(request.items)
-        txns = {txn_of(item.txn): _participants(item) for item in request.items}
+        txns = {parse_txn_id(item.txn): _participants(item) for item in request.items}
         numbers = {txn.coordinator for txn in txns} or {request.coordinator}
         if len(numbers) != 1:
             raise InvalidRequest("a batch is of one coordinator")
-        coordinator = await self._broker.transactions.load_here(numbers.pop())
+        coordinator = await self._broker.transactions.load_owned(numbers.pop())
         tag = _tag(request.sink) if request.sink.sink_id else None
         return wire.CommitBatchReply(
             already=await coordinator.commit_batch(context.principal.name, txns, tag, adopt=request.sink.adopt)
         )
 
     async def sink_status(self, request: wire.SinkRequest, context: CallContext) -> wire.SinkReply:
-        running = await self._broker.transactions.load_here(request.coordinator)
+        running = await self._broker.transactions.load_owned(request.coordinator)
         found = running.core.find_sink_batch(request.sink_id, context.principal.name)
         if found is None:
             return wire.SinkReply(batch=-1)
@@ -134,13 +134,13 @@ class TransactionService(HalfService):
 
     async def _join(self, item: wire.JoinItem) -> wire.TransactionReply:
         try:
-            txn, topic = txn_of(item.txn), TopicName.parse(item.topic)
+            txn, topic = parse_txn_id(item.txn), TopicName.parse(item.topic)
             owner = item.owner if item.HasField("owner") else None
             joined = await (await self._here(txn)).join(txn, topic.full, owner)
         except MagnetarError as error:
             return wire.TransactionReply(txn=item.txn, error=to_wire(error))
-        told = settlement_to_wire(joined, topic) if isinstance(joined, Settlement) else None
-        return wire.TransactionReply(txn=item.txn, state=_state(state_of(joined)), settlement=told)
+        told = wire_settlement(joined, topic) if isinstance(joined, Settlement) else None
+        return wire.TransactionReply(txn=item.txn, state=_state(state_of_join(joined)), settlement=told)
 
     async def abort_open(self, request: wire.AbortOpenRequest, context: CallContext) -> wire.AbortOpenReply:
         _bounded(request.items)
@@ -148,7 +148,7 @@ class TransactionService(HalfService):
 
     async def _abort_open(self, item: wire.AbortOpenItem) -> wire.AbortOpenDone:
         try:
-            txn = txn_of(item.txn)
+            txn = parse_txn_id(item.txn)
             found = await (await self._here(txn)).abort_open(txn, only_tell=item.only_tell)
         except MagnetarError as error:
             return wire.AbortOpenDone(error=to_wire(error))
@@ -164,11 +164,11 @@ class TransactionService(HalfService):
 
     async def _settle(self, topic: str, items: Sequence[tuple[int, wire.Settlement]]) -> list[wire.Done]:
         settlements = [
-            Settlement(txn_of(it.txn), it.committed, it.entries, Position(it.last.ledger_id, it.last.entry_id))
+            Settlement(parse_txn_id(it.txn), it.committed, it.entries, Position(it.last.ledger_id, it.last.entry_id))
             for _, it in items
         ]
         try:
-            errors = await self._broker.participants.settle_here(TopicName.parse(topic), settlements)
+            errors = await self._broker.topic_settler.settle_local(TopicName.parse(topic), settlements)
         except MagnetarError as error:
             errors = [error] * len(items)
         return [
@@ -177,7 +177,7 @@ class TransactionService(HalfService):
         ]
 
 
-class TransactionAdminService(HalfAdminService):
+class TransactionAdminService(HalfMessageAdminService):
     """The rpcs of Admin about transactions."""
 
     _broker: TopicManager
@@ -185,48 +185,51 @@ class TransactionAdminService(HalfAdminService):
     async def list_transactions(
         self, request: wire.ListTransactionsRequest, context: CallContext
     ) -> wire.ListTransactionsReply:
-        txn = txn_of(request.txn) if request.HasField("txn") else None
+        txn = parse_txn_id(request.txn) if request.HasField("txn") else None
         number = request.coordinator if txn is None else txn.coordinator
         if not await self._broker.transactions.has_been_loaded(number):
             return wire.ListTransactionsReply(ledger_id=-1)  # and it is not loaded for the question
-        coordinator = await self._broker.transactions.load_here(number)
-        found, ledger = coordinator.statistics(), coordinator.log.ledger_usage
-        rows = coordinator.transaction_rows(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
+        coordinator = await self._broker.transactions.load_owned(number)
+        found, ledger = coordinator.statistics(), coordinator.log.ledger_size
+        rows = coordinator.list_transactions(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
         return wire.ListTransactionsReply(
             items=[_row(number, row) for row in rows], open=found["open"], prepared=found["prepared"],
             unsettled=found["unsettled"], epoch=coordinator.epoch, committed=found["committed"],
-            aborted=found["aborted"], next_least=coordinator.core.next_id, done_below=coordinator.core.settled_below,
+            aborted=found["aborted"], next_least=coordinator.core.next_id,
+            done_below=coordinator.core.lowest_unsettled_id,
             loading_ms=coordinator.loading_ms, loaded_ms=coordinator.loaded_ms, ledger_id=ledger[0],
             ledger_entries=ledger[1], ledger_bytes=ledger[2],
         )  # fmt: skip
 
     async def abort_transaction(self, request: wire.TransactionId, context: CallContext) -> wire.TransactionReply:
-        txn = txn_of(request)
-        state = await (await self._broker.transactions.load_here(txn.coordinator)).abort_by_admin(txn)
+        txn = parse_txn_id(request)
+        state = await (await self._broker.transactions.load_owned(txn.coordinator)).abort_by_admin(txn)
         return wire.TransactionReply(txn=request, state=_state(state))
 
     async def detach_transaction(self, request: wire.DetachTransactionRequest, context: CallContext) -> None:
-        txn = txn_of(request.txn)
-        coordinator = await self._broker.transactions.load_here(txn.coordinator)
+        txn = parse_txn_id(request.txn)
+        coordinator = await self._broker.transactions.load_owned(txn.coordinator)
         await coordinator.remove_participant(txn, TopicName.parse(request.topic).full)
 
     async def topic_transaction(self, request: wire.TopicTransactionRequest, context: CallContext) -> TransactionHere:
         topic = await self._broker.topic(TopicName.parse(request.topic))
-        return statistics.transaction_stats(topic, txn_of(request.txn))
+        return statistics.transaction_stats(topic, parse_txn_id(request.txn))
 
 
-def txn_of(asked: wire.TransactionId) -> TxnId:
+def parse_txn_id(asked: wire.TransactionId) -> TxnId:
     """Returns the id of a transaction. Raises InvalidRequest if the two numbers are no such id."""
     return TxnId.checked(asked.most, asked.least)
 
 
-def _ask_end(running: RunningCoordinator | MagnetarError, question: Question, item: wire.EndItem, owner: str) -> None:
+def _ask_end(
+    running: RunningCoordinator | MagnetarError, question: CoordinatorRequest, item: wire.EndItem, owner: str
+) -> None:
     if isinstance(running, MagnetarError):
         question.answer(running)
         return
     try:
-        running.start_end(
-            question, txn_of(item.txn), _verb(item.verb), owner, _participants(item),
+        running.end_nowait(
+            question, parse_txn_id(item.txn), _verb(item.verb), owner, _participants(item),
             prepared_s=item.prepared_ms / 1000, visible=item.visible,
         )  # fmt: skip
     except MagnetarError as error:

@@ -40,7 +40,7 @@ from ..common.refusals import AckRefusal
 from ..log.cache import StoredEntry
 from ..session.consumer import ACK_ENTRIES, ConsumerSession, SubscribeOptions
 from ..session.producer import ProducerOptions, ProducerSession, metadata_bytes_max
-from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, bits_of
+from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, bits_of_indexes
 from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import PolicyOptions
 from ..subscription.core.slot_owners import KeySharedOptions
@@ -48,14 +48,14 @@ from ..subscription.core.subscription_types import type_of
 
 
 # ------------------------------------------------------------------ schemas
-def schema_info(given: wire.SchemaInfo) -> SchemaInfo:
+def parse_schema_info(given: wire.SchemaInfo) -> SchemaInfo:
     return SchemaInfo(
         type=enum_of(SchemaType, given.type, "schema type"), data=given.data, name=given.name,
         properties=dict(given.properties),
     )  # fmt: skip
 
 
-def schema_reply(found: SchemaVersion) -> wire.SchemaReply:
+def make_schema_reply(found: SchemaVersion) -> wire.SchemaReply:
     info = found.info
     return wire.SchemaReply(
         version=version_bytes(found.version), created_ms=found.created_ms, user=found.user, deleted=found.deleted,
@@ -64,16 +64,16 @@ def schema_reply(found: SchemaVersion) -> wire.SchemaReply:
 
 
 # ------------------------------------------------------------------ producers
-def producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> ProducerOptions:
+def parse_producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> ProducerOptions:
     return ProducerOptions(
         asked.topic, asked.producer_name, enum_of(AccessMode, asked.access_mode, "access mode"),
         dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
-        schema_info(asked.schema) if asked.HasField("schema") else None,
+        parse_schema_info(asked.schema) if asked.HasField("schema") else None,
         metadata_bytes_max(config) if asked.copies else 0,
     )  # fmt: skip
 
 
-def producer_opened_frame(id_: int, session: ProducerSession) -> wire.ServerFrame:
+def make_opened_frame(id_: int, session: ProducerSession) -> wire.ServerFrame:
     return wire.ServerFrame(
         id=id_,
         producer_opened=wire.ProducerOpened(
@@ -85,14 +85,14 @@ def producer_opened_frame(id_: int, session: ProducerSession) -> wire.ServerFram
 
 
 # ------------------------------------------------------------------ consumers
-def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
+def parse_subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
     return SubscribeOptions(
         asked.topic, asked.subscription, type_of(asked.type),
         enum_of(InitialPosition, asked.initial_position, "initial position"), asked.consumer_name, asked.durable,
         MessageId.from_wire(asked.start) if asked.HasField("start") else None, asked.start_inclusive,
         dict(asked.properties), asked.priority_level, dict(asked.subscription_properties), asked.read_compacted,
         asked.existing_only, asked.instance, _policy_options(asked), asked.many_topics,
-        schema_info(asked.schema) if asked.HasField("schema") else None,
+        parse_schema_info(asked.schema) if asked.HasField("schema") else None,
         enum_of(Isolation, asked.isolation, "isolation"),
         enum_of(RedeliveryOrder, asked.redelivery_order, "redelivery order") is RedeliveryOrder.KEY,
         asked.incarnation,
@@ -108,7 +108,7 @@ def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
     )  # fmt: skip
 
 
-def subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFrame:
+def make_subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFrame:
     answer = wire.Subscribed(
         consumer_name=session.name, compacted_end_index=session.compacted_end_index,
         incarnation=session.topic.incarnation,
@@ -116,16 +116,16 @@ def subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFrame:
     return wire.ServerFrame(id=id_, subscribed=answer)
 
 
-def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
+def acknowledge_in_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
     """Acknowledges, in steps of a generator. Raises InvalidRequest, NotAllowed; the entries before the refused one are
     acknowledged."""
     yield from _check_ack(ack)
     if ack.kind == wire.Ack.CUMULATIVE:
-        for entry in acked_entries(ack.entries):
+        for entry in parse_acked_entries(ack.entries):
             yield from session.ack_cumulative(entry)
             yield
     else:
-        yield from session.ack(acked_entries(ack.entries), entry_sets(ack.ledgers))
+        yield from session.ack(parse_acked_entries(ack.entries), parse_entry_sets(ack.ledgers))
 
 
 async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
@@ -135,13 +135,13 @@ async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
         await asyncio.sleep(0)
     cumulative = ack.kind == wire.Ack.CUMULATIVE
     await session.ack_in_transaction(
-        txn, acked_entries(ack.entries), tuple(entry_sets(ack.ledgers)), cumulative=cumulative
+        txn, parse_acked_entries(ack.entries), tuple(parse_entry_sets(ack.ledgers)), cumulative=cumulative
     )
 
 
-def ack_in_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
-    """Acknowledges by the session's `ack_in_nowait`, if possible; returns whether it did. Returns False also if the
-    acknowledgement is cumulative, has many entries, or is invalid: then call `ack_in_transaction`."""
+def ack_in_transaction_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
+    """Acknowledges by the session's `ack_in_transaction_nowait`, if possible; returns whether it did. Returns False
+    also if the acknowledgement is cumulative, has many entries, or is invalid: then call `ack_in_transaction`."""
     if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
         return False
     try:
@@ -150,7 +150,7 @@ def ack_in_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
             pass
     except InvalidRequest:
         return False
-    return session.ack_in_nowait(txn, acked_entries(ack.entries), entry_sets(ack.ledgers))
+    return session.ack_txn_nowait(txn, parse_acked_entries(ack.entries), parse_entry_sets(ack.ledgers))
 
 
 def _check_ack(ack: wire.Ack) -> Iterator[None]:
@@ -170,27 +170,27 @@ def _check_ack(ack: wire.Ack) -> Iterator[None]:
         )
 
 
-def acked_entries(entries: Iterable[wire.AckedEntry]) -> Iterator[AckedEntry]:
+def parse_acked_entries(entries: Iterable[wire.AckedEntry]) -> Iterator[AckedEntry]:
     for each in entries:
         bits = 0
         if each.batch_indexes or each.batch_bits:
-            bits = bits_of(each.batch_indexes) | int.from_bytes(each.batch_bits, "little")
+            bits = bits_of_indexes(each.batch_indexes) | int.from_bytes(each.batch_bits, "little")
             if not bits:
                 continue  # none of its messages
         yield AckedEntry(Position(each.ledger_id, each.entry_id), bits)
 
 
-def entry_sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
+def parse_entry_sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
     for each in given:
         yield EntrySet(each.ledger_id, each.entries)
 
 
-def redeliver_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
+def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
     positions = (Position(each.ledger_id, each.entry_id) for each in asked.entries)
-    return session.redeliver(positions, list(entry_sets(asked.ledgers)), counted=not asked.uncounted)
+    return session.redeliver(positions, list(parse_entry_sets(asked.ledgers)), counted=not asked.uncounted)
 
 
-async def seek(session: ConsumerSession, asked: wire.Seek) -> None:
+async def seek_session(session: ConsumerSession, asked: wire.Seek) -> None:
     if asked.HasField("message_id"):
         await session.seek_message(MessageId.from_wire(asked.message_id))
     elif asked.HasField("publish_time_ms"):
@@ -218,17 +218,17 @@ def parse_permission_change(request: wire.ChangePermissionsRequest) -> Callable[
     ("": the namespace), and returns the changed record. Raises InvalidRequest if the request is invalid."""
     kind, given = request.WhichOneof("change"), request
     if kind == "grant":
-        return lambda record, topic: permissions.grant(record, topic, given.grant.role, given.grant.actions)
+        return lambda record, topic: permissions.with_grant(record, topic, given.grant.role, given.grant.actions)
     if kind == "revoke":
-        return lambda record, topic: permissions.revoke(record, topic, given.revoke)
+        return lambda record, topic: permissions.without_grant(record, topic, given.revoke)
     if given.topic:
         raise InvalidRequest("the lists of subscriptions are those of a namespace: name that")
     if kind == "grant_subscription":
         of = given.grant_subscription
-        return lambda record, _: permissions.grant_subscription(record, of.subscription, of.roles)
+        return lambda record, _: permissions.with_subscription_roles(record, of.subscription, of.roles)
     if kind == "revoke_subscription":
         left = given.revoke_subscription
-        return lambda record, _: permissions.revoke_subscription(record, left.subscription, left.roles)
+        return lambda record, _: permissions.without_subscription_roles(record, left.subscription, left.roles)
     if kind == "prefix_mode":
         return lambda record, _: replace(record, prefix_mode=given.prefix_mode)
     raise InvalidRequest("a change of permissions that this broker does not know")
@@ -255,7 +255,7 @@ _FIELD_1_INT, _FIELD_2_INT = b"\x08", b"\x10"
 _FIELD_2, _FIELD_3 = b"\x12", b"\x1a"
 
 
-def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> list[Pieces]:
+def encode_deliveries(deliveries: Sequence[Delivery], head: bytes) -> list[Pieces]:
     """Returns encoded ServerFrames with all deliveries, in order. `head` is the encoded id of the consumer."""
     items: list[Pieces] = []
     run: list[StoredEntry] = []
@@ -300,7 +300,7 @@ def _entry_prefix(size: int) -> bytes:
     return _PREFIXES[size] if size < SHORT else _FIELD_3 + varint(size)
 
 
-def read_item(request_id: int, entry: StoredEntry) -> Pieces:
+def encode_read_reply(request_id: int, entry: StoredEntry) -> Pieces:
     """Returns an encoded ReadReply with this entry."""
     return (wire.ReadReply(request_id=request_id).SerializeToString(), *_parts(entry, 0, None, _READ_ENTRY))
 

@@ -1,7 +1,7 @@
 """Sends published entries (`Publish`) to the ledger that is written, and confirms them in order. The driver of
 log_queue_core.py.
 
-    log: `queue.add` → `send` → ledger → `on_appended` → cache, publisher, `on_confirmed`
+    log: `queue.add` → `send_queued` → ledger → `on_appended` → cache, publisher, `on_confirmed`
 
 `on_stopped` is called when the ledger takes no more: it is full, or it has failed. Then the log stops the queue, and
 opens the next ledger (broker/log/topic_log.py). Entries for which a ledger has no room wait here, in order.
@@ -28,7 +28,7 @@ from ...runtime.metrics import WAITING, Histogram
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Replication
 from .cache import StoredEntry, TailCache
-from .log_queue_core import LogQueue, Queued, SequenceRange
+from .log_queue_core import LogQueue, QueuedPublish, SequenceRange
 from .log_shape_core import Span
 from .managed_ledger import ManagedLedger
 
@@ -43,7 +43,7 @@ class Publisher(Protocol):
     def on_failed(self, publish: Publish, error: MagnetarError) -> None: ...
 
 
-class Publish(Queued):
+class Publish(QueuedPublish):
     """An entry in flight, from the frame that contained it to its receipt: in the log's queue, pending at the ledger's
     writer, and with its sender."""
 
@@ -125,7 +125,7 @@ class Appender:
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
 
     # ------------------------------------------------------------------ sending
-    def send(self) -> None:
+    def send_queued(self) -> None:
         """Sends queued publishes while the ledger has room. Calls `on_stopped` if no ledger is written, or it is full
         or has failed."""
         writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
@@ -137,7 +137,7 @@ class Appender:
         try:
             while queue.pending and queue.ledger_id >= 0 and queue.next_entry < entries_max:
                 writer.push(queue.pending[0])
-                queue.on_sent()
+                queue.on_entry_sent()
         except BackPressure:
             self._wait_room(writer)
         except LedgerClosed:  # no bookie was there to replace one that failed, or it is poisoned
@@ -156,7 +156,7 @@ class Appender:
     def _has_room(self, room: asyncio.Task[None]) -> None:
         self._room = None
         if self.queue.ledger_id >= 0 and not room.cancelled():
-            self.send()
+            self.send_queued()
 
     def _is_full(self, writer: LedgerWriter) -> bool:
         if writer.adds.length >= self._config.roll_bytes:
@@ -164,7 +164,7 @@ class Appender:
         if self.timestamp_ms < self._age_due_ms:
             return False
         self._age_due_ms = self.timestamp_ms + AGE_LOOK_MS
-        age_max_s = self._config.degraded_roll_s if self.degraded else self._config.roll_minutes * 60
+        age_max_s = self._config.degraded_roll_s if self.is_degraded else self._config.roll_minutes * 60
         age_ms = self.timestamp_ms - self._managed_ledger.listed.record.ledgers[-1].created_ms
         return age_ms >= age_max_s * 1000 and self._span.last_entry >= 0 and self._managed_ledger.has_room
 
@@ -200,7 +200,7 @@ class Appender:
             position = Position(span.ledger_id, publish.entry)
             span.last_entry, span.end_index = publish.entry, index + 1
             span.size += size
-            cache.put(
+            cache.add(
                 StoredEntry(
                     position, publish.frames, publish.count, index, size, publish.timestamp_ms, publish.numbers.uuid,
                     publish.deliver_at_ms,
@@ -231,7 +231,7 @@ class Appender:
         return Replication(record.ensemble_size, record.write_quorum, record.ack_quorum)
 
     @property
-    def degraded(self) -> bool:
+    def is_degraded(self) -> bool:
         """Returns True if the ledger that is written has fewer bookies, or fewer copies, than the policy asked for."""
         writer = self.writer
         return writer is not None and (

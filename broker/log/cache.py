@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from ...proto.entry import key_of_one, keys_of, parse_stored, uuid_of
+from ...proto.entry import chunk_uuid, distinct_keys, parse_stored, single_entry_key
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...proto.routing import sticky_slot
 from ...runtime.files import Buffer
-from .unfolding import is_costly
+from .unfolding import is_slow_to_parse
 
 ENTRY_BYTES = 512
 """Memory of an entry besides its bytes: the object, position, numbers, frames, its place in the cache. Measured: 490
@@ -56,7 +56,7 @@ class StoredEntry:
             count, slots = metadata.num_messages_in_batch, None
         else:
             count, slots = 1, _slots_of_one(metadata)  # now: the head takes 1 KB, and is not kept
-        chunk_of = uuid_of(metadata) if metadata.num_chunks_from_msg > 1 else ""
+        chunk_of = chunk_uuid(metadata) if metadata.num_chunks_from_msg > 1 else ""
         return cls(
             position, (entry,), count, index, len(entry), timestamp_ms, chunk_of, metadata.deliver_at_time, slots
         )  # fmt: skip
@@ -85,7 +85,7 @@ class StoredEntry:
         return self._slots is not None
 
     @property
-    def slots_known(self) -> bool:
+    def has_slots(self) -> bool:
         return self._slots is not None
 
     def set_slots(self, slots: tuple[int, ...]) -> None:
@@ -118,15 +118,15 @@ def _slots_of(entry: Buffer) -> tuple[int, ...] | None:
         head = parse_stored(entry)
         if not head.metadata.HasField("num_messages_in_batch") or head.metadata.encryption_keys:
             return _slots_of_one(head.metadata)
-        if is_costly(head.metadata):
+        if is_slow_to_parse(head.metadata):
             return None
-        return tuple(dict.fromkeys(map(sticky_slot, keys_of(head.metadata, head.payload_offset, entry))))
+        return tuple(dict.fromkeys(map(sticky_slot, distinct_keys(head.metadata, head.payload_offset, entry))))
     except MagnetarError:
         return ()  # damaged: its consumer detects that
 
 
 def _slots_of_one(metadata: MessageMetadata) -> tuple[int, ...]:
-    key = key_of_one(metadata)
+    key = single_entry_key(metadata)
     return _SLOTS[key] if key is not None else ()
 
 
@@ -157,7 +157,7 @@ class TailCache:
         self._order: deque[StoredEntry] = deque()
         self.bytes = 0
 
-    def put(self, entry: StoredEntry) -> None:
+    def add(self, entry: StoredEntry) -> None:
         """Adds an entry."""
         ledger_id, entry_id = entry.position
         entries = self._ledgers.get(ledger_id)
@@ -170,7 +170,7 @@ class TailCache:
             while self.bytes > self.bytes_max:
                 self._drop_oldest()
 
-    def put_all(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
+    def add_all(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
         """Adds entries of one ledger, in order."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
@@ -206,7 +206,7 @@ class TailCache:
         entries = self._ledgers.get(position[0])
         return entries.get(position[1]) if entries is not None else None
 
-    def run_from(self, position: Position, last_entry: int, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+    def cached_run(self, position: Position, last_entry: int, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         """Returns cached entries of one ledger from `position` on, without a gap: up to `last_entry`, `entries_max` and
         `bytes_max`, at least one. Empty if the entry at `position` is not cached."""
         entries = self._ledgers.get(position[0])

@@ -113,7 +113,7 @@ class CommittedShape(LogShape):
             return Position(ledger_id, entry_id + 1)
         return super().at_or_after(Position(ledger_id, entry_id + 1))
 
-    def hidden_in(self, ledger_id: int) -> BitMap | None:
+    def hidden_entries_in(self, ledger_id: int) -> BitMap | None:
         decided = self._decided
         return decided.aborted.get(ledger_id) if decided is not None else None
 
@@ -144,11 +144,11 @@ class CommittedShape(LogShape):
         """Returns the last stable position; its entry may be aborted."""
         return self.last_confirmed if self._decided is None else self._decided.stable
 
-    def readable(self, position: Position) -> bool:
+    def is_readable(self, position: Position) -> bool:
         decided = self._decided
         if decided is None:
-            return self.has(position)
-        if position > decided.stable or not self.has(position):
+            return self.has_entry(position)
+        if position > decided.stable or not self.has_entry(position):
             return False
         aborted = decided.aborted.get(position[0])
         return aborted is None or position[1] not in aborted
@@ -178,24 +178,26 @@ class CommittedShape(LogShape):
         aborted = decided.aborted.get(first[0])
         return last <= decided.stable and (aborted is None or not aborted.range_cardinality(first[1], last[1] + 1))
 
-    def messages_from(self, index: int) -> int:
+    def count_messages_from(self, index: int) -> int:
         decided = self._decided
         if decided is None:
-            return super().messages_from(index)
+            return super().count_messages_from(index)
         end = decided.stable_index
         if index >= end:
             return 0
-        return super().messages_from(index) - super().messages_from(end) - decided.aborted_messages(index, end)
+        return (
+            super().count_messages_from(index) - super().count_messages_from(end) - decided.aborted_messages(index, end)
+        )
 
     def index_ahead(self, index: int, messages: int) -> int:
         if self._decided is None:
             return super().index_ahead(index, messages)
-        low, high, total = index, self.end_index, self.messages_from(index)
+        low, high, total = index, self.end_index, self.count_messages_from(index)
         if messages >= total:
             return high
         while low < high:  # the first index after which fewer than `total - messages` messages are left
             middle = (low + high) // 2
-            if total - self.messages_from(middle + 1) > messages:
+            if total - self.count_messages_from(middle + 1) > messages:
                 high = middle
             else:
                 low = middle + 1
@@ -204,8 +206,8 @@ class CommittedShape(LogShape):
     def aborted_messages(self, first: int, end: int) -> int:
         return 0 if self._decided is None or first >= end else self._decided.aborted_messages(first, end)
 
-    def count_shown(self, ledger_id: int, first: int) -> int:
-        span = self.span(ledger_id)
+    def count_visible(self, ledger_id: int, first: int) -> int:
+        span = self.find_span(ledger_id)
         if span is None:
             return 0
         last, decided = span.last_entry, self._decided

@@ -102,7 +102,7 @@ def encode_table(rows: list[SurvivorRow]) -> list[bytes]:
     return [_record(TABLE, _PIECE.pack(number, len(pieces)) + each) for number, each in enumerate(pieces)]
 
 
-def decode_piece(data: Buffer) -> tuple[int, int, bytes]:
+def decode_table_piece(data: Buffer) -> tuple[int, int, bytes]:
     """Returns the number of a piece of the table, the number of all pieces, and the bytes of the rows in it. Raises
     DamagedCompaction if `data` is damaged."""
     body = _body(data, TABLE)
@@ -114,7 +114,7 @@ def decode_piece(data: Buffer) -> tuple[int, int, bytes]:
     return number, pieces, body[_PIECE.size :]
 
 
-def decode_rows(body: bytes) -> list[SurvivorRow]:
+def decode_table_rows(body: bytes) -> list[SurvivorRow]:
     """Returns the rows of a table. `body`: the rows' bytes of all pieces, concatenated. Raises DamagedCompaction if it
     is damaged."""
     rows: list[SurvivorRow] = []

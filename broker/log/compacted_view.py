@@ -23,7 +23,7 @@ from ...proto.states import TopicState
 from ...runtime.network import World
 from .cache import StoredEntry
 from .committed_shape_core import CommittedShape
-from .compacted_format import DamagedCompaction, SurvivorRow, decode_piece, decode_rows, decode_survivor
+from .compacted_format import DamagedCompaction, SurvivorRow, decode_survivor, decode_table_piece, decode_table_rows
 from .compaction_core import last_batch_index
 from .log import ReadableLog, SegmentReader
 from .log_shape_core import LogShape, Span, bisect_entries
@@ -33,12 +33,12 @@ from .snapshot_ledger import StateLedgers
 # ------------------------------------------------------------------------------------------------- compacted_log
 # Reading a compacted ledger: by original position and by time. And the places of the topic as its readers see them.
 #
-# `CompactedLog` is one compacted ledger, open: its table (broker/log/compacted_format.py) is in memory, two bytes at
+# `CompactedLedger` is one compacted ledger, open: its table (broker/log/compacted_format.py) is in memory, two bytes at
 # most for each entry that survives. `CompactedShape` is the log's shape with the ledgers before it that were trimmed
 # and of which something survives: a consumer that reads compacted still sees them. It follows the log's own shape.
 
 
-class CompactedLog:
+class CompactedLedger:
     """An open compacted ledger. `read` returns surviving entries as entries of the topic, at their original
     positions."""
 
@@ -49,16 +49,16 @@ class CompactedLog:
         self._ids = [row.ledger_id for row in rows]
 
     @classmethod
-    async def open(cls, ledgers: StateLedgers, record: Compacted) -> CompactedLog:
+    async def open(cls, ledgers: StateLedgers, record: Compacted) -> CompactedLedger:
         """Opens the compacted ledger and reads its table. Raises DataLost if it is damaged or lost; LedgerNotFound if
         the ledger does not exist; Unavailable if bookies do not answer."""
         reader = await ledgers.open(record.ledger_id)
         try:
-            _, pieces, body = decode_piece((await reader.read(reader.last_entry, reader.last_entry))[0].payload)
+            _, pieces, body = decode_table_piece((await reader.read(reader.last_entry, reader.last_entry))[0].payload)
             for back in range(1, pieces):
                 at = reader.last_entry - back
-                body = decode_piece((await reader.read(at, at))[0].payload)[2] + body
-            return cls(record, reader, decode_rows(body))
+                body = decode_table_piece((await reader.read(at, at))[0].payload)[2] + body
+            return cls(record, reader, decode_table_rows(body))
         except DamagedCompaction as error:
             raise DataLost(f"compacted ledger {record.ledger_id}: {error}", ledger=record.ledger_id) from error
 
@@ -70,7 +70,7 @@ class CompactedLog:
     def entries(self) -> int:
         return self.record.entries
 
-    def number_of(self, position: Position) -> int:
+    def survivor_number_at(self, position: Position) -> int:
         """Returns the number (from 0) of the first surviving entry at or after `position`; `entries` if there is
         none."""
         at = bisect_left(self._ids, position[0])
@@ -80,7 +80,7 @@ class CompactedLog:
         before = row.survivors.rank(position[1] - 1) if row.ledger_id == position[0] and position[1] > 0 else 0
         return row.first + before
 
-    def row(self, ledger_id: int) -> SurvivorRow | None:
+    def find_row(self, ledger_id: int) -> SurvivorRow | None:
         """Returns the table's row for a ledger of the topic; None if no entry of the ledger survives."""
         at = bisect_left(self._ids, ledger_id)
         return self.rows[at] if at < len(self.rows) and self._ids[at] == ledger_id else None
@@ -93,20 +93,22 @@ class CompactedLog:
         except DamagedCompaction as error:
             raise DataLost(f"compacted ledger {self.record.ledger_id}: {error}") from error
 
-    async def entry(self, number: int) -> StoredEntry:
+    async def read_survivor(self, number: int) -> StoredEntry:
         return (await self.read(number, 1))[0]
 
-    async def first_since(self, time_ms: int) -> StoredEntry | None:
+    async def find_first_since(self, time_ms: int) -> StoredEntry | None:
         """Returns the first surviving entry that arrived at or after `time_ms` (ms since the epoch); None if there is
         none."""
-        return (await bisect_entries(self.entries - 1, self.entry, lambda entry: entry.timestamp_ms >= time_ms)).entry
+        return (
+            await bisect_entries(self.entries - 1, self.read_survivor, lambda entry: entry.timestamp_ms >= time_ms)
+        ).entry
 
-    async def last_survivor(self) -> tuple[StoredEntry, int] | None:
+    async def read_last_survivor(self) -> tuple[StoredEntry, int] | None:
         """Returns the last surviving entry, and the batch index of its last message that was not removed (-1: the entry
         is no batch); None if no entry survives."""
         if not self.entries:
             return None
-        entry = await self.entry(self.entries - 1)
+        entry = await self.read_survivor(self.entries - 1)
         return entry, last_batch_index(entry.payload)
 
 
@@ -120,7 +122,7 @@ class CompactedShape(CommittedShape):
         self._rows: dict[int, SurvivorRow] = {}
         super().__init__(log)
 
-    def cover(self, rows: list[SurvivorRow]) -> None:
+    def set_survivors(self, rows: list[SurvivorRow]) -> None:
         """Sets the rows of the compacted ledger: its surviving entries can be read also where the log has trimmed their
         ledger."""
         self._rows = {row.ledger_id: row for row in rows}
@@ -155,15 +157,15 @@ class CompactedReader:
     """The SegmentReader of the compacted ledger up to its horizon, and of the log after it."""
 
     def __init__(self, shape: CompactedShape, log: SegmentReader) -> None:
-        self.compacted: CompactedLog | None = None
+        self.compacted: CompactedLedger | None = None
         self._shape = shape
         self._log = log
 
-    def read_on_in(self, log: SegmentReader) -> None:
+    def set_log_reader(self, log: SegmentReader) -> None:
         """Sets the reader of the entries after the horizon."""
         self._log = log
 
-    def _covers(self, position: Position) -> CompactedLog | None:
+    def _covers(self, position: Position) -> CompactedLedger | None:
         """Returns the compacted ledger if `position` is at or before its horizon, else None."""
         compacted = self.compacted
         return compacted if compacted is not None and position <= compacted.horizon else None
@@ -180,17 +182,17 @@ class CompactedReader:
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
-        number = compacted.number_of(position)
+        number = compacted.survivor_number_at(position)
         if number < compacted.entries:
             return await compacted.read(number, bytes_max)
         following = self._shape.after(compacted.horizon)
-        return await self._log.read(following, bytes_max) if self._shape.readable(following) else []
+        return await self._log.read(following, bytes_max) if self._shape.is_readable(following) else []
 
     async def read_entry(self, position: Position) -> StoredEntry:
         return (await self.read(position, 1))[0] if self._covers(position) else await self._log.read_entry(position)
 
-    async def locate(self, index: int) -> IndexedPosition:
-        compacted, place = self.compacted, await self._log.locate(index)
+    async def locate_index(self, index: int) -> IndexedPosition:
+        compacted, place = self.compacted, await self._log.locate_index(index)
         if compacted is not None:
             for row in compacted.rows:
                 if (
@@ -203,7 +205,7 @@ class CompactedReader:
 
     async def locate_time(self, time_ms: int) -> IndexedPosition:
         compacted = self.compacted
-        if compacted is not None and (found := await compacted.first_since(time_ms)) is not None:
+        if compacted is not None and (found := await compacted.find_first_since(time_ms)) is not None:
             return IndexedPosition(found.position, found.first_index)
         return await self._log.locate_time(time_ms)
 
@@ -213,12 +215,12 @@ class CompactedReader:
     def cached_index_after(self, mark: Position) -> int | None:
         return self._log.cached_index_after(mark)
 
-    async def last_shown(self) -> tuple[Position, int, int] | None:
+    async def read_last_message(self) -> tuple[Position, int, int] | None:
         compacted = self.compacted
         if compacted is not None and self._shape.last <= compacted.horizon:
-            survivor = await compacted.last_survivor()
+            survivor = await compacted.read_last_survivor()
             return None if survivor is None else (survivor[0].position, survivor[1], survivor[0].index)
-        return await self._log.last_shown()
+        return await self._log.read_last_message()
 
 
 class CompactedView:
@@ -244,17 +246,17 @@ class CompactedView:
         """From now on, only committed entries are read after the horizon. `log`: the view of the log with these entries
         (log.py)."""
         self._log = log
-        self.reader.read_on_in(log.reader)
+        self.reader.set_log_reader(log.reader)
         assert isinstance(log.shape, CommittedShape), "it is the view of what is committed"
         self.shape.set_outcomes(log.shape.outcomes)
 
     @property
-    def compacted(self) -> CompactedLog | None:
+    def compacted(self) -> CompactedLedger | None:
         return self.reader.compacted
 
-    def switch_to(self, compacted: CompactedLog) -> None:
+    def switch_to(self, compacted: CompactedLedger) -> None:
         """Reads from another compacted ledger from now on."""
-        self.shape.cover(compacted.rows)
+        self.shape.set_survivors(compacted.rows)
         self.reader.compacted = compacted
 
     def removed_entries(self) -> Iterator[tuple[int, BitMap]]:
@@ -266,7 +268,7 @@ class CompactedView:
         for span in self.shape.spans:
             if span.ledger_id > horizon[0]:
                 break
-            row = compacted.row(span.ledger_id)
+            row = compacted.find_row(span.ledger_id)
             last = horizon[1] if span.ledger_id == horizon[0] else span.last_entry
             removed = BitMap(range(last + 1))
             if row is not None:

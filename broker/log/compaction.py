@@ -48,7 +48,7 @@ from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
 from .cache import StoredEntry
 from .compacted_format import SurvivorRow, encode_survivor, encode_table
-from .compacted_view import CompactedLog, CompactedView
+from .compacted_view import CompactedLedger, CompactedView
 from .compaction_core import KEY_BYTES, KeySurvey, compact_entry, parse_entry
 from .log import Log, ReadableLog
 from .log_shape_core import LogShape, TrimLimit
@@ -135,7 +135,7 @@ class Compaction:
         return self.view.shape if self.record is not None else self.log.shape
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._task is not None
 
     def hide_uncommitted(self, log: ReadableLog) -> None:
@@ -149,7 +149,7 @@ class Compaction:
         """Returns what compaction no longer needs of the log; None if it needs nothing."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
-        elif self.running or applied.compaction_threshold_bytes:
+        elif self.is_running or applied.compaction_threshold_bytes:
             mark = self.log.shape.start
         else:
             return None
@@ -158,7 +158,7 @@ class Compaction:
     def own_ledgers(self) -> list[int]:
         return [self.record.ledger_id] if self.record is not None else []
 
-    def due_bytes(self) -> int:
+    def uncompacted_bytes(self) -> int:
         """Returns an estimate of the bytes after the horizon, which are not compacted yet."""
         horizon = self.record
         size = 0.0
@@ -179,7 +179,7 @@ class Compaction:
             return
         self.progress.state = CompactionState.SUCCESS
         try:
-            self.view.switch_to(await CompactedLog.open(self.ledgers, record))
+            self.view.switch_to(await CompactedLedger.open(self.ledgers, record))
         except MagnetarError as error:
             if error.retryable:
                 raise
@@ -200,10 +200,10 @@ class Compaction:
     def run_due(self, applied: Applied) -> None:
         """Starts a compaction if at least as many bytes as the threshold of the policy are not compacted."""
         threshold_bytes = applied.compaction_threshold_bytes
-        if threshold_bytes and self.due_bytes() >= threshold_bytes:
+        if threshold_bytes and self.uncompacted_bytes() >= threshold_bytes:
             self.start()
 
-    async def wait(self) -> None:
+    async def wait_finished(self) -> None:
         """Waits until no compaction is running."""
         if self._task is not None:
             await asyncio.shield(self._task)
@@ -234,7 +234,7 @@ class Compaction:
         finally:
             self._task = None
 
-    def on_published(self, compacted: CompactedLog) -> None:
+    def on_published(self, compacted: CompactedLedger) -> None:
         """Called when the topic's record names another compacted ledger: reads from that one from now on."""
         self.view.switch_to(compacted)
         self._changed()
@@ -345,7 +345,7 @@ class CompactionRun:
             compacted_ms=self._of.world.clock.wall_ms(),
         )  # fmt: skip
         old = [self._old.record.ledger_id] if self._old is not None else []
-        opening = await CompactedLog.open(self._of.ledgers, self._compacted)  # what cannot be read is not published
+        opening = await CompactedLedger.open(self._of.ledgers, self._compacted)  # what cannot be read is not published
         await log.commit_fields(compacted=self._compacted, pending_deletion=tuple(old))
         self._of.on_published(opening)
 
@@ -369,7 +369,7 @@ class CompactionRun:
             yield entries
         shape, reader = self._shown.shape, self._shown.reader
         position = shape.after(old.horizon) if old is not None else shape.at_or_after(shape.start)
-        while (position := shape.next_existing(position)) <= self._horizon and shape.readable(position):
+        while (position := shape.next_existing(position)) <= self._horizon and shape.is_readable(position):
             entries = await self._tried(partial(reader.read, position, bytes_max))
             yield [entry for entry in entries if entry.position <= self._horizon]
             position = shape.after(entries[-1].position)
@@ -414,12 +414,12 @@ class CompactionRun:
         self._size += size
 
     def _row(self, ledger_id: int, entry: StoredEntry) -> SurvivorRow:
-        span = self._log.shape.span(ledger_id)
+        span = self._log.shape.find_span(ledger_id)
         if span is not None:
             last = self._horizon[1] if ledger_id == self._horizon[0] else span.last_entry
             end_index = self._end_index if ledger_id == self._horizon[0] else span.end_index
             return SurvivorRow(ledger_id, last + 1, span.first_index, end_index, self._entries, BitMap())
-        before = self._old.row(ledger_id) if self._old is not None else None
+        before = self._old.find_row(ledger_id) if self._old is not None else None
         if before is not None:
             return SurvivorRow(ledger_id, before.entries, before.first_index, before.end_index, self._entries, BitMap())
         return SurvivorRow(

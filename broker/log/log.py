@@ -47,7 +47,7 @@ class SegmentReader(Protocol):
 
     async def read_entry(self, position: Position) -> StoredEntry: ...
 
-    async def locate(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> IndexedPosition:
         """Returns the position of the entry that contains message `index`, or of the first entry after it. If there is
         none, returns the position after the last entry."""
 
@@ -61,7 +61,7 @@ class SegmentReader(Protocol):
     async def index_after(self, mark: Position) -> int:
         """Returns the index of the first message after the entry `mark`."""
 
-    async def last_shown(self) -> tuple[Position, int, int] | None:
+    async def read_last_message(self) -> tuple[Position, int, int] | None:
         """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is no
         batch) and its index; None if there is none."""
 
@@ -102,11 +102,11 @@ class Log(ReadableLog, Protocol):
     @property
     def pending_entries(self) -> int: ...
     @property
-    def published_ms(self) -> int:
+    def last_published_ms(self) -> int:
         """Returns when the last message was published (ms since the epoch); 0 if none was since the log was opened."""
 
     @property
-    def age_s(self) -> float:
+    def ledger_age_s(self) -> float:
         """Returns the age in seconds of the ledger that is written, or was written last."""
 
     @property
@@ -118,7 +118,7 @@ class Log(ReadableLog, Protocol):
         """Returns the replication that the policy asked for when the ledger that is written was created."""
 
     @property
-    def degraded(self) -> bool: ...
+    def is_degraded(self) -> bool: ...
     @property
     def ensemble(self) -> Mapping[int, tuple[str, ...]]:
         """Returns the bookies of the ledger that is written, by ledger id."""
@@ -177,14 +177,14 @@ class CommittedReader:
     def _shown(self, entries: list[StoredEntry]) -> list[StoredEntry]:
         if not entries or self._shape.shows_all(entries[0].position, entries[-1].position):
             return entries
-        readable = self._shape.readable
+        readable = self._shape.is_readable
         return [entry for entry in entries if readable(entry.position)]
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         return self._shown(self._log.read_cached(position, entries_max, bytes_max))
 
     def get(self, position: Position) -> StoredEntry | None:
-        return self._log.get(position) if self._shape.readable(position) else None
+        return self._log.get(position) if self._shape.is_readable(position) else None
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         """Returns committed entries from `position` on. Raises InvalidRequest if no committed entry is at
@@ -200,18 +200,18 @@ class CommittedReader:
         return await self._log.read_entry(position)
 
     def _check(self, position: Position) -> None:
-        if not self._shape.readable(position):
+        if not self._shape.is_readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
 
-    async def locate(self, index: int) -> IndexedPosition:
-        return await self._next_shown(await self._log.locate(index))
+    async def locate_index(self, index: int) -> IndexedPosition:
+        return await self._next_shown(await self._log.locate_index(index))
 
     async def locate_time(self, time_ms: int) -> IndexedPosition:
         return await self._next_shown(await self._log.locate_time(time_ms))
 
     async def _next_shown(self, place: IndexedPosition) -> IndexedPosition:
         position = self._shape.next_existing(place.position)
-        if not self._shape.readable(position):
+        if not self._shape.is_readable(position):
             return IndexedPosition(self._shape.after(self._shape.stable), self._shape.end_index)
         if position == place.position:
             return place
@@ -223,7 +223,7 @@ class CommittedReader:
     def cached_index_after(self, mark: Position) -> int | None:
         return self._log.cached_index_after(mark)
 
-    async def last_shown(self) -> tuple[Position, int, int] | None:
+    async def read_last_message(self) -> tuple[Position, int, int] | None:
         last = self._shape.last_existing
         if last.entry_id < 0:
             return None

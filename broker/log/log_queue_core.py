@@ -25,7 +25,7 @@ from pyroaring import BitMap64
 from ...ledger.reader_core import Payload
 
 
-class Queued(Payload):
+class QueuedPublish(Payload):
     """A publish in flight. `index`: that of its last message; `entry`: its entry id while it is sent, else -1."""
 
     __slots__ = ("index",)
@@ -35,7 +35,7 @@ class Queued(Payload):
         self.entry = self.index = -1
 
 
-Q = TypeVar("Q", bound=Queued)
+Q = TypeVar("Q", bound=QueuedPublish)
 
 
 _NONE: deque[Any] = deque()
@@ -64,7 +64,7 @@ class LogQueue(Generic[Q]):
             self._sent, self.pending = deque(), deque()
         self.pending.append(queued)
 
-    def on_sent(self) -> None:
+    def on_entry_sent(self) -> None:
         """Called when the ledger's writer has accepted the first pending publish: assigns its entry id."""
         queued = self.pending.popleft()
         queued.entry = self.next_entry

@@ -137,7 +137,7 @@ class LogShape:
     def tail(self) -> Span:
         return self._spans[self._ids[-1]]
 
-    def span(self, ledger_id: int) -> Span | None:
+    def find_span(self, ledger_id: int) -> Span | None:
         return self._spans.get(ledger_id)
 
     @property
@@ -148,7 +148,7 @@ class LogShape:
     def end_index(self) -> int:
         return max(self.tail.end_index, self._least_index) if self._ids else self._least_index
 
-    def messages_from(self, index: int) -> int:
+    def count_messages_from(self, index: int) -> int:
         """Returns the number of messages in the log with an index of at least `index`."""
         if not self._ids or index >= self.tail.end_index:
             return 0
@@ -234,16 +234,16 @@ class LogShape:
                 return Position(earlier, self._spans[earlier].last_entry)
         return self.start
 
-    def readable(self, position: Position) -> bool:
+    def is_readable(self, position: Position) -> bool:
         """Returns True if a confirmed entry that readers see is at `position`."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
-    def hidden_in(self, ledger_id: int) -> BitMap | None:
+    def hidden_entries_in(self, ledger_id: int) -> BitMap | None:
         """Returns the entries of the ledger that readers never see; None if there are none."""
         return None
 
-    def count_shown(self, ledger_id: int, first: int) -> int:
+    def count_visible(self, ledger_id: int, first: int) -> int:
         """Returns the number of entries of the ledger, from entry id `first` on, that readers see."""
         span = self._spans.get(ledger_id)
         return max(0, span.last_entry - first + 1) if span is not None else 0
@@ -257,12 +257,12 @@ class LogShape:
         none."""
         return mark
 
-    def has(self, position: Position) -> bool:
+    def has_entry(self, position: Position) -> bool:
         """Returns True if a confirmed entry is at `position`, whether readers see it or not."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
-    def clamp(self, mark: Position) -> Position:
+    def clamp_mark(self, mark: Position) -> Position:
         """Returns `mark` limited to the log: not before its start, not after its last entry."""
         return min(max(mark, self.start), max(self.last, self.start))
 
@@ -364,7 +364,7 @@ def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | No
     return (found[-1], found[0]) if found else None
 
 
-def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
+def data_lost_error(ledger_id: int, run: Run, about: str = "") -> DataLost:
     """Returns the error for entries that every replica has lost. `about`: a prefix of its message, with a colon, that
     names the subscription or the topic."""
     first, last = run
@@ -385,7 +385,7 @@ def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
 # (up to its horizon): `Topic` collects them. A cursor needs a ledger no more when it has *safely* acknowledged all of
 # it: its mark is at or after the end (not the position in memory alone: after a crash the cursor falls back; nor the
 # persisted one alone: after a seek it is ahead), or each entry is acknowledged out of order and that is stored
-# (`TrimLimit.done`). The open ledger is never deleted. All conditions up to the bytes on the disk:
+# (`TrimLimit.released_ledgers`). The open ledger is never deleted. All conditions up to the bytes on the disk:
 # docs/design/data-deletion.md.
 #
 # So one message that is not acknowledged, or that is delayed for a month, keeps its own ledger and none of those after
@@ -403,15 +403,15 @@ def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
 
 class TrimLimit(NamedTuple):
     """What a holder no longer needs of the log, neither now nor after a crash: everything up to `mark`, and the later
-    ledgers `done`."""
+    ledgers `released_ledgers`."""
 
     mark: Position
-    done: frozenset[int] = frozenset()  # ledgers after the mark
+    released_ledgers: frozenset[int] = frozenset()  # ledgers after the mark
     why: LedgerStays = LedgerStays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
 
     def has_released(self, span: Span) -> bool:
         """Returns True if the holder no longer needs the ledger of this span."""
-        return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.done
+        return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.released_ledgers
 
 
 class Retention(msgspec.Struct, frozen=True):
@@ -420,7 +420,7 @@ class Retention(msgspec.Struct, frozen=True):
     minutes: int = 0
     mib: int = 0
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Returns the retention as a text for users; empty if nothing is retained."""
         if not self.minutes:
             return ""
@@ -516,7 +516,7 @@ def allowed_shrink(*, degraded_writes: bool) -> Shrink:
     return Shrink.COPIES if degraded_writes else Shrink.BOOKIES
 
 
-def risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
+def quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
     """Returns the risks of these quorums, one sentence for each. `bookies`: the number of bookies that are writable
     now."""
     found = []

@@ -28,7 +28,7 @@ import msgspec
 from ...ledger import LedgerClient, LedgerWriter
 from ...ledger.client import LedgerIdTaken
 from ...ledger.placement_core import Shrink
-from ...ledger.recovery import EndedElsewhere
+from ...ledger.recovery import ClosedByOther
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, LedgerRecord, TopicLedger, TopicRecord, decode, encode
 from ...metadata.store import Change, MetadataStore, Versioned, update_together
@@ -72,14 +72,14 @@ class TopicFenced(NotOwner):
     new owner may have found it in the record: a ledger that it names stays."""
 
 
-def path_of(topic: TopicName) -> str:
+def topic_path(topic: TopicName) -> str:
     return paths.topic(topic.tenant, topic.namespace, topic.stored_local)
 
 
 def claim_check(topic: TopicName, claim: str) -> Change:
     """Returns a change that writes nothing, and lets its commit succeed only while the topic has this claim. Otherwise
     the commit raises TopicFenced."""
-    path = path_of(topic)
+    path = topic_path(topic)
 
     def transform(node: Versioned | None) -> bytes | None:
         if node is None or decode(node.value, TopicRecord, path).claim != claim:
@@ -95,7 +95,7 @@ class ManagedLedgerRecord:
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self.store = store
         self.topic = topic
-        self._path = path_of(topic)
+        self._path = topic_path(topic)
         self.stored = b""
         self._unknown = b""  # what a change of unknown outcome wanted to write
         self.record = TopicRecord()
@@ -176,8 +176,8 @@ def no_claims(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[Cha
 
 
 class ManagedLedger:
-    """The ledgers of a topic. A take-over calls `read`, `recover` and `claim`, in this order. Each new ledger is made
-    by `draft`, `add` and `install`, also in this order.
+    """The ledgers of a topic. A take-over calls `read_list`, `recover_ledgers` and `claim_list`, in this order. Each
+    new ledger is made by `draft_ledger`, `add_ledger` and `install_ledger`, also in this order.
 
     Before the next ledger is made, `end_ledger` ends the one that is written; `closed_row` returns its row for the
     list, and `close_tail` closes it in the shape."""
@@ -209,12 +209,12 @@ class ManagedLedger:
         return len(self.listed.record.ledgers) < LEDGERS_MAX
 
     # ------------------------------------------------------------------ taking over
-    async def read(self) -> None:
+    async def read_list(self) -> None:
         await self.listed.read()
 
-    async def recover(self) -> list[TopicLedger]:
+    async def recover_ledgers(self) -> list[TopicLedger]:
         """Recovers each ledger that is not known to be closed, the last one first. Returns the rows of all ledgers. The
-        last one is fenced and its end is known then, but only `claim` closes it. Raises DataLost if a ledger is
+        last one is fenced and its end is known then, but only `claim_list` closes it. Raises DataLost if a ledger is
         lost."""
         closed, self._end = list(self.listed.record.ledgers), None
         for number in reversed(range(len(closed))):
@@ -222,7 +222,7 @@ class ManagedLedger:
                 closed[number] = await self._recover(closed[number], joined=number == len(closed) - 1)
         return closed
 
-    async def claim(self, closed: list[TopicLedger]) -> None:
+    async def claim_list(self, closed: list[TopicLedger]) -> None:
         """Commits the recovered list with a new claim of this owner. The same commit closes the last ledger, and
         contains the changes of `claims`, for what else the owner takes over. Raises TopicFenced if another broker was
         faster."""
@@ -235,9 +235,9 @@ class ManagedLedger:
             try:
                 await self.listed.change(kept, claim=claim, pending_deletion=(), together=(*ends, *claims))
                 break
-            except EndedElsewhere as error:
+            except ClosedByOther as error:
                 _LOG.info("%s: %s", self._topic, error)
-                closed = await self.recover()  # it is closed now
+                closed = await self.recover_ledgers()  # it is closed now
             except MessageTooLarge:
                 if not claims:
                     raise
@@ -253,7 +253,7 @@ class ManagedLedger:
             holes.setdefault(lost.ledger_id, []).append((lost.first_entry, lost.last_entry))
         self.shape.set_lost_runs(holes, max((lost.end_index for lost in self.listed.record.lost), default=0))
         self.shape.check()
-        await self.delete(gone)
+        await self.delete_ledgers(gone)
 
     async def _recover(self, known: TopicLedger, *, joined: bool) -> TopicLedger:
         try:
@@ -267,7 +267,7 @@ class ManagedLedger:
                 raise TopicFenced(f"topic {self._topic} has another owner, or just had", topic=self._topic) from error
             raise DataLost(text + _HOW, topic=self._topic, ledger=known.ledger_id) from error
         except (Unavailable, NotEnoughBookies) as error:
-            if not await self._ledgers.loss_survey(
+            if not await self._ledgers.make_loss_survey(
                 await self._ledgers.read_record(known.ledger_id)
             ).is_beyond_recovery():
                 raise
@@ -281,7 +281,7 @@ class ManagedLedger:
         return _closed(known, reader.last_entry, reader.record.length, end_index, self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ the next ledger
-    async def draft(self) -> LedgerRecord:
+    async def draft_ledger(self) -> LedgerRecord:
         """Returns the record of a new ledger, without storing it. Its id is above all in the list, even if another
         broker got a later block of ids. Raises NotEnoughBookies if no ledger can be made now."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
@@ -295,7 +295,7 @@ class ManagedLedger:
     async def add_with_retries(
         self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
     ) -> tuple[LedgerWriter, list[int]]:
-        """Adds a ledger as `add` does, from `draft` or else from a new draft. Retries until it succeeds, or the
+        """Adds a ledger as `add_ledger` does, from `draft` or else from a new draft. Retries until it succeeds, or the
         caller's deadline cancels it; calls `on_waits` with the reason every TELL_EVERY_S.
 
         A draft is used again while it may have been committed, so that the next attempt finds its own ledger in the
@@ -304,8 +304,8 @@ class ManagedLedger:
         self.waits_for = ""
         while True:
             try:
-                draft = draft if draft is not None else await self.draft()
-                return await self.add(draft, end_index=end_index, created_ms=created_ms, ended=ended)
+                draft = draft if draft is not None else await self.draft_ledger()
+                return await self.add_ledger(draft, end_index=end_index, created_ms=created_ms, ended=ended)
             except LedgerIdTaken as error:
                 draft = None  # certainly not committed
                 _LOG.warning("%s: %s", self._topic, error)
@@ -321,26 +321,26 @@ class ManagedLedger:
                     _LOG.warning("%s: no new ledger yet: %s", self._topic, error)
             await asyncio.sleep(REROUTE_RETRY_S)
 
-    async def add(
+    async def add_ledger(
         self, draft: LedgerRecord, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
     ) -> tuple[LedgerWriter, list[int]]:
         """Creates the ledger of the draft, and in the same commit appends it to the list. `ended`: the closed row of
         the last ledger; None if all ledgers in the list are closed already.
 
         Returns its writer, and the ids of the ledgers that closed empty: the list does not name them any more, and
-        `install` deletes them."""
+        `install_ledger` deletes them."""
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
         await self.listed.change([*_without_empty(closed), new], together=(self._ledgers.creation_change(draft),))
         return self._ledgers.make_writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
-    async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
+    async def install_ledger(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
         """Applies the committed list: adds the new ledger to the shape, and removes and deletes the ledgers in
         `empty`."""
         self._discard_ledgers(empty)
         self.shape.add(Span(writer.ledger_id, end_index, open=True))
         self.reader.add_writer(writer)
-        await self.delete(empty)
+        await self.delete_ledgers(empty)
 
     # ------------------------------------------------------------------ the end of a ledger
     async def end_ledger(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
@@ -384,7 +384,7 @@ class ManagedLedger:
         self.shape.close_span(ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms)
         self.reader.discard(ended.ledger_id)
 
-    async def seal(self, ended: TopicLedger, *, terminated: bool | None) -> None:
+    async def commit_end(self, ended: TopicLedger, *, terminated: bool | None) -> None:
         """Commits the closed row `ended` of the last ledger, without a new ledger after it."""
         await self.listed.change([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 
@@ -397,21 +397,21 @@ class ManagedLedger:
         await self.listed.change(self.listed.record.ledgers, terminated=None, together=together, **fields)
 
     # ------------------------------------------------------------------ removing
-    async def remove(self, gone: list[int]) -> None:
+    async def remove_ledgers(self, gone: list[int]) -> None:
         """Removes ledgers from the list, then deletes them. Deletes nothing unless the change of the list is
         certain."""
         await self.listed.change([each for each in self.listed.record.ledgers if each.ledger_id not in gone])
         self._discard_ledgers(gone)
-        await self.delete(gone)
+        await self.delete_ledgers(gone)
 
     def _discard_ledgers(self, ledger_ids: list[int]) -> None:
         for ledger_id in ledger_ids:
-            if self.shape.span(ledger_id) is not None:
+            if self.shape.find_span(ledger_id) is not None:
                 self.shape.remove(ledger_id)
             self.reader.discard(ledger_id)
             self._cache.discard(ledger_id)
 
-    async def delete(self, ledger_ids: list[int]) -> None:
+    async def delete_ledgers(self, ledger_ids: list[int]) -> None:
         """Deletes ledgers that the committed list does not name. A failure is only logged: a ledger that stays takes
         space, and nothing else."""
         for ledger_id in ledger_ids:

@@ -24,7 +24,7 @@ from ...proto.errors import DataLost, InvalidRequest, MagnetarError
 from ...proto.names import Position
 from ..common.retry import SharedRuns
 from .cache import StoredEntry, TailCache
-from .log_shape_core import LOST_LOOKED_AT, LogShape, LookupResult, Span, bisect_entries, data_lost
+from .log_shape_core import LOST_LOOKED_AT, LogShape, LookupResult, Span, bisect_entries, data_lost_error
 
 
 class IndexedPosition(NamedTuple):
@@ -48,7 +48,7 @@ class TopicLogReader:
 
     def add_writer(self, writer: LedgerWriter) -> None:
         """Adds the ledger that this process writes, so that its confirmed entries can be read at once."""
-        self._readers[writer.ledger_id] = self._ledgers.reader_beside(writer)
+        self._readers[writer.ledger_id] = self._ledgers.make_local_reader(writer)
 
     def discard(self, ledger_id: int) -> None:
         """Drops the reader of a ledger that was closed (so that its record has changed) or deleted."""
@@ -62,20 +62,20 @@ class TopicLogReader:
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         """Returns confirmed entries of one ledger from `position` on, without a gap, that are in memory; empty if the
         first one is not."""
-        span = self._shape.span(position[0])
+        span = self._shape.find_span(position[0])
         if span is None:
             return []
-        found = self._cache.run_from(position, span.last_entry, entries_max, bytes_max)
+        found = self._cache.cached_run(position, span.last_entry, entries_max, bytes_max)
         if not found and self._recent is not None:
-            found = self._recent.run_from(position, span.last_entry, entries_max, bytes_max)
+            found = self._recent.cached_run(position, span.last_entry, entries_max, bytes_max)
         return found
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         """Reads entries of one ledger from bookies: from `position` on, up to `last_entry`, at least one. Raises
         InvalidRequest if no entry is at `position`, or it was trimmed; DataLost, with the range of lost entries, if the
         entry is lost."""
-        span = self._shape.span(position[0])
-        if span is None or not self._shape.readable(position):
+        span = self._shape.find_span(position[0])
+        if span is None or not self._shape.is_readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
         key = (position, bytes_max, min(span.last_entry, last_entry))
         if self._reads is None:
@@ -87,13 +87,13 @@ class TopicLogReader:
             return await self._read_stored(position, bytes_max, last_entry)
         except DataLost as error:
             lost = error
-        raise data_lost(position[0], (position[1], await self._lost_upto(position))) from lost
+        raise data_lost_error(position[0], (position[1], await self._lost_upto(position))) from lost
 
     async def _lost_upto(self, position: Position) -> int:
         """Returns the last entry id of the lost entries that begin at `position`. Tries LOST_LOOKED_AT entries at most,
         which is enough for the operator to decide."""
         ledger_id, last = position
-        span = self._shape.span(ledger_id)
+        span = self._shape.find_span(ledger_id)
         end = last if span is None else min(span.last_entry, last + LOST_LOOKED_AT)
         while last < end:
             following = Position(ledger_id, last + 1)
@@ -118,7 +118,7 @@ class TopicLogReader:
         parse = StoredEntry.parse
         entries = [parse(Position(ledger_id, each.entry), each.payload) for each in found]
         if self._recent is not None:
-            self._recent.put_all(ledger_id, entries)
+            self._recent.add_all(ledger_id, entries)
         return entries
 
     async def read_entry(self, position: Position) -> StoredEntry:
@@ -134,7 +134,7 @@ class TopicLogReader:
         return reader
 
     # ------------------------------------------------------------------ by index and time
-    async def locate(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> IndexedPosition:
         """Returns the position of the entry that contains message `index`; at or after the end of the log, the position
         after the last entry.
 
@@ -146,7 +146,7 @@ class TopicLogReader:
             return self._end_position()
         found, lost = await self._first(span, lambda entry: entry.index >= index)
         if lost is not None and (found is None or found.first_index > index):
-            raise data_lost(span.ledger_id, lost)
+            raise data_lost_error(span.ledger_id, lost)
         return _indexed(found) if found is not None else await self._after(span)
 
     async def locate_time(self, time_ms: int) -> IndexedPosition:
@@ -159,7 +159,7 @@ class TopicLogReader:
                 continue
             found, lost = await self._since(span, time_ms)
             if lost is not None:
-                doubt = data_lost(span.ledger_id, lost)
+                doubt = data_lost_error(span.ledger_id, lost)
             elif self._is_any_before(span, found):
                 doubt = None  # it arrived before the time, and so did what is before it
             if found is not None and doubt is None:
@@ -179,19 +179,19 @@ class TopicLogReader:
         try:
             return (await self.read_entry(self._following(mark))).first_index
         except DataLost:
-            if not self._shape.has(mark):
+            if not self._shape.has_entry(mark):
                 raise
         return (await self.read_entry(mark)).index + 1
 
     def cached_index_after(self, mark: Position) -> int | None:
         """Returns the same as `index_after`, without reading an entry; None if one would have to be read."""
         position = self._following(mark)
-        span = self._shape.span(position[0])
+        span = self._shape.find_span(position[0])
         if span is None:
             return self._shape.end_index
         if position[1] == 0:
             return span.first_index
-        if not self._shape.readable(position):
+        if not self._shape.is_readable(position):
             return span.end_index
         entry = self.get(position)
         return None if entry is None else entry.first_index
@@ -199,7 +199,7 @@ class TopicLogReader:
     def _following(self, mark: Position) -> Position:
         return self._shape.next_existing(Position(mark[0], mark[1] + 1))
 
-    async def last_shown(self) -> tuple[Position, int, int] | None:
+    async def read_last_message(self) -> tuple[Position, int, int] | None:
         last = self._shape.last_existing
         if last.entry_id < 0:
             return None
@@ -212,12 +212,14 @@ class TopicLogReader:
     async def _after(self, span: Span) -> IndexedPosition:
         """Returns the position of the first entry after the span."""
         position = self._shape.next_existing(Position(span.ledger_id, span.last_entry + 1))
-        return _indexed(await self.read_entry(position)) if self._shape.readable(position) else self._end_position()
+        return _indexed(await self.read_entry(position)) if self._shape.is_readable(position) else self._end_position()
 
     def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
         """Returns True if the ledger has an entry before `entry`; with `entry` None, if it has any entry."""
         first = self._shape.next_existing(Position(span.ledger_id, 0))
-        return self._shape.has(first) and first < (Position(span.ledger_id + 1, 0) if entry is None else entry.position)
+        return self._shape.has_entry(first) and first < (
+            Position(span.ledger_id + 1, 0) if entry is None else entry.position
+        )
 
     async def _since(self, span: Span, time_ms: int) -> LookupResult:
         """Finds the first entry of the ledger that arrived at or after `time_ms`. Does not search a ledger whose last
@@ -272,7 +274,7 @@ CHUNK_BYTES_MIN = 64 << 10
 """Least bytes of a read, however many subscriptions there are: a shorter one costs a bookie as much."""
 
 
-class Holder(Protocol):
+class MemoryHolder(Protocol):
     """An object that has entries in memory, and can drop them."""
 
     def release_memory(self) -> None:
@@ -288,14 +290,14 @@ class ReadMemory:
         self.held = 0  # by subscriptions
         self.under_way = 0  # asked of bookies
         self.given_back = 0  # times that a subscription had to
-        self._holders: OrderedDict[Holder, int] = OrderedDict()  # the one that was used last comes last
+        self._holders: OrderedDict[MemoryHolder, int] = OrderedDict()  # the one that was used last comes last
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         return self.held + self.under_way
 
-    def read_size(self, wanted: int) -> int:
+    def choose_read_size(self, wanted: int) -> int:
         """Returns how many bytes to read at once: `wanted`, or a half, a quarter, … of it, so that the limit has room
         for two and a half such reads of each subscription. Subscriptions at the same position share a read if their
         sizes are equal."""
@@ -348,7 +350,7 @@ class ReadMemory:
             holder.release_memory()
             assert holder not in self._holders, "it has given all back"
 
-    def set_held(self, holder: Holder, size: int) -> None:
+    def set_held(self, holder: MemoryHolder, size: int) -> None:
         """Records that `holder` now has `size` bytes in memory; 0: none."""
         self.held += size - self._holders.get(holder, 0)
         if size:

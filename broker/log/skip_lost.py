@@ -59,7 +59,7 @@ class _InspectedLedger(NamedTuple):
     gone: bool = False  # nothing of it is left
 
 
-class SkipLost:
+class SkipLostRequest:
     """A request of an operator to skip lost entries of a topic. `only`: the ledger of which they are; -1: of all
     ledgers. `force`: entries that a bookie may still have count as lost, too."""
 
@@ -115,7 +115,7 @@ class SkipLost:
             record, cut = await self._closed(row)
         except LedgerNotFound:
             return await self._without_record(row)
-        lost = self._ledgers.loss_survey(record, force=self._force)
+        lost = self._ledgers.make_loss_survey(record, force=self._force)
         found = await lost.find_lost_entries()
         if found.unknown:
             self._doubts += sum(last - first + 1 for first, last in found.unknown)
@@ -162,7 +162,7 @@ class SkipLost:
             raise
         except (Unavailable, NotEnoughBookies) as error:
             _LOG.warning("%s: ledger %d cannot be recovered: %s", self._topic, row.ledger_id, error)
-        lost = self._ledgers.loss_survey(await self._ledgers.read_record(row.ledger_id), force=self._force)
+        lost = self._ledgers.make_loss_survey(await self._ledgers.read_record(row.ledger_id), force=self._force)
         try:
             return await lost.close_ledger(), True
         except Unavailable as error:

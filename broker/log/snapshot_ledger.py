@@ -43,7 +43,7 @@ ROLL = ("create", "append", "name", "delete")
 """A new ledger; all of the state in it; the record names it; the old ledger is deleted."""
 
 
-class Piece(Protocol):
+class SnapshotPiece(Protocol):
     """An entry of a snapshot ledger: one piece of a snapshot."""
 
     @property
@@ -59,7 +59,7 @@ class Piece(Protocol):
         """Returns True if this is the last piece of a snapshot."""
 
 
-P = TypeVar("P", bound=Piece)
+P = TypeVar("P", bound=SnapshotPiece)
 S = TypeVar("S")
 
 
@@ -91,7 +91,7 @@ class StateLedgers:
         record need name it."""
         writer = await self.create()
         try:
-            await append_all(writer, entries)
+            await append_and_wait(writer, entries)
             await writer.close()
         except BaseException as error:
             await self.abandon(writer, unnamed=isinstance(error, MagnetarError))  # a cancelled owner begins nothing
@@ -165,31 +165,31 @@ class SnapshotLedger(Generic[P]):
     async def _pieces(self, reader: LedgerReader, last: int) -> list[P]:
         """Returns the pieces of the snapshot that ends at entry `last`; empty if none ends there, or it is
         incomplete."""
-        end = await self.piece(reader, last)
+        end = await self.read_piece(reader, last)
         self.sequence = max(self.sequence, end.sequence)
         if not end.is_last or last < end.piece:
             return []
-        pieces = [*[await self.piece(reader, last - back) for back in range(end.piece, 0, -1)], end]
+        pieces = [*[await self.read_piece(reader, last - back) for back in range(end.piece, 0, -1)], end]
         return pieces if all(each.sequence == end.sequence for each in pieces) else []
 
-    async def piece(self, reader: LedgerReader, entry_id: int) -> P:
+    async def read_piece(self, reader: LedgerReader, entry_id: int) -> P:
         """Reads and decodes one entry of the ledger."""
         (entry,) = await reader.read(entry_id, entry_id)
         return self._decode(bytes(entry.payload))
 
     # ------------------------------------------------------------------ writing
     @property
-    def writable(self) -> bool:
+    def is_writable(self) -> bool:
         """Returns True if a ledger is open to which this owner can append."""
-        return self._writer is not None and self._writer.writable
+        return self._writer is not None and self._writer.is_writable
 
     async def append(self, entries: Sequence[bytes]) -> bool:
         """Appends entries. Returns True if they are stored. If not, some of them may be in the ledger, and the caller
         must call `roll`."""
-        if self._writer is None or not self._writer.writable:
+        if self._writer is None or not self._writer.is_writable:
             return False
         try:
-            await append_all(self._writer, entries)
+            await append_and_wait(self._writer, entries)
         except MagnetarError:
             await self._stop_writing()
             return False
@@ -200,7 +200,7 @@ class SnapshotLedger(Generic[P]):
         the record. Raises any error of `name` or of the new ledger."""
         writer, unnamed = await self._ledgers.create(), True
         try:
-            await append_all(writer, entries)
+            await append_and_wait(writer, entries)
             unnamed = False
             await self._stop_writing()
             await name(writer.ledger_id)
@@ -227,14 +227,14 @@ class SnapshotLedger(Generic[P]):
             except MagnetarError as error:
                 _LOG.warning("snapshot ledger %d stays open: %s", writer.ledger_id, error)
 
-    async def drop(self) -> None:
+    async def delete(self) -> None:
         """Deletes the ledger, because the record no longer names it."""
         await self._stop_writing()
         old, self.ledger_id = self.ledger_id, -1
         await self._ledgers.delete(old)
 
 
-async def append_all(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
+async def append_and_wait(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
     """Appends entries and waits until all are confirmed. Raises the error of the first that is not."""
     appended = [writer.append(entry) for entry in entries]
     if not appended:

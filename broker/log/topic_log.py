@@ -132,13 +132,13 @@ class TopicLog:
             await step(self)
 
     async def read_list(self) -> None:
-        await self._managed_ledger.read()
+        await self._managed_ledger.read_list()
 
     async def recover_ledgers(self) -> None:
-        self._closed = await self._managed_ledger.recover()
+        self._closed = await self._managed_ledger.recover_ledgers()
 
     async def claim_list(self) -> None:
-        await self._managed_ledger.claim(self._closed)
+        await self._managed_ledger.claim_list(self._closed)
 
     async def serve(self) -> None:
         self._closed = []
@@ -165,7 +165,7 @@ class TopicLog:
         publish.timestamp_ms, publish.client_part = now_ms, b""
         publish.frames, publish.size = (stored,), len(stored)
         if state is TopicState.SERVING:
-            appender.send()
+            appender.send_queued()
 
     def _refusal(self) -> MagnetarError:
         if self.state is TopicState.TERMINATED:
@@ -193,7 +193,7 @@ class TopicLog:
             empty = self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0
             if self.state is not TopicState.SERVING or empty:
                 return
-            draft = await self._managed_ledger.draft()
+            draft = await self._managed_ledger.draft_ledger()
             if self.state is not TopicState.SERVING:  # it began to switch, or to end, by itself
                 return
             self._start_switch(draft)
@@ -245,11 +245,11 @@ class TopicLog:
         self._appender.confirm(stored)
         if ended is not None:
             self._managed_ledger.close_tail(ended)
-        await self._managed_ledger.install(writer, end_index, empty)
+        await self._managed_ledger.install_ledger(writer, end_index, empty)
         self._appender.start_ledger(writer)
         if self.state is TopicState.SWITCHING:
             self.state = TopicState.SERVING
-        self._appender.send()
+        self._appender.send_queued()
         self._on_confirmed()
 
     def _unknown(self) -> MagnetarError:
@@ -287,7 +287,7 @@ class TopicLog:
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return []
             try:
-                await run_to_end(self._managed_ledger.remove(gone))
+                await run_to_end(self._managed_ledger.remove_ledgers(gone))
             except TopicFenced as error:
                 self.abandon(error)
                 return []
@@ -359,7 +359,7 @@ class TopicLog:
         self._appender.confirm(stored)
         if ended is not None:
             self._managed_ledger.close_tail(ended)
-            await self._managed_ledger.seal(ended, terminated=terminated or None)
+            await self._managed_ledger.commit_end(ended, terminated=terminated or None)
         elif terminated:
             await self._managed_ledger.terminate()
 
@@ -375,9 +375,9 @@ class TopicLog:
         return self._managed_ledger.wanted_replication
 
     @property
-    def degraded(self) -> bool:
+    def is_degraded(self) -> bool:
         """Returns True if the ledger that is written has fewer bookies, or fewer copies, than the policy asked for."""
-        return self.state in (TopicState.SERVING, TopicState.SWITCHING) and self._appender.degraded
+        return self.state in (TopicState.SERVING, TopicState.SWITCHING) and self._appender.is_degraded
 
     @property
     def next_index(self) -> int:
@@ -389,11 +389,11 @@ class TopicLog:
         return len(self._appender.queue)
 
     @property
-    def published_ms(self) -> int:
+    def last_published_ms(self) -> int:
         return self._appender.timestamp_ms
 
     @property
-    def age_s(self) -> float:
+    def ledger_age_s(self) -> float:
         """Returns the age (in seconds) of the ledger that is written, or was written last; 0 if there is none."""
         ledgers = self.record.ledgers
         return (self.world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0

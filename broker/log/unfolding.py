@@ -18,7 +18,7 @@ from mmap import mmap
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
-from ...proto.compression import decompress_mapped
+from ...proto.compression import decompress_to_mapping
 from ...proto.entry import PROPERTIES_LONG, keys_of_items, parse_stored
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry
@@ -39,7 +39,7 @@ R = TypeVar("R")
 _ONE_AT_A_TIME: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
-def is_costly(metadata: MessageMetadata) -> bool:
+def is_slow_to_parse(metadata: MessageMetadata) -> bool:
     """Returns True if an entry with this metadata takes long to parse: it has many messages, many uncompressed bytes,
     or many properties."""
     return (
@@ -59,7 +59,7 @@ async def compute_slots(entry: Buffer, world: World) -> tuple[int, ...]:
             if not metadata.compression or not metadata.uncompressed_size:
                 return await _looked_at(world, payload, metadata.num_messages_in_batch)
             size = metadata.uncompressed_size
-            with await _run(world, decompress_mapped, metadata.compression, payload, size) as unfolded:
+            with await _run(world, decompress_to_mapping, metadata.compression, payload, size) as unfolded:
                 return await _looked_at(world, unfolded, metadata.num_messages_in_batch)
         except CorruptEntry:
             return ()  # its consumer reports the damage
@@ -69,7 +69,7 @@ async def run_off_loop(entry: Buffer, world: World, work: Callable[P, R], *args:
     """Returns the result of `work(*args, **kwargs)`, which parses the stored `entry`. Runs it in a thread if the entry
     takes long to parse, one such call at a time; else calls it directly."""
     try:
-        long = is_costly(parse_stored(entry).metadata)
+        long = is_slow_to_parse(parse_stored(entry).metadata)
     except CorruptEntry:
         long = False
     if not long:
@@ -101,6 +101,6 @@ async def _looked_at(world: World, payload: bytes | mmap, messages: int) -> tupl
         offset = keys_of_items(payload, offset, some, found)
         slots.update(dict.fromkeys(map(sticky_slot, found)))
         messages -= some
-        if turns.is_over:
-            await turns.next()
+        if turns.is_slice_over:
+            await turns.begin_slice()
     return tuple(slots)

@@ -34,7 +34,7 @@ from ...runtime.clock import Clock
 from ...runtime.network import Channel, Endpoint, World, rpc
 from ...runtime.tasks import run_together
 from ..common.transactions import Settlement
-from ..log.managed_ledger import path_of
+from ..log.managed_ledger import topic_path
 from ..transaction.peers import BrokerPeers
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class InternalProducer:
                 )
             except (IncompatibleSchema, SchemaNotFound, TopicNotFound) as error:
                 _LOG.warning("%s: copies of messages of %s name no schema: %s", topic, source[0], error)
-            from .one_producer import with_schema_version  # it was loaded by the first try
+            from .one_producer import replace_schema_version  # it was loaded by the first try
 
-            client_parts = [with_schema_version(part, b"") for part in client_parts]
+            client_parts = [replace_schema_version(part, b"") for part in client_parts]
         return await self.publish(topic, producer_name, client_parts, spread)
 
     async def _schema(self, topic: TopicName, incarnation: int, version: bytes) -> wire.SchemaInfo | None:
@@ -224,8 +224,9 @@ class TopicSettler:
         self._owners: dict[str, str] = {}  # as they were last found
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Settles transactions at a topic of any broker, as `SettlingTopics` of broker/transaction/peers.py requires.
-        Returns for each settlement None if the topic has stored it, or is certainly deleted, else its error."""
+        """Settles transactions at a topic of any broker, as `SettlementTargets` of broker/transaction/peers.py
+        requires. Returns for each settlement None if the topic has stored it, or is certainly deleted, else its
+        error."""
         try:
             endpoint = self._owners.get(topic.full)
             if endpoint is None:
@@ -236,7 +237,7 @@ class TopicSettler:
             if endpoint:
                 errors = await self._peers().settle(endpoint, topic, settlements)
             else:
-                errors = await self.settle_here(topic, settlements)
+                errors = await self.settle_local(topic, settlements)
         except MagnetarError as error:
             errors = [error] * len(settlements)
         if any(errors):
@@ -246,9 +247,9 @@ class TopicSettler:
         return errors
 
     async def _is_gone(self, topic: TopicName) -> bool:
-        return await self._metadata.get(path_of(topic)) is None
+        return await self._metadata.get(topic_path(topic)) is None
 
-    async def settle_here(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
+    async def settle_local(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
         """Settles transactions at a topic that this broker owns. Returns for each settlement None or its error. Raises
         NotOwner, NotAllowed if the topic does not support transactions."""
         loaded = await self._load(topic)

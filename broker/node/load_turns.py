@@ -7,9 +7,9 @@ and closes ledgers. Loading all at once is slower than one after the other, and 
     turns.prioritize(name)            a producer waits for it: it comes before those that only consumers wait for
 
 At most `at_once` topics have a turn, in the order of their arrival. A turn lasts until the load has ended, and for
-`turn_s` at most: then a topic whose bookies do not answer goes on without a turn and delays no other. Nothing is
-refused. `turn_s` is TURN_S, or twice the usual time of a successful load if that is more: with slow disks, turns that
-end before their loads would admit ever more topics, until none is loaded in time.
+`turn_timeout_s` at most: then a topic whose bookies do not answer goes on without a turn and delays no other. Nothing
+is refused. `turn_timeout_s` is TURN_S, or twice the usual time of a successful load if that is more: with slow disks,
+turns that end before their loads would admit ever more topics, until none is loaded in time.
 Guards: tests/broker/node/test_load_turns.py.
 """
 
@@ -28,7 +28,7 @@ from ..log.cache import TailCache
 from ..topic.topic import Topic
 
 TURN_S, TURN_S_MAX = 1.0, 10.0
-"""Bounds of `turn_s`: a load takes some milliseconds when its bookies answer, and clients wait for 30 s."""
+"""Bounds of `turn_timeout_s`: a load takes some milliseconds when its bookies answer, and clients wait for 30 s."""
 USUAL_PART = 8
 """The usual load time moves towards that of a quicker load by this fraction (1 / USUAL_PART) of the difference; that of
 a slower load becomes the usual time at once."""
@@ -50,11 +50,11 @@ class LoadTurns:
         return len(self._first) + len(self._others)
 
     @property
-    def turn_s(self) -> float:
+    def turn_timeout_s(self) -> float:
         """The number of seconds after which a turn that begins now ends at the latest."""
         return min(max(TURN_S, 2 * self._usual_s), TURN_S_MAX)
 
-    def prioritize(self, name: str) -> None:
+    def prioritize_topic(self, name: str) -> None:
         waiting = self._others.pop(name, None)
         if waiting is not None:
             self._first[name] = waiting
@@ -62,10 +62,10 @@ class LoadTurns:
             self._hurried.add(name)
 
     def end_priority(self, name: str) -> None:
-        """Withdraws `prioritize` for a topic that is loaded, or is not loaded after all."""
+        """Withdraws `prioritize_topic` for a topic that is loaded, or is not loaded after all."""
         self._hurried.discard(name)
 
-    def load_turn(self, name: str) -> _Turn:
+    def make_turn(self, name: str) -> _Turn:
         return _Turn(self, name)
 
     async def wait_turn(self, name: str) -> float:
@@ -77,7 +77,7 @@ class LoadTurns:
             await self._wait(name)
         return self._clock.monotonic()
 
-    def record_load(self, began: float) -> None:
+    def record_load_time(self, began: float) -> None:
         took = self._clock.monotonic() - began
         self._usual_s = max(took, self._usual_s + (took - self._usual_s) / USUAL_PART)
 
@@ -127,11 +127,11 @@ class _Turn:
     async def __aenter__(self) -> None:
         self._began = await self._turns.wait_turn(self._name)
         self._held = True
-        self._timer = asyncio.get_running_loop().call_later(self._turns.turn_s, self._end_turn)
+        self._timer = asyncio.get_running_loop().call_later(self._turns.turn_timeout_s, self._end_turn)
 
     async def __aexit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if failed is None:
-            self._turns.record_load(self._began)
+            self._turns.record_load_time(self._began)
         self._timer.cancel()
         self._end_turn()
 
@@ -175,7 +175,7 @@ STEP_BYTES = 16 << 20
 two."""
 
 
-class CacheSizes(NamedTuple):
+class CacheLimits(NamedTuple):
     """The sizes in bytes to which the caches are limited."""
 
     tail: int
@@ -183,15 +183,15 @@ class CacheSizes(NamedTuple):
     lacking: int  # bytes that the state needs in addition to its share and all of the caches
 
 
-def cache_sizes(state_bytes: int, config: BrokerConfig) -> CacheSizes:
+def limit_caches(state_bytes: int, config: BrokerConfig) -> CacheLimits:
     over = max(0, state_bytes - config.state_memory_bytes)
     recent = max(0, config.catch_up_cache_bytes - over)
     over -= config.catch_up_cache_bytes - recent
     tail = max(0, config.cache_bytes - over)
-    return CacheSizes(tail, recent, over - (config.cache_bytes - tail))
+    return CacheLimits(tail, recent, over - (config.cache_bytes - tail))
 
 
-def hole_bytes_max(sizes: Sequence[int], limit: int, own_max: int) -> int:
+def hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int:
     """Returns the most memory for the holes of one subscription. `sizes` lists the present sizes of all subscriptions:
     if their sum is more than `limit`, returns the size to which the larger ones must be cut so that the sum is `limit`;
     never more than `own_max`."""
@@ -231,19 +231,19 @@ class StateMemory:
                     total += subscription.delayed.core.memory_bytes
                 if size := subscription.cursor.memory_bytes:
                     holes.append(size)
-            if turns.is_over:
-                await turns.next()
+            if turns.is_slice_over:
+                await turns.begin_slice()
         self.bytes = total + sum(holes)
-        most = hole_bytes_max(holes, self._config.state_memory_bytes, self._config.cursor_memory_bytes)
+        most = hole_memory_limit(holes, self._config.state_memory_bytes, self._config.cursor_memory_bytes)
         for subscription in subscriptions:
             before, subscription.dispatcher.memory_bytes_max = subscription.dispatcher.memory_bytes_max, most
             if most > before and subscription.consumers:
                 subscription.pump.wake()
-            if turns.is_over:
-                await turns.next()
-        self._resize(cache_sizes(self.bytes, self._config))
+            if turns.is_slice_over:
+                await turns.begin_slice()
+        self._resize(limit_caches(self.bytes, self._config))
 
-    def _resize(self, room: CacheSizes) -> None:
+    def _resize(self, room: CacheLimits) -> None:
         tail, recent = self._cache, self._cache.recent
         tail.resize(max(room.tail, min(tail.bytes_max, tail.bytes) - STEP_BYTES))
         if recent is not None:

@@ -14,12 +14,12 @@ from typing import Any
 
 from ...client.core.effects import (
     Connect,
-    Finished,
-    Leave,
+    Disconnect,
+    Finish,
     ProducerEffect,
     ProducerOptions,
     Publish,
-    Settle,
+    ReportOutcome,
 )
 from ...client.core.failover import Backoff
 from ...client.core.producer import ProducerCore
@@ -60,7 +60,7 @@ async def publish_entries(
                     added = True
                     version = frame.producer_opened.schema_version
                     for part in client_parts:
-                        named = with_schema_version(part, version) if opening.HasField("schema") else part
+                        named = replace_schema_version(part, version) if opening.HasField("schema") else part
                         core.add_entry(named, parse_header(part).sequence_id, lambda _, place: outcomes.append(place))
                 for effect in _facts(core, frame, world.clock):
                     _do(effect, stream)
@@ -94,17 +94,17 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
     match effect:
         case Publish(entry):
             stream.send_nowait(wire.ClientFrame(id=_ID, publish=entry))
-        case Settle(batch, None, ledger_id, entry_id):
+        case ReportOutcome(batch, None, ledger_id, entry_id):
             for callback in batch.callbacks:
                 if callback is not None:
                     callback(None, Position(ledger_id, entry_id))
-        case Settle(_, error) | Finished(error) if error is not None:
+        case ReportOutcome(_, error) | Finish(error) if error is not None:
             raise error
-        case Leave() | Connect():
+        case Disconnect() | Connect():
             raise ConnectionLost("the producer lost its connection")
 
 
-def with_schema_version(client_part_: bytes, version: bytes) -> bytes:
+def replace_schema_version(client_part_: bytes, version: bytes) -> bytes:
     """Returns the message `client_part_` with `version` as its schema version; with an empty `version`, without a
     schema version."""
     header = parse_header(client_part_)

@@ -19,7 +19,7 @@ PLACE_S = 1.0
 """Seconds for which the answer whether a ledger can be created is cached, and the longest wait for it."""
 
 
-class Readiness:
+class ReadinessCheck:
     """Checks whether one broker is ready. `ledgers` returns None while the broker has no metadata session, or does not
     know which topics it owns."""
 

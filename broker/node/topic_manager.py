@@ -1,8 +1,8 @@
 """The topics that this broker owns: loaded on request if this broker owns their bundle, once for all requests.
 
-The services call this module. `enter` begins an ownership session, `close` ends it in order, `drop_all` at once.
-Outside of an ownership session every call raises Unavailable. A lost metadata session does not end it (ledger protocol
-§3.2):
+The services call this module. `begin_ownership` begins an ownership session, `close` ends it in order, `abandon_all` at
+once. Outside of an ownership session every call raises Unavailable. A lost metadata session does not end it (ledger
+protocol §3.2):
 
     suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/session.py), so
               nothing new is claimed
@@ -11,8 +11,8 @@ Outside of an ownership session every call raises Unavailable. A lost metadata s
               notified
 
 A broker that does not know yet that another one has taken its topic over can confirm nothing: the ledger is fenced. It
-does not report the end of a topic until it knows (`Topic.check_end`), or a reader would stop before messages that the
-other broker confirmed.
+does not report the end of a topic until it knows (`Topic.check_end_reached`), or a reader would stop before messages
+that the other broker confirmed.
 Guards: tests/broker/node/test_session_lost.py.
 """
 
@@ -39,7 +39,7 @@ from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import Authorizer, Grants
 from ..cluster.bundles_core import bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
-from ..cluster.orphans import Orphan, Orphans, delete_orphans, find_orphans
+from ..cluster.orphans import Orphan, OrphanSearch, delete_orphans, find_orphans
 from ..cluster.ownership import Ownership, list_bookies, list_brokers
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
@@ -50,16 +50,16 @@ from ..common.token_bucket import TimeSlices
 from ..log.cache import TailCache
 from ..log.managed_ledger import ManagedLedgerRecord, TopicFenced
 from ..log.reader import ReadMemory
-from ..log.skip_lost import SkipLost
+from ..log.skip_lost import SkipLostRequest
 from ..topic.maintenance import run_maintenance
-from ..topic.nonpersistent import NonPersistent
-from ..topic.statistics import BrokerRates
+from ..topic.nonpersistent import NonPersistentStorage
+from ..topic.statistics import BrokerRateLimits
 from ..topic.storage import DurableStorage, Storage
 from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import HalfPublisher, InternalProducer, TopicSettler
 from .load_turns import LoadTurns, StateMemory
-from .readiness import Readiness
+from .readiness import ReadinessCheck
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
@@ -145,7 +145,7 @@ class TopicManager:
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
         self.config = config
-        self._rates = BrokerRates(config)
+        self._rates = BrokerRateLimits(config)
         self.memory = CallerMemory(config.client_memory_bytes or machine_bytes() // 4)
         self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
         self.reads = ReadMemory(config.read_memory_bytes)
@@ -157,13 +157,13 @@ class TopicManager:
         self.loaded: dict[str, Topic] = {}
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
-            world.clock, lambda name: self._open().grants.rights(name),
-            lambda tenant: self._open().grants.administrators(tenant), lambda: self.loaded.values(),
+            world.clock, lambda name: self._open().grants.get_rights(name),
+            lambda tenant: self._open().grants.read_administrators(tenant), lambda: self.loaded.values(),
             wildcards=config.authorization_allow_wildcards_matching,
         )  # fmt: skip
         self._loading: SharedRuns[str, Topic] = SharedRuns()
         self._skipping: Counter[str] = Counter()  # running `skip_lost` calls by topic; it is not loaded meanwhile
-        self.readiness = Readiness(
+        self.readiness = ReadinessCheck(
             config, world.clock, lambda: self._session.ledgers if self._session and self._session.settled else None
         )
         self._turns = LoadTurns(LOADED_AT_ONCE, world.clock)
@@ -172,7 +172,7 @@ class TopicManager:
         self._throttle = LogThrottle(world.clock)  # one for all topics: an error of one load is usually that of many
 
     # ------------------------------------------------------------------ a time of ownership
-    async def enter(
+    async def begin_ownership(
         self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None, http: str = ""
     ) -> None:
         """Begins an ownership session: registers the broker with its addresses. After that clients find this broker,
@@ -185,10 +185,10 @@ class TopicManager:
         halves = HalfPublisher(self.internal_producer, self.world.clock)
         session = _OwnershipSession(self.world, self.config, metadata, me, *changed, halves, self._durable)
         try:
-            await session.catalog.ensure_default()
+            await session.catalog.create_default_namespace()
             await session.policies.open()
             await session.grants.open()
-            await session.ownership.register()
+            await session.ownership.register_broker()
         except BaseException:
             await session.close()
             raise
@@ -206,7 +206,7 @@ class TopicManager:
         return self._session
 
     @property
-    def unanswered_bytes(self) -> int:
+    def bytes_in_flight(self) -> int:
         """Bytes of entries in flight to bookies."""
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
@@ -224,10 +224,10 @@ class TopicManager:
         """Continues in the next metadata session: claims the bundles again and drops topics that another broker took
         over. If this raises, the caller must call `suspend`, then `resume` with another session."""
         session = self._open()
-        session.metadata.renew(metadata)
-        await session.ownership.register()
-        await session.ownership.reclaim()
-        await session.transactions.drop_taken_over()
+        session.metadata.set_session(metadata)
+        await session.ownership.register_broker()
+        await session.ownership.reclaim_bundles()
+        await session.transactions.abandon_taken_over()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
             await run_together(
@@ -239,13 +239,13 @@ class TopicManager:
         if not topic.owned() or not await topic.log.is_ours():
             topic.log.abandon(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
-    async def drop_all(self, error: MagnetarError) -> None:
+    async def abandon_all(self, error: MagnetarError) -> None:
         """Ends the ownership session and all topics at once: another broker may own them already."""
         session = self._leave()
         session.metadata.stop_reconnecting()
         for topic in list(self.loaded.values()):
             topic.abandon(error)
-        await session.transactions.drop_all(error)
+        await session.transactions.abandon_all(error)
         await self._ending.drain()
         await session.close()
 
@@ -256,7 +256,7 @@ class TopicManager:
         session = self._leave(keep_bundles=True)
         if not session.settled or not await session.answers():
             session.metadata.stop_reconnecting()  # nothing can be stored, and no caller waits for it
-        await self._loading.drain()
+        await self._loading.wait_idle()
         await session.transactions.close()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
@@ -264,7 +264,7 @@ class TopicManager:
         self.loaded.clear()
         await self._ending.drain()
         try:
-            await session.ownership.release_all()
+            await session.ownership.close()
         except MagnetarError as error:
             _LOG.warning("bundles are not given back in order: %s", error)
         await session.close()
@@ -296,7 +296,7 @@ class TopicManager:
         return self._open().transactions
 
     @property
-    def participants(self) -> TopicSettler:
+    def topic_settler(self) -> TopicSettler:
         return self._open().participants
 
     async def _existing(self, name: TopicName) -> Topic:
@@ -306,14 +306,14 @@ class TopicManager:
         """Returns the endpoint of the broker that serves the topic; "": this broker."""
         if name.full in self.loaded:
             return ""
-        owner = await self.lookup(name)
+        owner = await self.find_owner(name)
         return "" if owner.name == self.name else owner.endpoint
 
-    def topic_watcher(self) -> TopicWatcher:
+    def make_topic_watcher(self) -> TopicWatcher:
         session = self._open()
         return TopicWatcher(session.metadata, session.catalog)
 
-    async def lookup(self, name: TopicName) -> BrokerRecord:
+    async def find_owner(self, name: TopicName) -> BrokerRecord:
         """Returns the broker that serves the topic, which need not exist; this broker may become the owner. Raises
         Unavailable while this broker has no metadata session, unless the topic is loaded here."""
         session, here = self._open(), self.loaded.get(name.full)
@@ -321,7 +321,7 @@ class TopicManager:
             return session.ownership.me
         if not session.settled:
             raise Unavailable(_UNSETTLED)
-        return await session.ownership.find_owner(name, await session.catalog.cached_namespace(name.namespace_name))
+        return await session.ownership.find_owner(name, await session.catalog.get_cached_namespace(name.namespace_name))
 
     @property
     def own_record(self) -> BrokerRecord | None:
@@ -337,13 +337,13 @@ class TopicManager:
     @property
     def coordinators(self) -> Sequence[RunningCoordinator]:
         """The transaction coordinators that run at this broker now."""
-        return self._session.transactions.loaded if self._session is not None else ()
+        return self._session.transactions.loaded_coordinators if self._session is not None else ()
 
     def bookie_statistics(self) -> dict[str, dict[str, int]]:
         """Returns statistics of the connections to bookies, by bookie; empty outside of an ownership session."""
         return self._session.ledgers.statistics() if self._session is not None else {}
 
-    def next_id(self) -> int:
+    def next_client_id(self) -> int:
         """Returns an id for a producer or consumer, which is never used twice in this process."""
         self._next_id += 1
         return self._next_id
@@ -358,7 +358,7 @@ class TopicManager:
             return found
         session = self._open()
         if publishes:
-            self._turns.prioritize(name.full)
+            self._turns.prioritize_topic(name.full)
         try:
             return await self._loading.run(name.full, lambda: self._load(session, name, create))
         finally:
@@ -370,20 +370,20 @@ class TopicManager:
             raise Unavailable(_UNSETTLED)  # or it would fence the broker that took the topic over
         if name.full in self._skipping:
             raise Unavailable(f"lost entries of topic {name} are being passed over; try again", topic=name)
-        namespace = await session.catalog.cached_namespace(name.namespace_name)
-        ownership, path = session.ownership, session.ownership.path_of(name, namespace)
+        namespace = await session.catalog.get_cached_namespace(name.namespace_name)
+        ownership, path = session.ownership, session.ownership.owner_path(name, namespace)
         if not ownership.is_owned(path):
             owner = await ownership.find_owner(name, namespace)
             if owner.name != self.name:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
         topic = Topic(
             self.world, session.ledgers, self.config, name, await session.policies.get_applied(name),
-            session.storage if name.persistent else NonPersistent(self.world, self.config), rates=self._rates,
-            owned=ownership.owner_check(path), settled=session.is_settled, on_lost=self._lost,
+            session.storage if name.persistent else NonPersistentStorage(self.world, self.config), rates=self._rates,
+            owned=ownership.make_owner_check(path), settled=session.is_settled, on_lost=self._lost,
             coordinators=session.transactions,
         )  # fmt: skip
         try:
-            async with self._turns.load_turn(name.full):
+            async with self._turns.make_turn(name.full):
                 await topic.open(partial(session.catalog.ensure_topic, name) if create else None)
         except MagnetarError as error:
             if self._throttle.should_log(error):
@@ -393,7 +393,7 @@ class TopicManager:
             await topic.close()
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
-        applied = session.policies.cached_applied(name)
+        applied = session.policies.applied_nowait(name)
         if applied is not topic.applied:  # they have changed while it was opened, perhaps
             topic.apply(applied)
         return topic
@@ -411,7 +411,7 @@ class TopicManager:
         except Exception:  # a fault of one topic must not keep the others from being closed
             _LOG.exception("%s: the topic was not closed in order", topic.name)
 
-    async def unload(self, name: TopicName) -> None:
+    async def unload_topic(self, name: TopicName) -> None:
         """Closes the topic if it is loaded at this broker; the next use loads it again, at this broker or another. If
         the caller is cancelled, the topic is closed nevertheless."""
         topic = self.loaded.pop(name.full, None)
@@ -436,13 +436,13 @@ class TopicManager:
             going: list[Topic] = []
 
             async def unload(path: str = path, going: list[Topic] = going) -> None:
-                going += [topic for topic in self.loaded.values() if ownership.path_of(topic.name, record) == path]
+                going += [topic for topic in self.loaded.values() if ownership.owner_path(topic.name, record) == path]
                 for start in range(0, len(going), AT_ONCE):
                     await run_together(
                         [self._unload(topic) for topic in going[start : start + AT_ONCE]], "topic-unload"
                     )
 
-            await ownership.release(path, unload)
+            await ownership.release_bundle(path, unload)
             topics, bundles = topics + len(going), bundles + 1
         return topics, bundles
 
@@ -464,27 +464,29 @@ class TopicManager:
         self._skipping[name.full] += 1
         try:
             for _ in range(SKIP_TRIES):
-                await self.unload(name)
+                await self.unload_topic(name)
                 listed = ManagedLedgerRecord(session.metadata, name)
-                skip = SkipLost(session.ledgers, listed, self.world, only=only, force=force)
+                skip = SkipLostRequest(session.ledgers, listed, self.world, only=only, force=force)
                 try:
                     found = await skip.run()
                 except TopicFenced:
                     continue
-                await self.unload(name)  # a load that had begun before may have the former list
+                await self.unload_topic(name)  # a load that had begun before may have the former list
                 return found
         finally:
             self._skipping -= Counter([name.full])
         raise Busy(f"topic {name} changed {SKIP_TRIES} times while it was looked at; try again", topic=name)
 
-    async def check_delete(self, name: TopicName, *, force: bool) -> int:
-        """Raises the error that `delete` would raise now; returns the incarnation of the topic that `delete` would
-        delete. Changes nothing."""
+    async def check_deletable(self, name: TopicName, *, force: bool) -> int:
+        """Raises the error that `delete_topic` would raise now; returns the incarnation of the topic that
+        `delete_topic` would delete. Changes nothing."""
         topic = await self.topic(name, create=False)
         await topic.check_delete(force=force)
         return topic.incarnation
 
-    async def delete(self, name: TopicName, *, force: bool, abort: bool | None = None, incarnation: int = 0) -> None:
+    async def delete_topic(
+        self, name: TopicName, *, force: bool, abort: bool | None = None, incarnation: int = 0
+    ) -> None:
         """Deletes a topic: the record first, then the ledgers, so that no record names ledgers that a crash leaves
         over. `abort`: open transactions of the topic are aborted; else they make it refuse; None: as `force`.
 
@@ -502,7 +504,7 @@ class TopicManager:
         try:
             ledger_ids = await topic.delete(force=force, abort=abort)
             if name.persistent:
-                still = await session.catalog.check_unchanged(name, topic.log.record)
+                still = await session.catalog.make_unchanged_check(name, topic.log.record)
                 if still is None:
                     return  # another call has deleted it, with all that was its
                 forget = partial(session.catalog.delete_topic_record, name, ledger_ids, still)
@@ -510,7 +512,7 @@ class TopicManager:
                     await forget()
                 else:
                     await session.grants.delete_topic(name, still)
-                    await session.schemas.delete_with_topic(name, forget)
+                    await session.schemas.commit_topic_deletion(name, forget)
             elif not name.is_partition:
                 await session.grants.delete_topic(name)
         except BadVersion as error:
@@ -525,7 +527,7 @@ class TopicManager:
         if self._session is not None:
             for topic in self.loaded.values():
                 if topic.name.namespace_name == namespace:
-                    topic.apply(self._session.policies.cached_applied(topic.name))
+                    topic.apply(self._session.policies.applied_nowait(topic.name))
 
     async def maintain_topics(self) -> None:
         """Runs the maintenance of each loaded topic; unused topics are deleted."""
@@ -534,17 +536,17 @@ class TopicManager:
         for topic in list(self.loaded.values()):
             if topic.maintenance.is_inactive():
                 inactive.append(topic)
-            if turns.is_over:
-                await turns.next()
+            if turns.is_slice_over:
+                await turns.begin_slice()
         for topic in inactive:
             _LOG.info("%s: unused for %d s: it is deleted", topic.name, topic.applied.inactive_s)
             by_force = topic.applied.inactive_mode != "delete_when_no_subscriptions"
             try:
-                await self.delete(topic.name, force=by_force, abort=False)
+                await self.delete_topic(topic.name, force=by_force, abort=False)
             except MagnetarError as error:
                 _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
 
-    async def find_orphans(self, *, remove: bool, unexplained: bool = False) -> tuple[Orphans, list[Orphan]]:
+    async def find_orphans(self, *, remove: bool, unexplained: bool = False) -> tuple[OrphanSearch, list[Orphan]]:
         """Searches for orphans (broker/cluster/orphans.py); with `remove`, deletes them, and with `unexplained` also
         those whose owner has no record. Returns the result of the search, and the orphans that were deleted."""
         session = self._open()
@@ -570,4 +572,4 @@ class TopicManager:
     @property
     def is_blocking_producers(self) -> bool:
         """Whether the backlog quota of some topic blocks its producers."""
-        return any(topic.maintenance.is_holding() for topic in self.loaded.values())
+        return any(topic.maintenance.must_hold_producers() for topic in self.loaded.values())

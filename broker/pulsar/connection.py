@@ -35,16 +35,16 @@ from ...proto.versions import PRODUCT
 from ...runtime.access import AUTHORIZATION_MAX, Caller
 from ...runtime.budget import ROOM_S
 from ...runtime.files import Buffer
-from ...runtime.grpc.limits import Callers
+from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ...runtime.tasks import Tasks
 from ..common.token_bucket import TimeSlices
 from ..node.topic_manager import TopicManager
 from . import lookup, topic_lists
-from .errors import error_number
+from .errors import pulsar_error_number
 from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, FrameCutter, SpareBuffer, encode_frame, parse_frame
-from .handlers import Handlers, Take
-from .names import ProducerNames
+from .handlers import HandlerTable, Take
+from .names import OpenProducers
 from .producer import payload_bytes_max
 
 # --------------------------------------------------------------------------------------------------- credentials
@@ -59,7 +59,7 @@ from .producer import payload_bytes_max
 # Another method counts as no credentials: the caller has the anonymous role if there is one, else it is refused.
 
 
-def with_credentials(caller: Caller, method: str, data: bytes) -> Caller:
+def caller_with_credentials(caller: Caller, method: str, data: bytes) -> Caller:
     data = data[:AUTHORIZATION_MAX]
     if method == "token":
         return replace(caller, authorization=f"Bearer {data.decode('latin-1').strip()}")
@@ -96,7 +96,12 @@ class PulsarConnection:
     """A connection of a Pulsar client."""
 
     def __init__(
-        self, broker: TopicManager, stream: ByteStream, names: ProducerNames, callers: Callers, spare: SpareBuffer
+        self,
+        broker: TopicManager,
+        stream: ByteStream,
+        names: OpenProducers,
+        callers: CallerAuthenticator,
+        spare: SpareBuffer,
     ) -> None:
         self.broker = broker
         self.names = names
@@ -109,7 +114,7 @@ class PulsarConnection:
         self._stream = stream
         self._clock = broker.world.clock
         self._frames = FrameCutter(FIRST_FRAME_BYTES, spare)
-        self.handlers = Handlers(self)
+        self.handlers = HandlerTable(self)
         self._tasks = Tasks()  # cancelled when the connection ends
         self._leaving = Tasks()  # not cancelled: they end handlers
         self._out: list[Buffer] = []
@@ -178,12 +183,12 @@ class PulsarConnection:
                 self._place = None
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
-    def place(self) -> None:
+    def on_memory_reserved(self) -> None:
         """Called when there is memory for the long frame of this connection: resumes reading it."""
         if self._place is not None and not self._place.done():
             self._place.set_result(None)
 
-    def too_slow(self) -> None:
+    def on_too_slow(self) -> None:
         self._end_with(ConnectionLost(f"{self.caller.peer}: memory is short, and a long frame came too slowly"))
 
     def _release_place(self) -> None:
@@ -206,10 +211,10 @@ class PulsarConnection:
                 await self._renew(command.auth_response.response)
             else:
                 for _ in self._handle_command(command, rest) or ():
-                    if turns.is_over:
-                        await turns.next()
-            if turns.is_over:
-                await turns.next()
+                    if turns.is_slice_over:
+                        await turns.begin_slice()
+            if turns.is_slice_over:
+                await turns.begin_slice()
 
     def _handle_command(self, command: Command, rest: memoryview) -> Iterator[None] | None:
         take = self._takes.get(command.type)
@@ -303,7 +308,7 @@ class PulsarConnection:
         self._memory.answers.held += out - self._counted_out
         self._counted_in, self._counted_out = into, out
 
-    def count_held(self, size: int) -> None:
+    def count_waiting_bytes(self, size: int) -> None:
         """Adds `size`, which may be negative, to the bytes of entries that wait for credit."""
         self._held_bytes += size
         self._count()
@@ -326,7 +331,7 @@ class PulsarConnection:
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
-        flags.supports_topic_watchers = topic_lists.is_supported()
+        flags.supports_topic_watchers = topic_lists.supports_patterns()
         self.send(encode_frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
             max_message_size=payload_bytes_max(self.broker.config),
@@ -336,7 +341,7 @@ class PulsarConnection:
     async def _authenticate(self, method: str, data: bytes) -> None:
         """Authenticates the client with its first or its renewed credentials. Raises Unauthenticated, also if the role
         changes."""
-        principal = await self._callers.admit(with_credentials(self._stream.caller, method, data), PATH)
+        principal = await self._callers.admit(caller_with_credentials(self._stream.caller, method, data), PATH)
         if self.version and principal.name != self.caller.principal.name:
             raise Unauthenticated("the role of a connection may not change")
         self._admitted.close()
@@ -346,12 +351,12 @@ class PulsarConnection:
             self._alarm.cancel()
             self._alarm = None
         self._renew_s = min(RENEW_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
-        for handler in self.handlers.every_handler():
+        for handler in self.handlers.list_handlers():
             handler.on_renewed(principal)
 
     def _refuse(self, error: MagnetarError) -> NoReturn:
         self.send(encode_frame(error=pulsar.CommandError(
-            request_id=NO_REQUEST, error=error_number(error), message=error.message
+            request_id=NO_REQUEST, error=pulsar_error_number(error), message=error.message
         )))  # fmt: skip
         self._flush()
         raise error
@@ -406,7 +411,7 @@ class PulsarConnection:
 
     def send_error(self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None) -> None:
         """Sends an ERROR. `number`: the error number to send; None: that of errors.py for `error`."""
-        number = error_number(error) if number is None else number
+        number = pulsar_error_number(error) if number is None else number
         self.send(encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
     def send_success(self, request_id: int) -> None:
@@ -453,7 +458,7 @@ class PulsarConnection:
     # ------------------------------------------------------------------ the end
     async def close(self) -> None:
         """Ends the connection: producers leave their topics, consumers leave their subscriptions."""
-        left = await asyncio.gather(self._tasks.close(), *self.handlers.remove_all(), return_exceptions=True)
+        left = await asyncio.gather(self._tasks.close(), *self.handlers.take_closings(), return_exceptions=True)
         for failure in left:
             if isinstance(failure, BaseException):
                 _LOG.error("a producer or consumer did not leave in order", exc_info=failure)

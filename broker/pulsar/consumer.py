@@ -31,8 +31,8 @@ from ..subscription.core.dispatch import Delivery
 from ..subscription.core.slot_owners import KeySharedOptions
 from ..subscription.core.subscription_types import type_of
 from . import translate
-from .errors import error_number, to_magnetar_error
-from .frames import NO_REQUEST, encode_frame, message_frame
+from .errors import ensure_magnetar_error, pulsar_error_number
+from .frames import NO_REQUEST, encode_frame, encode_message_head
 from .transactions import has_txn, txn_of
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ class ConsumerHandler:
     async def _open(self) -> None:
         asked, connection = self._asked, self._connection
         try:
-            options = subscribe_options(asked)
+            options = parse_subscribe(asked)
             if self._before is not None:
-                options = await self._before.finish_seek(options)
+                options = await self._before.end_sought_session(options)
             session = await ConsumerSession.open(connection.broker, options, self, connection.caller)
             if not asked.durable and asked.start_message_rollback_duration_sec and self._before is None:
                 back_ms = asked.start_message_rollback_duration_sec * 1000
@@ -95,7 +95,7 @@ class ConsumerHandler:
                 await run_or_undo(session.seek_time(since_ms), session.leave)
         except Exception as error:
             connection.handlers.remove_consumer(self)
-            why = to_magnetar_error(error)
+            why = ensure_magnetar_error(error)
             assign = asked.subType == pulsar.CommandSubscribe.Key_Shared and why.fields.get("refusal") in SLOTS
             connection.send_error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
             return
@@ -110,7 +110,7 @@ class ConsumerHandler:
         if self.session is not None:
             self.session.on_renewed(principal)
 
-    async def finish_seek(self, options: SubscribeOptions) -> SubscribeOptions:
+    async def end_sought_session(self, options: SubscribeOptions) -> SubscribeOptions:
         """Ends the session of a reader after a seek; returns `options` with the start position changed to the target of
         the seek, for the next session."""
         session = self.session
@@ -123,7 +123,7 @@ class ConsumerHandler:
         return replace(options, start=start, start_inclusive=bool(acked))
 
     # ------------------------------------------------------------------ commands
-    def flow(self, permits: int) -> None:
+    def add_permits(self, permits: int) -> None:
         if self.session is not None and not self.has_sought:
             self.session.flow(min(permits, PERMITS_MAX - self.session.member.permits))
 
@@ -136,7 +136,7 @@ class ConsumerHandler:
             self._connection.start_request(self._ack_in(session, asked))
             return
         try:
-            yield from translate.ack_steps(session, asked)
+            yield from translate.acknowledge_in_steps(session, asked)
         except MagnetarError as refused:  # told with a receipt only, as Pulsar does
             error = refused
         if asked.HasField("request_id"):
@@ -150,8 +150,8 @@ class ConsumerHandler:
         try:
             await translate.ack_in_transaction(session, txn_of(asked), asked)
         except Exception as failure:
-            error = to_magnetar_error(failure)
-            answer.error, answer.message = error_number(error), error.message
+            error = ensure_magnetar_error(failure)
+            answer.error, answer.message = pulsar_error_number(error), error.message
         if asked.HasField("request_id"):
             answer.request_id = asked.request_id
             self._connection.send(encode_frame(ack_response=answer))
@@ -162,16 +162,16 @@ class ConsumerHandler:
             if error is None:
                 await session.wait_durable()
         except Exception as failure:
-            error = to_magnetar_error(failure)
+            error = ensure_magnetar_error(failure)
         if error is not None:
-            answer.error, answer.message = error_number(error), error.message
+            answer.error, answer.message = pulsar_error_number(error), error.message
         self._connection.send(encode_frame(ack_response=answer))
 
     def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
         if asked.HasField("consumer_epoch"):
             self._epoch = asked.consumer_epoch
         if self.session is not None and not self.has_sought:
-            yield from translate.redeliver_steps(self.session, asked)
+            yield from translate.redeliver_in_steps(self.session, asked)
 
     async def seek(self, asked: pulsar.CommandSeek) -> None:
         """Moves the cursor, durably when this returns."""
@@ -182,7 +182,7 @@ class ConsumerHandler:
 
     async def _seek(self, session: ConsumerSession, asked: pulsar.CommandSeek) -> None:
         if asked.HasField("message_id"):
-            await session.seek_message(translate.message_id(asked.message_id))
+            await session.seek_message(translate.parse_message_id(asked.message_id))
         elif asked.HasField("message_publish_time"):
             await session.seek_time(asked.message_publish_time)
         else:
@@ -214,7 +214,7 @@ class ConsumerHandler:
             entry = delivery.entry
             assert isinstance(entry, StoredEntry)
             part = client_part_of(entry.frames[-1])
-            head = message_frame(self._message(delivery, entry.position), len(part))
+            head = encode_message_head(self._message(delivery, entry.position), len(part))
             self._connection.send_parts((head, part), len(head) + len(part))
         return self.has_sought or self._connection.is_full
 
@@ -281,7 +281,7 @@ class ConsumerHandler:
             if self.session is not None:
                 await self.session.close()
         except Exception as error:
-            self._connection.send_error(request_id, to_magnetar_error(error))
+            self._connection.send_error(request_id, ensure_magnetar_error(error))
         else:
             self._connection.send_success(request_id)
 
@@ -301,11 +301,11 @@ class ConsumerHandler:
             await asyncio.wait((opening,))
 
 
-def subscribe_options(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
+def parse_subscribe(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
     """Returns the options in a SUBSCRIBE command. Raises InvalidRequest if they are invalid."""
     start = None
     if not asked.durable:
-        start = translate.message_id(asked.start_message_id) if asked.HasField("start_message_id") else None
+        start = translate.parse_message_id(asked.start_message_id) if asked.HasField("start_message_id") else None
     shared = asked.keySharedMeta
     policy = KeySharedOptions(
         shared.keySharedMode == pulsar.STICKY, shared.allowOutOfOrderDelivery,
@@ -314,8 +314,8 @@ def subscribe_options(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
     again = start is not None and start.position < LATEST  # the client passes over what it wants no more
     return SubscribeOptions(
         asked.topic, asked.subscription, type_of(asked.subType), InitialPosition(asked.initialPosition),
-        asked.consumer_name, asked.durable, start, again, translate.properties(asked.metadata),
-        asked.priority_level, translate.properties(asked.subscription_properties), asked.read_compacted,
+        asked.consumer_name, asked.durable, start, again, translate.to_properties(asked.metadata),
+        asked.priority_level, translate.to_properties(asked.subscription_properties), asked.read_compacted,
         not asked.force_topic_creation, "", policy,
-        schema=translate.schema_of(asked.schema) if asked.HasField("schema") else None,
+        schema=translate.parse_schema(asked.schema) if asked.HasField("schema") else None,
     )  # fmt: skip

@@ -44,14 +44,14 @@ _TABLE: tuple[tuple[type[errors.MagnetarError], pulsar.ServerError], ...] = (
 )
 
 
-def error_number(error: errors.MagnetarError) -> pulsar.ServerError:
+def pulsar_error_number(error: errors.MagnetarError) -> pulsar.ServerError:
     for kind, number in _TABLE:
         if isinstance(error, kind):
             return number
     return pulsar.UnknownError
 
 
-def to_magnetar_error(error: Exception) -> errors.MagnetarError:
+def ensure_magnetar_error(error: Exception) -> errors.MagnetarError:
     """Returns the error for the client. An unexpected exception is logged and becomes InternalError, so that the client
     gets an answer."""
     if isinstance(error, errors.MagnetarError):

@@ -57,7 +57,7 @@ class SpareBuffer:
     def __init__(self) -> None:
         self._buffer = _NOTHING
 
-    def acquire(self) -> memoryview:
+    def take_buffer(self) -> memoryview:
         """Returns the spare buffer for exclusive use; an empty one if another connection uses it."""
         buffer, self._buffer = self._buffer, _NOTHING
         return buffer
@@ -98,7 +98,7 @@ class FrameCutter:
 
     def read_buffer(self) -> memoryview:
         if not self._buffer and self._spare is not None:
-            self._buffer = self._spare.acquire()
+            self._buffer = self._spare.take_buffer()
         here, left = self._end - self._begin, len(self._buffer) - self._end
         if here >= 4 and self._begin + (wanted := self._frame_bytes()) > len(self._buffer) and wanted <= self._largest:
             self._make_room(wanted)
@@ -113,7 +113,7 @@ class FrameCutter:
         here = self._end - self._begin
         return here >= 4 and (here >= (wanted := self._frame_bytes()) or not 8 <= wanted <= self.bytes_max + 4)
 
-    def receive(self, size: int) -> Iterator[memoryview]:
+    def receive_frames(self, size: int) -> Iterator[memoryview]:
         """Calls `on_bytes(size)`, then returns `complete_frames()`."""
         self.on_bytes(size)
         return self.complete_frames()
@@ -177,7 +177,7 @@ def _check_text(message: Message, name: str) -> None:
             raise InvalidRequest(f"the field {field.name} of a command {name} is not UTF-8")
 
 
-def sent_entry(rest: memoryview) -> Buffer:
+def parse_sent_entry(rest: memoryview) -> Buffer:
     """Returns the entry of a SEND, with a checksum. The result is a view of the frame if the client sent the checksum,
     else a copy. Raises CorruptEntry if there is no entry."""
     if len(rest) < 6:
@@ -198,7 +198,7 @@ def encode_frame(**commands: object) -> bytes:
 _RECEIPT = b"\x08\x07\x3a"  # type SEND_RECEIPT; tag of the field `send_receipt` (7)
 
 
-def receipt_frame(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
+def encode_receipt(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
     """Returns the encoded frame of a SEND_RECEIPT, which answers one entry. `highest` is left out if it is 0."""
     place = b"".join((b"\x08", varint(ledger_id), b"\x10", varint(entry_id)))
     parts = [b"\x08", varint(producer_id), b"\x10", varint(sequence_id), b"\x1a", varint(len(place)), place]
@@ -212,7 +212,7 @@ def receipt_frame(producer_id: int, sequence_id: int, highest: int, ledger_id: i
 _MESSAGE = b"\x08\x09\x4a"  # type MESSAGE; tag of the field `message` (9)
 
 
-def message_frame(message: bytes, entry_bytes: int) -> bytes:
+def encode_message_head(message: bytes, entry_bytes: int) -> bytes:
     """Returns the encoded start of a MESSAGE frame; the caller must send an entry of `entry_bytes` bytes after it.
     `message` is the encoded CommandMessage."""
     body = b"".join((_MESSAGE, varint(len(message)), message))

@@ -18,7 +18,7 @@ Command = pulsar.BaseCommand
 Take = Callable[[Command, memoryview], Iterator[None] | None]
 
 
-class Handlers:
+class HandlerTable:
     """The handlers of a connection, by the ids that the client assigns. `command_handlers`: the function that handles a
     command, by the type of the command."""
 
@@ -34,16 +34,17 @@ class Handlers:
             Command.CLOSE_CONSUMER: self._close_consumer, Command.UNSUBSCRIBE: self._of_consumer,
             Command.SEEK: self._of_consumer, Command.GET_LAST_MESSAGE_ID: self._of_consumer,
             Command.CONSUMER_STATS: self._of_consumer,
-            Command.WATCH_TOPIC_LIST: lambda command, rest: self._lists.watch(command.watch_topic_list),
-            Command.WATCH_TOPIC_LIST_CLOSE: lambda command, rest: self._lists.unwatch(command.watch_topic_list_close),
+            Command.WATCH_TOPIC_LIST: lambda command, rest: self._lists.start_watch(command.watch_topic_list),
+            Command.WATCH_TOPIC_LIST_CLOSE: lambda command,
+            rest: self._lists.stop_watch(command.watch_topic_list_close),
         }  # fmt: skip
 
-    def every_handler(self) -> list[ProducerHandler | ConsumerHandler]:
+    def list_handlers(self) -> list[ProducerHandler | ConsumerHandler]:
         return [*self.producers.values(), *self.consumers.values()]
 
-    def remove_all(self) -> list[Awaitable[object]]:
+    def take_closings(self) -> list[Awaitable[object]]:
         """Removes all handlers and returns awaitables that end them."""
-        every = self.every_handler()
+        every = self.list_handlers()
         self.producers.clear()
         self.consumers.clear()
         return [self._lists.close(), *[handler.leave() for handler in every]]
@@ -100,7 +101,7 @@ class Handlers:
     def _flow(self, command: Command, rest: memoryview) -> None:
         handler = self.consumers.get(command.flow.consumer_id)
         if handler is not None:
-            handler.flow(command.flow.messagePermits)
+            handler.add_permits(command.flow.messagePermits)
 
     def _ack(self, command: Command, rest: memoryview) -> Iterator[None] | None:
         handler = self.consumers.get(command.ack.consumer_id)
@@ -122,7 +123,7 @@ class Handlers:
     def _of_consumer(self, command: Command, rest: memoryview) -> None:
         asked = getattr(command, Command.Type.Name(command.type).lower())
         handler = self.consumers.get(asked.consumer_id)
-        self._connection.start_request(lookup.answer_consumer(self._connection, command.type, asked, handler))
+        self._connection.start_request(lookup.answer_consumer_request(self._connection, command.type, asked, handler))
 
     def remove_consumer(self, handler: ConsumerHandler) -> None:
         if self.consumers.get(handler.id) is handler:

@@ -25,15 +25,15 @@ from ...proto.errors import (
 )
 from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Permission
-from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, version_bytes, version_of
+from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version, version_bytes
 from ..session import statistics
 from ..session.topics import SchemaQueries, TopicQueries
 from ..transaction.coordinators import ASSIGN_TOPIC
 from . import transactions
 from .consumer import ConsumerHandler
-from .errors import error_number, to_magnetar_error
+from .errors import ensure_magnetar_error, pulsar_error_number
 from .frames import encode_frame
-from .translate import schema_of, wire_id, wire_schema
+from .translate import encode_message_id, parse_schema, wire_schema
 
 if TYPE_CHECKING:
     from .connection import PulsarConnection
@@ -56,7 +56,7 @@ async def answer_request(connection: PulsarConnection, command: Command) -> None
     try:
         found = await work(connection, asked)
     except Exception as error:
-        found = failed(asked.request_id, to_magnetar_error(error))
+        found = failed(asked.request_id, ensure_magnetar_error(error))
     connection.send(found)
 
 
@@ -67,8 +67,8 @@ async def _lookup(connection: PulsarConnection, asked: pulsar.CommandLookupTopic
     if coordinator is not None:
         owner = await broker.transactions.find_owner(coordinator)
     else:
-        await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
-        owner = await broker.lookup(topic)
+        await broker.access.check_permission(connection.caller.principal, Permission.LOOKUP, topic=topic)
+        owner = await broker.find_owner(topic)
     listener = asked.advertised_listener_name
     urls = [url for url in owner.pulsar.get(listener, ()) if url.startswith("pulsar")]
     if not urls:
@@ -86,7 +86,7 @@ def _first(urls: list[str], scheme: str) -> str:
 
 def _lookup_failed(request_id: int, error: MagnetarError) -> bytes:
     return encode_frame(lookup_response=pulsar.CommandLookupTopicResponse(
-        request_id=request_id, response=pulsar.CommandLookupTopicResponse.Failed, error=error_number(error),
+        request_id=request_id, response=pulsar.CommandLookupTopicResponse.Failed, error=pulsar_error_number(error),
         message=error.message,
     ))  # fmt: skip
 
@@ -96,7 +96,7 @@ async def _partitions(connection: PulsarConnection, asked: pulsar.CommandPartiti
     if topic == ASSIGN_TOPIC:
         count = await broker.transactions.ensure_count()
     else:
-        await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+        await broker.access.check_permission(connection.caller.principal, Permission.LOOKUP, topic=topic)
         create = asked.metadata_auto_creation_enabled
         count = (await TopicQueries(broker).partitions(topic, create=create, by_use=True)).count
     return encode_frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
@@ -108,7 +108,7 @@ async def _partitions(connection: PulsarConnection, asked: pulsar.CommandPartiti
 def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
     return encode_frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
         request_id=request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Failed,
-        error=error_number(error),
+        error=pulsar_error_number(error),
         message=error.message,
     ))  # fmt: skip
 
@@ -130,12 +130,12 @@ async def _topics(connection: PulsarConnection, asked: pulsar.CommandGetTopicsOf
 async def _topics_of(connection: PulsarConnection, asked: pulsar.CommandGetTopicsOfNamespace) -> list[str]:
     """Returns the topics of a namespace. Raises NamespaceNotFound."""
     broker, namespace = connection.broker, NamespaceName.parse(asked.namespace)
-    shown = await broker.access.visibility_filter(connection.caller.principal, namespace)
+    shown = await broker.access.make_topic_filter(connection.caller.principal, namespace)
     names = set[str]()
     if asked.mode != pulsar.CommandGetTopicsOfNamespace.NON_PERSISTENT:
         names.update(await broker.catalog.list_topics(namespace, partitions=True))
     if asked.mode != pulsar.CommandGetTopicsOfNamespace.PERSISTENT:
-        names.update(await broker.catalog.list_non_persistent(namespace, partitions=True))
+        names.update(await broker.catalog.list_non_persistent_topics(namespace, partitions=True))
         here = (topic.name for topic in broker.loaded.values() if topic.name.namespace_name == namespace)
         names.update(name.full for name in here if not name.persistent)
     return sorted(name for name in names if shown(name))
@@ -148,17 +148,17 @@ def topics_hash(names: list[str]) -> str:
 
 def _failed(request_id: int, error: MagnetarError) -> bytes:
     return encode_frame(
-        error=pulsar.CommandError(request_id=request_id, error=error_number(error), message=error.message)
+        error=pulsar.CommandError(request_id=request_id, error=pulsar_error_number(error), message=error.message)
     )
 
 
 # ------------------------------------------------------------------ schemas
 async def _schema(connection: PulsarConnection, asked: pulsar.CommandGetSchema) -> bytes:
     topic = TopicName.parse(asked.topic)
-    await connection.broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+    await connection.broker.access.check_permission(connection.caller.principal, Permission.LOOKUP, topic=topic)
     if asked.schema_version == BYTES_VERSION:
         return _schema_is(asked.request_id, SchemaInfo(type=SchemaType.NONE), BYTES_VERSION)
-    version = version_of(asked.schema_version)
+    version = decode_version(asked.schema_version)
     if version is None and asked.HasField("schema_version"):
         raise IncompatibleSchema("the version of a schema has 8 bytes")
     found = await SchemaQueries(connection.broker).get(topic, version)
@@ -175,7 +175,7 @@ def _schema_is(request_id: int, info: SchemaInfo, version: bytes) -> bytes:
 
 def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
     return encode_frame(get_schema_response=pulsar.CommandGetSchemaResponse(
-        request_id=request_id, error_code=error_number(error), error_message=error.message
+        request_id=request_id, error_code=pulsar_error_number(error), error_message=error.message
     ))  # fmt: skip
 
 
@@ -183,9 +183,9 @@ async def _new_schema(connection: PulsarConnection, asked: pulsar.CommandGetOrCr
     """Registers the schema of a topic, which must exist. A missing topic is not created: if the creation were refused,
     Java's client would retry for ever."""
     topic = TopicName.parse(asked.topic)
-    await connection.broker.access.require(connection.caller.principal, Permission.PRODUCE, topic=topic)
-    await connection.broker.catalog.existing_partitions(topic)
-    given = schema_of(asked.schema)
+    await connection.broker.access.check_permission(connection.caller.principal, Permission.PRODUCE, topic=topic)
+    await connection.broker.catalog.count_existing_partitions(topic)
+    given = parse_schema(asked.schema)
     version = BYTES_VERSION
     if given is not None:
         user = connection.caller.principal.name
@@ -199,7 +199,7 @@ async def _new_schema(connection: PulsarConnection, asked: pulsar.CommandGetOrCr
 
 def _new_schema_failed(request_id: int, error: MagnetarError) -> bytes:
     return encode_frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
-        request_id=request_id, error_code=error_number(error), error_message=error.message
+        request_id=request_id, error_code=pulsar_error_number(error), error_message=error.message
     ))  # fmt: skip
 
 
@@ -214,7 +214,9 @@ _ANSWERS: dict[str, tuple[Callable[[PulsarConnection, Any], Any], Callable[[int,
 
 
 # ------------------------------------------------------------------ of a consumer
-async def answer_consumer(connection: PulsarConnection, kind: int, asked: Any, handler: ConsumerHandler | None) -> None:
+async def answer_consumer_request(
+    connection: PulsarConnection, kind: int, asked: Any, handler: ConsumerHandler | None
+) -> None:
     """Answers SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
     try:
         if handler is None or handler.session is None:
@@ -231,7 +233,7 @@ async def answer_consumer(connection: PulsarConnection, kind: int, asked: Any, h
             return
     except Exception as error:
         connection.send(
-            _of_consumer_failed(kind, asked.request_id, to_magnetar_error(error), known=handler is not None)
+            _of_consumer_failed(kind, asked.request_id, ensure_magnetar_error(error), known=handler is not None)
         )
     else:
         connection.send_success(asked.request_id)
@@ -239,12 +241,12 @@ async def answer_consumer(connection: PulsarConnection, kind: int, asked: Any, h
 
 def _of_consumer_failed(kind: int, request_id: int, error: MagnetarError, *, known: bool) -> bytes:
     if kind == Command.CONSUMER_STATS:
-        number = error_number(error) if known else pulsar.ConsumerNotFound
+        number = pulsar_error_number(error) if known else pulsar.ConsumerNotFound
         return encode_frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
             request_id=request_id, error_code=number, error_message=error.message
         ))  # fmt: skip
-    busy = kind == Command.UNSUBSCRIBE and error_number(error) == pulsar.ServiceNotReady
-    number = pulsar.MetadataError if busy or not known else error_number(error)
+    busy = kind == Command.UNSUBSCRIBE and pulsar_error_number(error) == pulsar.ServiceNotReady
+    number = pulsar.MetadataError if busy or not known else pulsar_error_number(error)
     return encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message))
 
 
@@ -252,8 +254,8 @@ async def _last(handler: ConsumerHandler, request_id: int) -> bytes:
     assert handler.session is not None, "it is open"
     found = await handler.session.find_last_message()
     return encode_frame(get_last_message_id_response=pulsar.CommandGetLastMessageIdResponse(
-        request_id=request_id, last_message_id=wire_id(found.position, found.partition, found.batch_index),
-        consumer_mark_delete_position=wire_id(found.mark_delete, found.partition),
+        request_id=request_id, last_message_id=encode_message_id(found.position, found.partition, found.batch_index),
+        consumer_mark_delete_position=encode_message_id(found.mark_delete, found.partition),
     ))  # fmt: skip
 
 

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from .producer import ProducerHandler
 
 
-class ProducerNames:
+class OpenProducers:
     """The open producers of Pulsar clients, by topic and name."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], ProducerHandler] = {}
 
-    def find_replaced(self, topic: str, name: str, place: str, epoch: int) -> str:
+    def find_replaced_instance(self, topic: str, name: str, place: str, epoch: int) -> str:
         """Returns the instance id of the open producer that the producer of these arguments replaces, because its
         client reconnected; "" if it replaces none."""
         known = self._open.get((topic, name))

@@ -3,7 +3,7 @@
 Each SEND is answered once, in the order of the SENDs, with the sequence ids of its frame: by a receipt, or by an error
 that is final for the message. A temporary error closes the producer instead (CLOSE_PRODUCER): the client opens it again
 and sends all messages without an answer again, in their order. Entries for which the session has no credit wait here;
-the connection bounds them (`PulsarConnection.count_held`).
+the connection bounds them (`PulsarConnection.count_waiting_bytes`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ...proto.schema import version_bytes
 from ...proto.states import AccessMode
 from ...runtime.access import Principal
 from ...runtime.files import Buffer
-from ...runtime.network import network_of
+from ...runtime.network import address_network
 from ...runtime.tasks import run_then
 from ..common.config import BrokerConfig
 from ..session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, metadata_bytes_max
-from .errors import error_number, to_magnetar_error
-from .frames import NO_REQUEST, encode_frame, receipt_frame, sent_entry
+from .errors import ensure_magnetar_error, pulsar_error_number
+from .frames import NO_REQUEST, encode_frame, encode_receipt, parse_sent_entry
 from .transactions import has_txn
-from .translate import schema_of
+from .translate import parse_schema
 
 if TYPE_CHECKING:
     from .connection import PulsarConnection
@@ -66,7 +66,7 @@ class ProducerHandler:
     def __init__(self, connection: PulsarConnection, asked: pulsar.CommandProducer) -> None:
         self.id = asked.producer_id
         self.epoch = asked.epoch
-        self.network = network_of(connection.caller.peer)
+        self.network = address_network(connection.caller.peer)
         self.instance = ""
         self._connection = connection
         self._asked = asked
@@ -93,14 +93,14 @@ class ProducerHandler:
 
     def _options(self) -> ProducerOptions:
         asked, broker = self._asked, self._connection.broker
-        name = asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{broker.next_id()}"
-        known = self._connection.names.find_replaced(asked.topic, name, self.network, self.epoch)
+        name = asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{broker.next_client_id()}"
+        known = self._connection.names.find_replaced_instance(asked.topic, name, self.network, self.epoch)
         self.instance = known or broker.world.rng.randbytes(8).hex()
         return ProducerOptions(
             asked.topic, name, AccessMode(asked.producer_access_mode),
             {each.key: each.value for each in asked.metadata}, self.instance, self.epoch,
             asked.initial_subscription_name, asked.topic_epoch,
-            schema_of(asked.schema) if asked.HasField("schema") else None, metadata_bytes_max(broker.config),
+            parse_schema(asked.schema) if asked.HasField("schema") else None, metadata_bytes_max(broker.config),
         )  # fmt: skip
 
     async def _open(self) -> None:
@@ -112,7 +112,7 @@ class ProducerHandler:
             session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
         except Exception as error:
             self._connection.handlers.remove_producer(self)
-            self._connection.send_error(request_id, to_magnetar_error(error))
+            self._connection.send_error(request_id, ensure_magnetar_error(error))
             return
         finally:
             if notice is not None:
@@ -156,7 +156,7 @@ class ProducerHandler:
         why: MagnetarError | None = None
         entry: Buffer = NOTHING
         try:
-            entry = sent_entry(rest)
+            entry = parse_sent_entry(rest)
             if highest and highest < first:
                 raise InvalidRequest(f"the highest sequence id {highest} is below the first, {first}")
             if has_txn(sent) and not _names_txn(entry):
@@ -166,7 +166,7 @@ class ProducerHandler:
         self._sent.append((first, highest, why))
         if self._waiting or session.credit <= 0:
             self._waiting.append(bytes(entry))
-            self._connection.count_held(len(entry))
+            self._connection.count_waiting_bytes(len(entry))
         else:
             session.publish(entry)
 
@@ -175,7 +175,7 @@ class ProducerHandler:
         assert session is not None, "credit comes after the opening"
         while self._waiting and session.credit > 0 and not self._over:
             entry = self._waiting.popleft()
-            self._connection.count_held(-len(entry))
+            self._connection.count_waiting_bytes(-len(entry))
             session.publish(entry)
 
     # ------------------------------------------------------------------ outcomes
@@ -187,7 +187,7 @@ class ProducerHandler:
 
     def _receipt(self, ledger_id: int, entry_id: int) -> None:
         first, highest, _ = self._sent.popleft()
-        self._connection.send(receipt_frame(self.id, first, highest, ledger_id, entry_id))
+        self._connection.send(encode_receipt(self.id, first, highest, ledger_id, entry_id))
 
     def on_waiting(self, error: MagnetarError) -> None:
         """Does nothing: Pulsar's protocol has no command that tells a client that it waits for exclusive access."""
@@ -201,7 +201,7 @@ class ProducerHandler:
     def _send_error(self, error: MagnetarError) -> None:
         first, highest, why = self._sent.popleft()
         error = why or error
-        number = pulsar.NotAllowedError if isinstance(error, TRANSACTIONAL) else error_number(error)
+        number = pulsar.NotAllowedError if isinstance(error, TRANSACTIONAL) else pulsar_error_number(error)
         if number == pulsar.NotAllowedError and self._connection.client.startswith(ENDED_BY_CHECKSUM):
             number = pulsar.ChecksumError
         self._connection.send(encode_frame(send_error=pulsar.CommandSendError(
@@ -238,14 +238,14 @@ class ProducerHandler:
             if self._session is not None:
                 await self._session.close()
         except Exception as error:
-            self._connection.send_error(request_id, to_magnetar_error(error))
+            self._connection.send_error(request_id, ensure_magnetar_error(error))
         else:
             self._connection.send_success(request_id)
 
     async def leave(self) -> None:
         """Cancels the opening, drops waiting entries and leaves the topic at once. Idempotent."""
         self._over = True
-        self._connection.count_held(-sum(map(len, self._waiting)))
+        self._connection.count_waiting_bytes(-sum(map(len, self._waiting)))
         self._waiting.clear()
         await self._stop_opening()
         if self._session is not None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...proto.errors import InvalidConfiguration
-from ...runtime.grpc.limits import Callers
+from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import ByteStream, Endpoint
 from ...runtime.tasks import run_to_end
 from ..common.config import BrokerConfig
 from ..node.topic_manager import TopicManager
-from .names import ProducerNames
+from .names import OpenProducers
 
 if TYPE_CHECKING:
     from .frames import SpareBuffer
@@ -28,15 +28,15 @@ class PulsarProtocol:
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
-        self._names = ProducerNames()
+        self._names = OpenProducers()
         self._spare: SpareBuffer | None = None
-        self._callers: Callers | None = None  # of the listener
+        self._callers: CallerAuthenticator | None = None  # of the listener
 
     async def serve(self, stream: ByteStream) -> None:
         """Serves one connection until either side ends it. Raises Unauthenticated, InvalidRequest or ConnectionLost if
         that error ended it."""
         if self._callers is None:
-            self._callers = Callers(stream.guard, self._broker.world.clock)
+            self._callers = CallerAuthenticator(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")
         from .connection import PulsarConnection
         from .frames import SpareBuffer
@@ -61,7 +61,9 @@ class PulsarProtocol:
 SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
 
 
-def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool) -> dict[str, tuple[str, ...]]:
+def make_advertised_urls(
+    config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool
+) -> dict[str, tuple[str, ...]]:
     """Returns the URLs of this broker for Pulsar clients, by the name of the listener. Raises InvalidConfiguration if
     the setting `pulsar_listeners` is invalid."""
     if config.pulsar_listeners:

@@ -26,7 +26,7 @@ from ...runtime.tasks import Tasks
 from ..cluster.policy_cache import Told, TopicList, TopicRemoved
 from ..common.token_bucket import TimeSlices
 from ..session.topics import TopicQueries
-from .errors import to_magnetar_error
+from .errors import ensure_magnetar_error
 from .frames import encode_frame
 from .lookup import topics_hash
 
@@ -42,7 +42,7 @@ AGAIN_S = 1.0
 _LOG = logging.getLogger("magnetar.broker.pulsar")
 
 
-def is_supported() -> bool:
+def supports_patterns() -> bool:
     return importlib.util.find_spec("re2") is not None
 
 
@@ -54,7 +54,7 @@ class TopicWatchers:
         self._tasks = Tasks()
         self._watchers: dict[int, asyncio.Task[None]] = {}
 
-    def watch(self, asked: pulsar.CommandWatchTopicList) -> None:
+    def start_watch(self, asked: pulsar.CommandWatchTopicList) -> None:
         if asked.watcher_id in self._watchers:
             self._connection.send_error(asked.request_id, Unavailable("there is a watcher of this id"))
             return
@@ -72,7 +72,7 @@ class TopicWatchers:
         try:
             await watcher.run()
         except Exception as error:
-            why = to_magnetar_error(error)
+            why = ensure_magnetar_error(error)
             if not watcher.answered:
                 self._connection.send_error(asked.request_id, why)
             else:
@@ -82,7 +82,7 @@ class TopicWatchers:
         if self._watchers.get(watcher_id) is task:
             del self._watchers[watcher_id]
 
-    def unwatch(self, asked: pulsar.CommandWatchTopicListClose) -> None:
+    def stop_watch(self, asked: pulsar.CommandWatchTopicListClose) -> None:
         task = self._watchers.pop(asked.watcher_id, None)
         if task is not None:
             task.cancel()
@@ -144,10 +144,10 @@ class _Watcher:
         for each in topics:
             if self._matches(each):
                 topic = TopicName.parse(each)
-                count = await catalog.partitions(topic)
+                count = await catalog.count_partitions(topic)
                 found.update([topic.with_partition(i).full for i in range(count)] if count else [topic.full])
-            if turns.is_over:
-                await turns.next()
+            if turns.is_slice_over:
+                await turns.begin_slice()
         return found
 
     def _answer(self) -> None:

@@ -31,10 +31,10 @@ from ...proto.errors import (
 from ...proto.names import TopicName
 from ...proto.operations import Permission
 from ...proto.states import TxnId, TxnState
-from ..common.transactions import state_of
+from ..common.transactions import state_of_join
 from ..transaction.coordinators import ASSIGN_TOPIC
 from ..transaction.intents_core import EndVerb
-from .errors import error_number
+from .errors import pulsar_error_number
 from .frames import encode_frame
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def connect_error_frame(request_id: int, error: MagnetarError) -> bytes:
     ))  # fmt: skip
 
 
-async def begin(connection: PulsarConnection, asked: pulsar.CommandNewTxn) -> bytes:
+async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandNewTxn) -> bytes:
     coordinator = await _here(connection, asked.tc_id)
     begun = await coordinator.begin(
         connection.caller.principal.name, timeout_s=asked.txn_ttl_millis / 1000, address=connection.caller.peer
@@ -87,7 +87,7 @@ async def begin(connection: PulsarConnection, asked: pulsar.CommandNewTxn) -> by
 
 
 async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
-    txn, require = txn_of(asked), connection.broker.access.require
+    txn, require = txn_of(asked), connection.broker.access.check_permission
     for topic in _topics(asked.partitions):
         await require(connection.caller.principal, Permission.PRODUCE, topic=topic)
     await _begin_time(connection, txn)
@@ -95,7 +95,7 @@ async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddP
 
 
 async def add_subscriptions(connection: PulsarConnection, asked: pulsar.CommandAddSubscriptionToTxn) -> bytes:
-    txn, require = txn_of(asked), connection.broker.access.require
+    txn, require = txn_of(asked), connection.broker.access.check_permission
     topics = _topics(each.topic for each in asked.subscription)
     for topic, each in zip(topics, asked.subscription, strict=True):
         await require(connection.caller.principal, Permission.CONSUME, topic=topic, subscription=each.subscription)
@@ -103,7 +103,7 @@ async def add_subscriptions(connection: PulsarConnection, asked: pulsar.CommandA
     return encode_frame(add_subscription_to_txn_response=_done(asked))
 
 
-async def end(connection: PulsarConnection, asked: pulsar.CommandEndTxn) -> bytes:
+async def end_transaction(connection: PulsarConnection, asked: pulsar.CommandEndTxn) -> bytes:
     txn = txn_of(asked)
     verb = EndVerb.COMMIT if asked.txn_action == pulsar.COMMIT else EndVerb.ABORT
     coordinator = await _here(connection, txn.coordinator)
@@ -114,7 +114,7 @@ async def end(connection: PulsarConnection, asked: pulsar.CommandEndTxn) -> byte
 
 
 async def _here(connection: PulsarConnection, number: int) -> RunningCoordinator:
-    return await connection.broker.transactions.load_here(number)
+    return await connection.broker.transactions.load_owned(number)
 
 
 def _topics(names: Iterable[str]) -> list[TopicName]:
@@ -129,7 +129,7 @@ async def _begin_time(connection: PulsarConnection, txn: TxnId) -> None:
     """Begins the timeout of the transaction. Raises TransactionAborted if the transaction has ended, InvalidRequest if
     another role began it."""
     coordinator = await _here(connection, txn.coordinator)
-    state = state_of(await coordinator.join(txn, "", connection.caller.principal.name))
+    state = state_of_join(await coordinator.join(txn, "", connection.caller.principal.name))
     if state not in (TxnState.OPEN, TxnState.PREPARED):
         raise TransactionAborted(f"transaction {txn} is {state.name.lower()}", txn=str(txn))
 
@@ -150,15 +150,15 @@ def _failed(kind: str) -> Callable[[int, MagnetarError], bytes]:
 
 
 def _number(error: MagnetarError) -> pulsar.ServerError:
-    return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else error_number(error)
+    return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else pulsar_error_number(error)
 
 
 Answer = tuple[Callable[["PulsarConnection", Any], Awaitable[bytes]], Callable[[int, MagnetarError], bytes]]
 ANSWERS: dict[str, Answer] = {
     "tc_client_connect_request": (connect_coordinator, connect_error_frame),
-    "new_txn": (begin, _failed("new_txn_response")),
+    "new_txn": (begin_transaction, _failed("new_txn_response")),
     "add_partition_to_txn": (add_partitions, _failed("add_partition_to_txn_response")),
     "add_subscription_to_txn": (add_subscriptions, _failed("add_subscription_to_txn_response")),
-    "end_txn": (end, _failed("end_txn_response")),
+    "end_txn": (end_transaction, _failed("end_txn_response")),
 }
 """For each command of transactions the function that answers it, and the one that encodes an error as its answer."""

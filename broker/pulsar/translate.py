@@ -31,11 +31,11 @@ def unsigned_long(number: int) -> int:
     return number & WORD
 
 
-def properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
+def to_properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
     return {pair.key: pair.value for pair in pairs}
 
 
-def message_id(of: MessageIdData) -> MessageId:
+def parse_message_id(of: MessageIdData) -> MessageId:
     """Returns the message id. If `of` has an ack set, the batch index is that of the first message of the batch that is
     not acknowledged."""
     batch_index = of.batch_index
@@ -45,7 +45,7 @@ def message_id(of: MessageIdData) -> MessageId:
     return MessageId(signed_long(of.ledgerId), signed_long(of.entryId), of.partition, batch_index)
 
 
-def wire_id(position: Position, partition: int, batch_index: int = -1) -> MessageIdData:
+def encode_message_id(position: Position, partition: int, batch_index: int = -1) -> MessageIdData:
     return MessageIdData(
         ledgerId=unsigned_long(position[0]),
         entryId=unsigned_long(position[1]),
@@ -55,14 +55,14 @@ def wire_id(position: Position, partition: int, batch_index: int = -1) -> Messag
 
 
 # ------------------------------------------------------------------ schemas
-def schema_of(given: pulsar.Schema) -> SchemaInfo | None:
+def parse_schema(given: pulsar.Schema) -> SchemaInfo | None:
     """Returns the schema; None for type 0, by which Java's client means bytes. Raises InvalidRequest if the schema is
     invalid."""
     if given.type == SchemaType.NONE:
         return None
     return SchemaInfo(
         type=enum_of(SchemaType, given.type, "schema type"), data=given.schema_data, name=given.name,
-        properties=properties(given.properties),
+        properties=to_properties(given.properties),
     )  # fmt: skip
 
 
@@ -72,17 +72,17 @@ def wire_schema(info: SchemaInfo) -> pulsar.Schema:
 
 
 # ------------------------------------------------------------------ acknowledgements
-def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
+def acknowledge_in_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
     """Acknowledges, in steps of a generator. Raises InvalidRequest, NotAllowed; the entries before the refused one are
     acknowledged."""
     yield from _check_size(ack.message_id)
     if ack.ack_type == pulsar.CommandAck.Cumulative:
         if len(ack.message_id) != 1:
             raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
-        for acked in cumulative_ack(ack.message_id[0]):
+        for acked in parse_cumulative_ack(ack.message_id[0]):
             yield from session.ack_cumulative(acked)
     else:
-        yield from session.ack(individual_acks(ack.message_id, session.count_messages))
+        yield from session.ack(parse_individual_acks(ack.message_id, session.count_messages))
 
 
 async def ack_in_transaction(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
@@ -92,12 +92,12 @@ async def ack_in_transaction(session: ConsumerSession, txn: TxnId, ack: pulsar.C
     for _ in _check_size(ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
-        entries = _each_once(individual_acks(ack.message_id, session.count_messages, exact=True))
+        entries = _each_once(parse_individual_acks(ack.message_id, session.count_messages, exact=True))
         await session.ack_in_transaction(txn, entries, rest=True)
         return
     if len(ack.message_id) != 1:
         raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
-    if named := list(cumulative_ack(ack.message_id[0])):
+    if named := list(parse_cumulative_ack(ack.message_id[0])):
         await session.ack_in_transaction(txn, named, cumulative=True)
 
 
@@ -125,7 +125,7 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
         )
 
 
-def individual_acks(
+def parse_individual_acks(
     ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
 ) -> Iterator[AckedEntry]:
     """Yields the entries of an individual acknowledgement. `messages_of` returns the batch size of an entry, 0:
@@ -152,7 +152,7 @@ def individual_acks(
             raise InvalidRequest(f"no message of the batch {position} is acknowledged")
 
 
-def cumulative_ack(of: MessageIdData) -> Iterator[AckedEntry]:
+def parse_cumulative_ack(of: MessageIdData) -> Iterator[AckedEntry]:
     """Yields the entry up to which messages are acknowledged. Yields nothing for entry id -1, which a client sends
     before it has finished the first message of a ledger."""
     position = Position(signed_long(of.ledgerId), signed_long(of.entryId))
@@ -192,7 +192,9 @@ def encode_ack_set(acked: Sequence[int], count: int) -> list[int]:
 
 
 # ------------------------------------------------------------------ redelivery
-def redeliver_steps(session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
+def redeliver_in_steps(
+    session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages
+) -> Iterator[None]:
     """Requeues the named messages for redelivery, in steps of a generator. As in Pulsar, requeues all messages that are
     outstanding at the consumer if none is named, or if the subscription type preserves the order."""
     individual = session.subscription.dispatcher.policy.individual

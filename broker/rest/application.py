@@ -24,11 +24,11 @@ from starlette.routing import Mount, Route
 from ...proto.errors import BackPressure, MagnetarError, NotOwner, Unauthenticated
 from ...proto.names import TopicName
 from ...runtime.access import AUTHORIZATION_MAX, Caller, Guard, Limits
-from ...runtime.grpc.limits import Callers
+from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import CallContext
 from ..grpc.checked import CheckedService
 from ..node.topic_manager import TopicManager
-from .call import ROUTES, BadRequest, Call, JsonResponse, RouteRow, error_response, make_response
+from .call import ROUTES, BadRequest, JsonResponse, RestRequest, RouteRow, error_response, make_response
 from .measure import Measure
 from .stats import RateMeters
 
@@ -79,7 +79,7 @@ class Application:
         self._services = services
         self._measure = measure
         self._meters = RateMeters(broker.world.clock)
-        self._callers = Callers(guard, broker.world.clock)
+        self._callers = CallerAuthenticator(guard, broker.world.clock)
         self._authenticating = 0
         self._app = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: _refused})
         self._app.router.redirect_slashes = False
@@ -134,7 +134,7 @@ class Application:
         memory.held += len(body)
         try:
             names = {name: _decoded(value) for name, value in request.path_params.items()}
-            call = Call(
+            call = RestRequest(
                 self._broker, self._services, context, names, request.query_params, request.headers, body,
                 self._measure(), self._meters,
             )  # fmt: skip
@@ -176,7 +176,7 @@ class Application:
         names |= {name: _decoded(value) for name, value in request.path_params.items()}
         try:
             topic = TopicName.parse("{domain}://{tenant}/{namespace}/{topic}".format(**names))
-            owner = await self._broker.lookup(topic)
+            owner = await self._broker.find_owner(topic)
         except (MagnetarError, KeyError):
             return error_response(error)
         if not owner.http or owner.name == self._broker.name:

@@ -26,7 +26,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Operation
 from ...proto.versions import PRODUCT
 from ...runtime.network import CallContext
-from ..grpc.checked import CheckedService, authorize
+from ..grpc.checked import CheckedService, authorize_request
 from ..node.topic_manager import TopicManager
 from ..session.administration import answer_value, ask_broker, make_request
 from .measure import Measure
@@ -90,7 +90,7 @@ class BadRequest(HTTPException):
         super().__init__(status, reason)
 
 
-def status_of(error: errors.MagnetarError, busy: int = 409) -> int:
+def http_status_of(error: errors.MagnetarError, busy: int = 409) -> int:
     """Returns the HTTP status for an error. `busy`: the status for Busy."""
     if isinstance(error, errors.Busy):
         return busy
@@ -112,7 +112,7 @@ def error_response(error: Exception, busy: int = 409) -> Response:
         return make_response(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, errors.MagnetarError):
         reason = next((text for kind, text in _REASONS if isinstance(error, kind)), error.message)
-        return make_response(status_of(error, busy), reason)
+        return make_response(http_status_of(error, busy), reason)
     _LOG.error("a request of a client failed", exc_info=error)
     return make_response(500, f"the request failed: {type(error).__name__}")
 
@@ -124,7 +124,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Call:
+class RestRequest:
     """An HTTP request, as its handler gets it."""
 
     broker: TopicManager
@@ -166,7 +166,7 @@ class Call:
             raise BadRequest(f"the body is not what this request takes: {error}") from error
 
     @property
-    def is_empty(self) -> bool:
+    def has_empty_body(self) -> bool:
         return self.body.strip() in (b"", b"null")
 
     def parse_flag(self, name: str) -> bool:
@@ -191,7 +191,7 @@ class Call:
         return found
 
     # ------------------------------------------------------------------ the operations
-    async def call_here(self, operation: Operation[T], **arguments: object) -> T:
+    async def call_local(self, operation: Operation[T], **arguments: object) -> T:
         """Calls the operation at this broker, with the caller's rights; returns its answer. Raises the errors of the
         operation, such as NotOwner if another broker owns the topic."""
         handler = self.services[operation.service].value_handlers[operation.name]
@@ -200,21 +200,21 @@ class Call:
     async def authorize(self, operation: Operation[Any], **arguments: object) -> None:
         """Raises Unauthorized if the caller may not call the operation with these arguments."""
         path = f"{operation.service}.{operation.name}"
-        await authorize(path, make_request(operation, arguments), self.context, self.broker.access)
+        await authorize_request(path, make_request(operation, arguments), self.context, self.broker.access)
 
-    async def partitions(self) -> list[TopicName]:
+    async def list_partitions(self) -> list[TopicName]:
         """Returns the partitions of the topic; an empty list if it is not partitioned, or is itself a partition. Raises
         TopicNotFound. The caller's rights must be checked before."""
         if self.topic.is_partition:
             return []
-        count = await self.broker.catalog.existing_partitions(self.topic)
+        count = await self.broker.catalog.count_existing_partitions(self.topic)
         return [self.topic.with_partition(number) for number in range(count)]
 
     async def check_unpartitioned(self, operation: Operation[Any], what: str, **arguments: object) -> None:
         """Raises BadRequest (405) if the topic is partitioned; the text ends with `what`, which advises what to do
         instead. Raises Unauthorized if the caller may not call the operation."""
         await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
-        if await self.partitions():
+        if await self.list_partitions():
             raise BadRequest(f"topic {self.topic} has partitions: {what}", 405)
 
     async def call_partitions(self, operation: Operation[T], **arguments: object) -> list[T]:
@@ -222,9 +222,9 @@ class Call:
         in that order. Raises the first error; the operation is not undone at earlier partitions."""
         field = operation.rule.field
         await self.authorize(operation, **{field: self.topic.full}, **arguments)
-        partitions = await self.partitions()
+        partitions = await self.list_partitions()
         if not partitions:
-            return [await self.call_here(operation, **{field: self.topic.full}, **arguments)]
+            return [await self.call_local(operation, **{field: self.topic.full}, **arguments)]
         return [await self.call_owner(operation, each, **arguments) for each in partitions]
 
     async def call_owner(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
@@ -232,14 +232,16 @@ class Call:
         broker does not check the caller's rights, so they must be checked before."""
         asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
         try:
-            return await self.call_here(operation, **asked)
+            return await self.call_local(operation, **asked)
         except NotOwner:
-            return await ask_broker(self.broker.world, (await self.broker.lookup(topic)).endpoint, operation, **asked)
+            return await ask_broker(
+                self.broker.world, (await self.broker.find_owner(topic)).endpoint, operation, **asked
+            )
 
     async def call_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
         """Calls the operation at the broker that owns the transaction coordinator; returns its answer."""
         try:
-            return await self.call_here(operation, **arguments)
+            return await self.call_local(operation, **arguments)
         except NotOwner as error:
             endpoint = error.fields.get("owner", "")
             if not endpoint:
@@ -258,7 +260,7 @@ class Call:
 # non-persistent topics. The OpenAPI document and the table of docs/rest.md are generated from these rows.
 
 
-Handler = Callable[["Call"], Awaitable[object]]
+Handler = Callable[["RestRequest"], Awaitable[object]]
 H = TypeVar("H", bound=Handler)
 
 NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
@@ -303,16 +305,16 @@ _SECRETS = {
 }  # fmt: skip
 
 
-def plain_path(row: RouteRow) -> str:
+def openapi_path(row: RouteRow) -> str:
     """Returns the path of a route without the types of its parameters: `{domain}` for `{domain:domain}`."""
     return _NAME.sub(r"{\1}", row.path)
 
 
 @functools.cache
-def openapi_document() -> dict[str, Any]:
+def make_openapi_document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for row in ROUTES:
-        paths.setdefault(plain_path(row), {})[row.method.lower()] = _operation(row)
+        paths.setdefault(openapi_path(row), {})[row.method.lower()] = _operation(row)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Magnetar: administration by REST, as Pulsar's v2", "version": PRODUCT},

@@ -22,9 +22,9 @@ from ...proto.statistics import BookieInfo
 from ...proto.versions import PRODUCT
 from ...runtime.metrics import Page
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
-from ..cluster.bundles_core import bundle_of
+from ..cluster.bundles_core import bundle_name_of
 from ..common.config import DYNAMIC
-from .call import BadRequest, Call, openapi_document, register_route
+from .call import BadRequest, RestRequest, make_openapi_document, register_route
 
 # ------------------------------------------------------------------------------------------------- configuration
 # Settings that change while brokers run, as Pulsar's `brokers …-dynamic-config` names and writes them.
@@ -55,7 +55,7 @@ _LISTS = ("dead_letter_backoff_s", "subscription_types")
 SHOWN = tuple(PULSAR.get(name, name) for name in DYNAMIC)
 
 
-def setting_name(name: str, act: str) -> str:
+def parse_setting_name(name: str, act: str) -> str:
     """Returns Magnetar's name of a setting that is named as in Pulsar. Raises BadRequest (412), with Pulsar's text, if
     the setting is unknown or cannot change at run time."""
     if name not in _OURS:
@@ -63,10 +63,10 @@ def setting_name(name: str, act: str) -> str:
     return _OURS[name]
 
 
-def policy_value(name: str, text: str) -> dict[str, Any]:
+def parse_policy_value(name: str, text: str) -> dict[str, Any]:
     """Returns the field of Policies for a setting, with its value parsed from `text`. Raises BadRequest (412) if the
     value is invalid."""
-    ours = setting_name(name, "update")
+    ours = parse_setting_name(name, "update")
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
     try:
         found = msgspec.convert({ours: value}, Policies, strict=False)
@@ -78,7 +78,7 @@ def policy_value(name: str, text: str) -> dict[str, Any]:
 def removed_fields(name: str) -> tuple[str, ...]:
     """Returns the fields of Policies to remove when the setting is removed: also those that can only be set together
     with it."""
-    ours = setting_name(name, "delete")
+    ours = parse_setting_name(name, "delete")
     return next((pair for pair in RETENTIONS if ours in pair), (ours,))
 
 
@@ -86,10 +86,10 @@ def changed_settings(policies: Policies) -> dict[str, str]:
     """Returns the settings that are set in `policies`, with their values as text; by Pulsar's name where Pulsar has
     that setting."""
     values = ((name, getattr(policies, name)) for name in DYNAMIC)
-    return {PULSAR.get(name, name): java_text(value) for name, value in values if value is not None}
+    return {PULSAR.get(name, name): to_java_text(value) for name, value in values if value is not None}
 
 
-def java_text(value: object) -> str:
+def to_java_text(value: object) -> str:
     """Returns a value as text, in the form in which Java writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -104,25 +104,25 @@ BROKERS = "/admin/v2/brokers"
 
 # ------------------------------------------------------------------ for orchestrators and monitoring
 @register_route("GET", "/healthz", "The process is alive.", answer='text "ok"', is_open=True)
-async def healthz(call: Call) -> Response:
+async def healthz(call: RestRequest) -> Response:
     return PlainTextResponse("ok\n")
 
 
 @register_route("GET", "/readyz", "The broker is registered and can make ledgers; else 503 and why not.",
     answer='text "ok"',
        is_open=True)  # fmt: skip
-async def readyz(call: Call) -> Response:
+async def readyz(call: RestRequest) -> Response:
     why = await call.broker.readiness.why_not_ready()
     return PlainTextResponse(f"not ready: {why}\n" if why else "ok\n", 503 if why else 200)
 
 
 @register_route("GET", "/status.html", "Pulsar's name of /healthz.", answer='text "OK"', is_open=True)
-async def status(call: Call) -> Response:
+async def status(call: RestRequest) -> Response:
     return PlainTextResponse("OK\n")
 
 
 @register_route("GET", "/metrics", "Prometheus' text: what `--metrics` shows.", answer="text")
-async def metrics(call: Call) -> Response:
+async def metrics(call: RestRequest) -> Response:
     await call.authorize(op.LIST_BROKERS)
     page = Page()
     try:
@@ -141,25 +141,25 @@ async def _pieces(page: Page) -> AsyncIterator[bytes]:
 
 
 @register_route("GET", "/openapi.json", "This document.", answer="OpenAPI 3.1", is_open=True)
-async def openapi(call: Call) -> object:
-    return openapi_document()
+async def openapi(call: RestRequest) -> object:
+    return make_openapi_document()
 
 
 # ------------------------------------------------------------------ brokers
-async def _http(call: Call) -> list[str]:
+async def _http(call: RestRequest) -> list[str]:
     """Returns the HTTP address (HOST:PORT) of each broker; the gRPC address of a broker that serves no HTTP."""
     await call.authorize(op.LIST_BROKERS)
     return sorted(each.http.partition("://")[2] or each.endpoint for each in await call.broker.list_brokers())
 
 
 @register_route("GET", BROKERS, "The brokers that run.", answer="[host:port]")
-async def list_brokers(call: Call) -> object:
+async def list_brokers(call: RestRequest) -> object:
     return await _http(call)
 
 
 @register_route("GET", BROKERS + "/leaderBroker", "The broker that cleans up: the first by name.",
        answer="{brokerId, serviceUrl}")  # fmt: skip
-async def leader(call: Call) -> object:
+async def leader(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
     found = min(await call.broker.list_brokers(), key=lambda each: each.name, default=None)
     if found is None:
@@ -168,61 +168,63 @@ async def leader(call: Call) -> object:
 
 
 @register_route("GET", BROKERS + "/health", "As /readyz, with an error for 503.", answer='text "ok"', is_open=True)
-async def health(call: Call) -> Response:
+async def health(call: RestRequest) -> Response:
     if why := await call.broker.readiness.why_not_ready():
         raise Unavailable(why)
     return PlainTextResponse("ok")
 
 
 @register_route("GET", BROKERS + "/ready", "The same.", answer='text "ok"', is_open=True)
-async def ready(call: Call) -> Response:
+async def ready(call: RestRequest) -> Response:
     return await health(call)
 
 
 @register_route("GET", BROKERS + "/version", "The version of this broker.", answer="text")
-async def version(call: Call) -> Response:
+async def version(call: RestRequest) -> Response:
     return PlainTextResponse(PRODUCT)
 
 
 @register_route("GET", BROKERS + "/configuration", "The settings that change while brokers run.", answer="[name]")
-async def configuration(call: Call) -> object:
+async def configuration(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
     return SHOWN
 
 
 @register_route("GET", BROKERS + "/configuration/values", "Those that were changed.", answer="{name: text}")
-async def changed_configuration(call: Call) -> object:
-    return changed_settings(decode(await call.call_here(op.GET_POLICIES)))
+async def changed_configuration(call: RestRequest) -> object:
+    return changed_settings(decode(await call.call_local(op.GET_POLICIES)))
 
 
 @register_route(
     "GET", BROKERS + "/configuration/runtime", "The settings in force at this broker.", answer="{name: text}"
 )
-async def runtime_configuration(call: Call) -> object:
+async def runtime_configuration(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
     config, policies = call.broker.config, call.broker.policies.defaults
-    return {name: java_text(getattr(policies if name in NAMES else config, name)) for name in config.__struct_fields__}
+    return {
+        name: to_java_text(getattr(policies if name in NAMES else config, name)) for name in config.__struct_fields__
+    }
 
 
 @register_route("POST", BROKERS + "/configuration/{name}/{value}", "Changes a setting of all brokers, while they run.",
        answer="200")  # fmt: skip
-async def change_configuration(call: Call) -> Response:
+async def change_configuration(call: RestRequest) -> Response:
     await call.authorize(op.CHANGE_POLICIES)
-    given = policy_value(call.names["name"], call.names["value"])
-    await call.call_here(op.CHANGE_POLICIES, set=msgspec.json.encode(given).decode())
+    given = parse_policy_value(call.names["name"], call.names["value"])
+    await call.call_local(op.CHANGE_POLICIES, set=msgspec.json.encode(given).decode())
     return Response()
 
 
 @register_route("DELETE", BROKERS + "/configuration/{name}", "Each broker has its own value of it again.", answer="200")
-async def remove_configuration(call: Call) -> Response:
+async def remove_configuration(call: RestRequest) -> Response:
     await call.authorize(op.CHANGE_POLICIES)
-    await call.call_here(op.CHANGE_POLICIES, remove=removed_fields(call.names["name"]))
+    await call.call_local(op.CHANGE_POLICIES, remove=removed_fields(call.names["name"]))
     return Response()
 
 
 @register_route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",
        answer="InternalConfigurationData")  # fmt: skip
-async def internal_configuration(call: Call) -> object:
+async def internal_configuration(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
     return {
         "zookeeperServers": "", "metadataStoreUrl": "", "configurationStoreServers": "",
@@ -232,7 +234,7 @@ async def internal_configuration(call: Call) -> object:
 
 
 @register_route("GET", BROKERS + "/{cluster}", "The brokers that run.", answer="[host:port]")
-async def list_brokers_of_cluster(call: Call) -> object:
+async def list_brokers_of_cluster(call: RestRequest) -> object:
     found = await _http(call)
     call.check_cluster()
     return found
@@ -240,24 +242,24 @@ async def list_brokers_of_cluster(call: Call) -> object:
 
 # ------------------------------------------------------------------ bookies
 @register_route("GET", "/admin/v2/bookies/all", "The bookies that run.", answer="{bookies: [{bookieId}]}")
-async def bookies(call: Call) -> object:
-    found = await call.call_here(op.LIST_BOOKIES)
+async def bookies(call: RestRequest) -> object:
+    found = await call.call_local(op.LIST_BOOKIES)
     return {"bookies": [{"bookieId": each.endpoint} for each in sorted(found, key=lambda each: each.endpoint)]}
 
 
 @register_route("GET", "/admin/v2/bookies/racks-info", "The racks of bookies that have one.",
        answer="{group: {bookie: {rack, hostname}}}")  # fmt: skip
-async def racks(call: Call) -> object:
-    found = await call.call_here(op.LIST_BOOKIES)
+async def racks(call: RestRequest) -> object:
+    found = await call.call_local(op.LIST_BOOKIES)
     return {"default": {each.endpoint: _rack(each) for each in found if each.rack}}
 
 
 @register_route(
     "GET", "/admin/v2/bookies/racks-info/{bookie}", "The rack of one; 404: it has none.", answer="{rack, hostname}"
 )
-async def rack(call: Call) -> object:
+async def rack(call: RestRequest) -> object:
     asked = call.names["bookie"]
-    for each in await call.call_here(op.LIST_BOOKIES):
+    for each in await call.call_local(op.LIST_BOOKIES):
         if asked in (each.endpoint, each.id) and each.rack:
             return _rack(each)
     raise NotFound(f"no bookie {asked[:100]!r} has a rack; `magnetar bookies set-rack` gives it one")
@@ -276,10 +278,10 @@ LOOKUP = "/lookup/v2/topic/{domain:domain}/{tenant}/{namespace}/{topic}"
 
 @register_route("GET", LOOKUP, "Where clients of Pulsar's protocol reach the topic; `listenerName` names the listener.",
        answer="LookupData")  # fmt: skip
-async def lookup_topic(call: Call) -> object:
+async def lookup_topic(call: RestRequest) -> object:
     broker, topic = call.broker, call.topic
-    await broker.access.require(call.context.principal, Permission.LOOKUP, topic=topic)
-    owner = await broker.lookup(topic)
+    await broker.access.check_permission(call.context.principal, Permission.LOOKUP, topic=topic)
+    owner = await broker.find_owner(topic)
     listener = call.query.get("listenerName") or call.headers.get("x-pulsar-listenername", "")
     urls = owner.pulsar.get(listener)
     if urls is None:
@@ -299,7 +301,7 @@ async def lookup_topic(call: Call) -> object:
 
 @register_route("GET", "/lookup/v2/service-url", "Where this broker serves gRPC, for Magnetar's SDK.",
        answer="{serviceUrl}", is_open=True)  # fmt: skip
-async def service_url(call: Call) -> object:
+async def service_url(call: RestRequest) -> object:
     me = call.broker.own_record
     if me is None:
         raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
@@ -307,7 +309,7 @@ async def service_url(call: Call) -> object:
 
 
 @register_route("GET", LOOKUP + "/bundle", "The bundle that has the topic.", answer='"0x…_0x…"')
-async def bundle_of_topic(call: Call) -> object:
-    await call.call_here(op.PARTITIONS, topic=call.topic.full)
+async def bundle_of_topic(call: RestRequest) -> object:
+    await call.call_local(op.PARTITIONS, topic=call.topic.full)
     record = await call.broker.catalog.get_namespace(call.topic.namespace_name)
-    return PlainTextResponse(bundle_of(call.topic, record.bundles))
+    return PlainTextResponse(bundle_name_of(call.topic, record.bundles))

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from ...proto.errors import ConnectionLost
-from ...proto.names import whole
+from ...proto.names import parse_number
 from ...runtime.clock import Clock
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream
 from ...runtime.tasks import Tasks
@@ -52,7 +52,7 @@ LINGER_S = 5.0
 LINGER_BYTES = 64 << 20
 
 
-class HttpConnections:
+class HttpListener:
     """The HTTP connections of one listener. `application` is the ASGI application that answers their requests."""
 
     def __init__(self, application: Any, clock: Clock, request_s: float) -> None:
@@ -95,7 +95,7 @@ class _Transport(asyncio.Transport):
         self.readable.set()
         host, _, port = stream.peer.rpartition(":")
         self._facts = {
-            "peername": (host.strip("[]"), whole(port) or 0),
+            "peername": (host.strip("[]"), parse_number(port) or 0),
             "sslcontext": stream.caller.is_encrypted,
         }
 
@@ -226,8 +226,8 @@ class _Connection:
             self._lines = self._lines + piece.count(b"\n") if is_head else 0
             if self._lines > HEAD_LINES_MAX:
                 return False
-            if turns.is_over:
-                await turns.next()
+            if turns.is_slice_over:
+                await turns.begin_slice()
         return True
 
     def _admitted(self) -> None:

@@ -9,5 +9,5 @@ from ...runtime.metrics import Page
 Measure = Callable[[Page], Awaitable[None]]
 
 
-async def no_metrics(page: Page) -> None:
+async def write_no_metrics(page: Page) -> None:
     """Writes nothing: the default function for a broker without metrics."""

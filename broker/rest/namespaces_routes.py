@@ -16,26 +16,26 @@ from ...proto.names import TopicName, check_role
 from ...proto.operations import Operation
 from ...proto.policies import Policies, check, check_properties, decode
 from ...proto.statistics import NamespaceInfo, Permissions
-from ..access.authorizer import grant
+from ..access.authorizer import with_grant
 from ..cluster.bundles_core import BUNDLES_MAX, HASHES
-from .call import NAMESPACE, BadRequest, Call, register_route
-from .policies import POLICIES, AutoTopic, convert_value, fields_of_namespace, quota_map
-from .policies_routes import change_policies, check_clusters, namespace_field, read_policies
+from .call import NAMESPACE, BadRequest, RestRequest, register_route
+from .policies import POLICIES, AutoTopic, convert_value, make_quota_map, parse_namespace_policies
+from .policies_routes import change_policies, check_own_cluster, namespace_argument, read_policies
 
 AUTO_PARTITIONS_MAX = 10_000
 
 
 # ------------------------------------------------------------------ itself
 @register_route("GET", NAMESPACE, "The policies of a namespace, with every key that Pulsar has.", answer="Policies")
-async def get_namespace(call: Call) -> object:
-    name, place = str(call.namespace), namespace_field(call)
-    spec = await call.call_here(op.GET_NAMESPACE, name=name)
-    granted = await call.call_here(op.GET_PERMISSIONS, namespace=name)
+async def get_namespace(call: RestRequest) -> object:
+    name, place = str(call.namespace), namespace_argument(call)
+    spec = await call.call_local(op.GET_NAMESPACE, name=name)
+    granted = await call.call_local(op.GET_PERMISSIONS, namespace=name)
     return _shown(call, spec, granted, await read_policies(call, place), await _properties(call))
 
 
 def _shown(
-    call: Call, spec: NamespaceInfo, granted: Permissions, policies: Policies, noted: dict[str, str]
+    call: RestRequest, spec: NamespaceInfo, granted: Permissions, policies: Policies, noted: dict[str, str]
 ) -> dict[str, object]:
     cluster = call.broker.config.cluster
     found: dict[str, object] = {}
@@ -48,7 +48,7 @@ def _shown(
             "namespace_auth": granted.roles, "destination_auth": {}, "subscription_auth_roles": granted.subscriptions,
         },
         "replication_clusters": [cluster], "bundles": _bundles(spec.bundles),
-        "backlog_quota_map": quota_map(policies), "clusterDispatchRate": {}, "replicatorDispatchRate": {}, **found,
+        "backlog_quota_map": make_quota_map(policies), "clusterDispatchRate": {}, "replicatorDispatchRate": {}, **found,
         "subscription_types_enabled": found["subscription_types_enabled"] or [],
         "autoTopicCreationOverride": _auto_topics(spec), "latency_stats_sample_rate": {}, "deleted": False,
         "encryption_required": False, "subscription_auth_mode": "Prefix" if granted.prefix_mode else "None",
@@ -76,25 +76,25 @@ def _auto_topics(spec: NamespaceInfo) -> dict[str, object] | None:
 
 
 @register_route("PUT", NAMESPACE, "Makes a namespace.", body="Policies | BundlesData | empty")
-async def create_namespace(call: Call) -> None:
-    given: Any = {} if call.is_empty else call.parse_body(dict[str, object])
+async def create_namespace(call: RestRequest) -> None:
+    given: Any = {} if call.has_empty_body else call.parse_body(dict[str, object])
     name = str(call.namespace)
     spec: dict[str, object] = {"name": name}
     await call.authorize(op.CREATE_NAMESPACE, **spec)
-    check_clusters(call, convert_value(given.get("replication_clusters") or [], list[str], "replication_clusters"))
+    check_own_cluster(call, convert_value(given.get("replication_clusters") or [], list[str], "replication_clusters"))
     spec["bundles"] = _count(given)
     if given.get("autoTopicCreationOverride"):
         spec |= _auto(convert_value(given["autoTopicCreationOverride"], AutoTopic, "autoTopicCreationOverride"))
-    fields, grants = fields_of_namespace(given), _grants(given)
+    fields, grants = parse_namespace_policies(given), _grants(given)
     check(decode(msgspec.json.encode(fields).decode()))
     noted = check_properties(convert_value(given.get("properties") or {}, dict[str, str], "properties"))
-    await call.call_here(op.CREATE_NAMESPACE, **spec)
+    await call.call_local(op.CREATE_NAMESPACE, **spec)
     if fields:
         await change_policies(call, {"namespace": name}, fields)
     if noted:
         await _store_properties(call, noted)
     for role, actions in grants.items():
-        await call.call_here(op.CHANGE_PERMISSIONS, namespace=name, grant={"role": role, "actions": actions})
+        await call.call_local(op.CHANGE_PERMISSIONS, namespace=name, grant={"role": role, "actions": actions})
 
 
 def _count(given: Mapping[str, Any]) -> int:
@@ -113,7 +113,7 @@ def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
     kind = dict[str, list[str]]
     found: dict[str, list[str]] = convert_value(auth.get("namespace_auth") or {}, kind, "auth_policies.namespace_auth")
     for role, actions in found.items():
-        grant(GrantsRecord(), "", check_role(role), actions)
+        with_grant(GrantsRecord(), "", check_role(role), actions)
     return found
 
 
@@ -121,20 +121,20 @@ def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
 @register_route("GET", NAMESPACE + "/autoTopicCreation",
     "Whether topics are made at their first use; 204: as the broker says.",
        answer="AutoTopicCreationOverride")  # fmt: skip
-async def get_auto_topics(call: Call) -> object:
-    return _auto_topics(await call.call_here(op.GET_NAMESPACE, name=str(call.namespace)))
+async def get_auto_topics(call: RestRequest) -> object:
+    return _auto_topics(await call.call_local(op.GET_NAMESPACE, name=str(call.namespace)))
 
 
 @register_route("POST", NAMESPACE + "/autoTopicCreation", "Sets that, and how many partitions they get.",
        body="AutoTopicCreationOverride")  # fmt: skip
-async def set_auto_topics(call: Call) -> None:
+async def set_auto_topics(call: RestRequest) -> None:
     name = str(call.namespace)
-    await call.call_here(op.UPDATE_NAMESPACE, name=name, **_auto(call.parse_body(AutoTopic)))
+    await call.call_local(op.UPDATE_NAMESPACE, name=name, **_auto(call.parse_body(AutoTopic)))
 
 
 @register_route("DELETE", NAMESPACE + "/autoTopicCreation", "As the broker says.")
-async def remove_auto_topics(call: Call) -> None:
-    await call.call_here(op.UPDATE_NAMESPACE, name=str(call.namespace))
+async def remove_auto_topics(call: RestRequest) -> None:
+    await call.call_local(op.UPDATE_NAMESPACE, name=str(call.namespace))
 
 
 def _auto(given: AutoTopic) -> dict[str, object]:
@@ -166,47 +166,47 @@ def _wrong_partitions(given: AutoTopic) -> str:
 @register_route("GET", NAMESPACE + "/topics",
        "The topics, partitions one by one; `mode`: PERSISTENT (the default), NON_PERSISTENT or ALL.",
        answer="[full name]")  # fmt: skip
-async def topics_of_namespace(call: Call) -> object:
+async def topics_of_namespace(call: RestRequest) -> object:
     mode = call.query.get("mode", "").upper() or "PERSISTENT"
     if mode not in ("ALL", "PERSISTENT", "NON_PERSISTENT"):
         raise BadRequest(f"mode is PERSISTENT, NON_PERSISTENT or ALL, not {mode[:40]!r}", 412)
-    names = await call.call_here(op.LIST_TOPICS, namespace=str(call.namespace), partitions=True)
+    names = await call.call_local(op.LIST_TOPICS, namespace=str(call.namespace), partitions=True)
     prefixes = {"ALL": "", "PERSISTENT": "persistent:", "NON_PERSISTENT": "non-persistent:"}
     return [name for name in names if name.startswith(prefixes[mode])]
 
 
 @register_route("GET", NAMESPACE + "/bundles", "The bundles.", answer="BundlesData")
-async def bundles(call: Call) -> object:
-    return _bundles((await call.call_here(op.GET_NAMESPACE, name=str(call.namespace))).bundles)
+async def bundles(call: RestRequest) -> object:
+    return _bundles((await call.call_local(op.GET_NAMESPACE, name=str(call.namespace))).bundles)
 
 
 # ------------------------------------------------------------------ properties
-async def _properties(call: Call) -> dict[str, str]:
-    return await call.call_here(op.GET_PROPERTIES, namespace=str(call.namespace))
+async def _properties(call: RestRequest) -> dict[str, str]:
+    return await call.call_local(op.GET_PROPERTIES, namespace=str(call.namespace))
 
 
-async def _store_properties(call: Call, properties: dict[str, str]) -> None:
-    await call.call_here(op.CHANGE_PROPERTIES, namespace=str(call.namespace), set=properties)
+async def _store_properties(call: RestRequest, properties: dict[str, str]) -> None:
+    await call.call_local(op.CHANGE_PROPERTIES, namespace=str(call.namespace), set=properties)
 
 
 @register_route("GET", NAMESPACE + "/property/{key}", "One of them; 404: it is missing.", answer="text")
-async def get_property(call: Call) -> Response:
+async def get_property(call: RestRequest) -> Response:
     return PlainTextResponse(_one(call, await _properties(call)))
 
 
 @register_route("PUT", NAMESPACE + "/property/{key}/{value}", "It is noted.")
-async def set_property(call: Call) -> None:
+async def set_property(call: RestRequest) -> None:
     await _store_properties(call, {call.names["key"]: call.names["value"]})
 
 
 @register_route("DELETE", NAMESPACE + "/property/{key}", "It is gone; what it was. 404: it is missing.", answer="text")
-async def remove_property(call: Call) -> Response:
+async def remove_property(call: RestRequest) -> Response:
     found = _one(call, await _properties(call))
-    await call.call_here(op.CHANGE_PROPERTIES, namespace=str(call.namespace), remove=[call.names["key"]])
+    await call.call_local(op.CHANGE_PROPERTIES, namespace=str(call.namespace), remove=[call.names["key"]])
     return PlainTextResponse(found)
 
 
-def _one(call: Call, properties: dict[str, str]) -> str:
+def _one(call: RestRequest, properties: dict[str, str]) -> str:
     if (key := call.names["key"]) not in properties:
         raise NotFound(f"namespace {call.namespace} has no property {key[:100]!r}")
     return properties[key]
@@ -214,29 +214,29 @@ def _one(call: Call, properties: dict[str, str]) -> str:
 
 # ------------------------------------------------------------------ unloading
 @register_route("POST", NAMESPACE + "/clearBacklog", "Every subscription of every topic has no backlog.")
-async def clear_backlog(call: Call) -> None:
+async def clear_backlog(call: RestRequest) -> None:
     await _clear(call, "")
 
 
 @register_route("POST", NAMESPACE + "/clearBacklog/{subscription}", "The subscription has no backlog, of any topic.")
-async def clear_backlog_of_subscription(call: Call) -> None:
+async def clear_backlog_of_subscription(call: RestRequest) -> None:
     await _clear(call, call.names["subscription"])
 
 
-async def _clear(call: Call, subscription: str) -> None:
+async def _clear(call: RestRequest, subscription: str) -> None:
     await _each_topic(call, op.SKIP_MESSAGES, name=subscription, messages=-1)
 
 
 @register_route("POST", NAMESPACE + "/unsubscribe/{subscription}", "Deletes the subscription of every topic.", busy=412)
-async def unsubscribe(call: Call) -> None:
+async def unsubscribe(call: RestRequest) -> None:
     await _each_topic(call, op.DELETE_SUBSCRIPTION, name=call.names["subscription"])
 
 
-async def _each_topic(call: Call, operation: Operation[None], **arguments: object) -> None:
+async def _each_topic(call: RestRequest, operation: Operation[None], **arguments: object) -> None:
     """Calls the operation for each persistent topic of a namespace; skips topics without that subscription."""
     name = str(call.namespace)
     await call.authorize(op.GET_NAMESPACE, name=name)
-    for topic in await call.call_here(op.LIST_TOPICS, namespace=name, partitions=True):
+    for topic in await call.call_local(op.LIST_TOPICS, namespace=name, partitions=True):
         if topic.startswith("persistent:"):
             with contextlib.suppress(NotFound):
                 await call.call_owner(operation, TopicName.parse(topic), **arguments)

@@ -215,7 +215,7 @@ def _limit(value: int | None, name: str) -> int:
     return value
 
 
-def quota_map(policies: Policies) -> dict[str, object]:
+def make_quota_map(policies: Policies) -> dict[str, object]:
     """Returns the backlog quotas that are set, by kind, as Pulsar's JSON."""
     policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
     if policies.backlog_quota_bytes:
@@ -396,7 +396,7 @@ QUOTA_FIELDS = {
 }  # fmt: skip
 
 
-def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
+def parse_namespace_policies(given: Mapping[str, Any]) -> Fields:
     """Returns the fields of Policies in the JSON of a namespace. Missing and unknown keys are no error. Raises
     BadRequest (400, 412) if a policy is invalid."""
     found = Fields()

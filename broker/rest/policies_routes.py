@@ -14,47 +14,49 @@ import msgspec
 
 from ...proto import operations as op
 from ...proto.policies import Policies, decode
-from .call import NAMESPACE, TOPIC, BadRequest, Call, Handler, register_route
-from .policies import POLICIES, QUOTA_FIELDS, BacklogQuota, DispatchRate, Fields, PolicyRow, parse_quota, quota_map
+from .call import NAMESPACE, TOPIC, BadRequest, Handler, RestRequest, register_route
+from .policies import POLICIES, QUOTA_FIELDS, BacklogQuota, DispatchRate, Fields, PolicyRow, make_quota_map, parse_quota
 
-Place = Callable[[Call], dict[str, str]]
+Place = Callable[[RestRequest], dict[str, str]]
 
 
-def namespace_field(call: Call) -> dict[str, str]:
+def namespace_argument(call: RestRequest) -> dict[str, str]:
     return {"namespace": str(call.namespace)}
 
 
-def topic_field(call: Call) -> dict[str, str]:
+def topic_argument(call: RestRequest) -> dict[str, str]:
     return {"topic": call.topic.base.full}
 
 
-async def read_policies(call: Call, place: dict[str, str], *, applied: bool = False) -> Policies:
-    return decode(await call.call_here(op.GET_POLICIES, **place, applied=applied))
+async def read_policies(call: RestRequest, place: dict[str, str], *, applied: bool = False) -> Policies:
+    return decode(await call.call_local(op.GET_POLICIES, **place, applied=applied))
 
 
-async def change_policies(call: Call, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()) -> None:
+async def change_policies(
+    call: RestRequest, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()
+) -> None:
     """Sets the policies in `fields`. Fields that are None, and those in `removed`, are removed, so that they are
     inherited again."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()
-    await call.call_here(op.CHANGE_POLICIES, **place, set=text, remove=removed)
+    await call.call_local(op.CHANGE_POLICIES, **place, set=text, remove=removed)
 
 
 # ------------------------------------------------------------------ each row of the table
 def _handlers(row: PolicyRow, place: Place, name: str) -> tuple[Handler, Handler, Handler]:
-    async def show(call: Call) -> object:
+    async def show(call: RestRequest) -> object:
         return row.show(await read_policies(call, place(call), applied=call.parse_flag("applied")))
 
-    async def take(call: Call) -> None:
+    async def take(call: RestRequest) -> None:
         given: Any = row.kind
         if name == "messageTTL" and "messageTTL" in call.query:
             value: Any = call.parse_number(call.query["messageTTL"], "messageTTL")
         else:
-            value = call.parse_json(b"null", given) if call.is_empty else call.parse_body(given)
+            value = call.parse_json(b"null", given) if call.has_empty_body else call.parse_body(given)
         await change_policies(call, place(call), row.take(value))
 
-    async def remove(call: Call) -> None:
+    async def remove(call: RestRequest) -> None:
         await change_policies(call, place(call), {}, row.fields)
 
     for handler, verb in ((show, "get"), (take, "set"), (remove, "remove")):
@@ -72,25 +74,25 @@ def _register(row: PolicyRow, name: str, base: str, place: Place, verb: str) -> 
 
 for _row in POLICIES:
     if _row.namespace:
-        _register(_row, _row.namespace, NAMESPACE, namespace_field, _row.verb)
+        _register(_row, _row.namespace, NAMESPACE, namespace_argument, _row.verb)
     if _row.topic:
-        _register(_row, _row.topic, TOPIC, topic_field, _row.topic_verb)
+        _register(_row, _row.topic, TOPIC, topic_argument, _row.topic_verb)
 
 
 # ------------------------------------------------------------------ quotas of backlogs
 def _quotas(base: str, place: Place) -> None:
     @register_route("GET", base + "/backlogQuotaMap", "The quotas of backlogs, by kind.", answer="{kind: BacklogQuota}")
-    async def get_backlog_quotas(call: Call) -> object:
-        return quota_map(await read_policies(call, place(call), applied=call.parse_flag("applied")))
+    async def get_backlog_quotas(call: RestRequest) -> object:
+        return make_quota_map(await read_policies(call, place(call), applied=call.parse_flag("applied")))
 
     @register_route(
         "POST", base + "/backlogQuota", "Sets a quota; `backlogQuotaType` says of which kind.", body="BacklogQuota"
     )
-    async def set_backlog_quota(call: Call) -> None:
+    async def set_backlog_quota(call: RestRequest) -> None:
         await change_policies(call, place(call), parse_quota(call.parse_body(BacklogQuota), _kind(call)))
 
     @register_route("DELETE", base + "/backlogQuota", "The quota is inherited again.")
-    async def remove_backlog_quota(call: Call) -> None:
+    async def remove_backlog_quota(call: RestRequest) -> None:
         kind = _kind(call)
         if kind not in QUOTA_FIELDS:
             raise BadRequest("backlogQuotaType is destination_storage or message_age", 412)
@@ -101,48 +103,48 @@ def _quotas(base: str, place: Place) -> None:
         )
 
 
-def _kind(call: Call) -> str:
+def _kind(call: RestRequest) -> str:
     return call.query.get("backlogQuotaType", "destination_storage")
 
 
-_quotas(NAMESPACE, namespace_field)
-_quotas(TOPIC, topic_field)
+_quotas(NAMESPACE, namespace_argument)
+_quotas(TOPIC, topic_argument)
 
 
 # ------------------------------------------------------------------ replication: one cluster
 @register_route("GET", NAMESPACE + "/replication", "The clusters that have the topics: this one.", answer="[name]")
-async def get_replication(call: Call) -> object:
-    await read_policies(call, namespace_field(call))
+async def get_replication(call: RestRequest) -> object:
+    await read_policies(call, namespace_argument(call))
     return [call.broker.config.cluster]
 
 
 @register_route("GET", TOPIC + "/replication", "204: a topic has none of its own; with `applied` this cluster.",
        answer="[name]")  # fmt: skip
-async def get_replication_of_topic(call: Call) -> object:
-    await read_policies(call, topic_field(call))
+async def get_replication_of_topic(call: RestRequest) -> object:
+    await read_policies(call, topic_argument(call))
     return [call.broker.config.cluster] if call.parse_flag("applied") else None
 
 
 def _replication(base: str, place: Place) -> None:
     @register_route("POST", base + "/replication", "Takes this cluster alone, and keeps nothing.", body="[name]")
-    async def set_replication(call: Call) -> None:
+    async def set_replication(call: RestRequest) -> None:
         clusters = call.parse_body(list[str])
         if not clusters:
             raise BadRequest("ClusterIds should not be null or empty", 412)
-        check_clusters(call, clusters)
+        check_own_cluster(call, clusters)
         await read_policies(call, place(call))
 
 
-_replication(NAMESPACE, namespace_field)
-_replication(TOPIC, topic_field)
+_replication(NAMESPACE, namespace_argument)
+_replication(TOPIC, topic_argument)
 
 
 @register_route("DELETE", TOPIC + "/replication", "Nothing to do: no topic has clusters of its own.")
-async def remove_replication(call: Call) -> None:
-    await read_policies(call, topic_field(call))
+async def remove_replication(call: RestRequest) -> None:
+    await read_policies(call, topic_argument(call))
 
 
-def check_clusters(call: Call, clusters: list[str]) -> None:
+def check_own_cluster(call: RestRequest, clusters: list[str]) -> None:
     """Raises BadRequest (412) if `clusters` names another cluster than this one."""
     own = call.broker.config.cluster
     for each in clusters:
@@ -187,16 +189,16 @@ OF_TOPICS = (
 
 
 def _fixed(base: str, place: Place, row: FixedPolicy) -> None:
-    async def show(call: Call) -> object:
+    async def show(call: RestRequest) -> object:
         await read_policies(call, place(call))
         return row.applied if row.applied is not None and call.parse_flag("applied") else row.value
 
-    async def take(call: Call) -> None:
+    async def take(call: RestRequest) -> None:
         await read_policies(call, place(call))  # who may set, may read
-        if (None if call.is_empty else call.parse_body(object)) != row.value:
+        if (None if call.has_empty_body else call.parse_body(object)) != row.value:
             raise BadRequest(f"{row.name} cannot be set: {row.why}", 405)
 
-    async def remove(call: Call) -> None:
+    async def remove(call: RestRequest) -> None:
         await read_policies(call, place(call))
 
     called = row.name.replace("/", "_")
@@ -210,6 +212,6 @@ def _fixed(base: str, place: Place, row: FixedPolicy) -> None:
 
 
 for _each in OF_NAMESPACES:
-    _fixed(NAMESPACE, namespace_field, _each)
+    _fixed(NAMESPACE, namespace_argument, _each)
 for _each in OF_TOPICS:
-    _fixed(TOPIC, topic_field, _each)
+    _fixed(TOPIC, topic_argument, _each)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from ...runtime.network import ByteStream
 from ..node.topic_manager import TopicManager
-from .measure import Measure, no_metrics
+from .measure import Measure, write_no_metrics
 
 if TYPE_CHECKING:
     from ..grpc.checked import CheckedService
-    from .connection import HttpConnections
+    from .connection import HttpListener
 
 
 class RestProtocol:
@@ -32,10 +32,10 @@ class RestProtocol:
     def __init__(self, broker: TopicManager, services: Mapping[str, CheckedService]) -> None:
         self._broker = broker
         self._services = services
-        self._connections: HttpConnections | None = None
+        self._connections: HttpListener | None = None
         self._loading = asyncio.Lock()
         self._shut_down = False
-        self.measure: Measure = no_metrics
+        self.measure: Measure = write_no_metrics
 
     async def serve(self, stream: ByteStream) -> None:
         """Serves one connection until either side ends it. Raises ConnectionLost if it was lost."""
@@ -46,12 +46,12 @@ class RestProtocol:
         if not self._shut_down:
             await self._connections.serve(stream)
 
-    def _open(self, stream: ByteStream) -> HttpConnections:
+    def _open(self, stream: ByteStream) -> HttpListener:
         from .application import Application
-        from .connection import HttpConnections
+        from .connection import HttpListener
 
         application = Application(self._broker, self._services, stream.guard, lambda: self.measure)
-        return HttpConnections(application, self._broker.world.clock, self._broker.config.first_frame_s)
+        return HttpListener(application, self._broker.world.clock, self._broker.config.first_frame_s)
 
     def shut_down(self) -> None:
         self._shut_down = True

@@ -12,8 +12,8 @@ from typing import Any
 
 from ...proto.operations import OPERATIONS, AskedOf, Http, Operation, Part, PermissionPlace, Rule
 from ..grpc.checked import handler_name
-from .call import NAMESPACE, SUBSCRIPTION, TOPIC, Call, Handler, register_route
-from .transactions_routes import txn_of
+from .call import NAMESPACE, SUBSCRIPTION, TOPIC, Handler, RestRequest, register_route
+from .transactions_routes import parse_txn_id
 
 BASES = {
     PermissionPlace.TOPIC: "{T}",
@@ -26,7 +26,7 @@ PATHS = {"{N}": NAMESPACE, "{T}": TOPIC, "{S}": SUBSCRIPTION}
 def _handler(row: Operation[Any], http: Http) -> Handler:
     place = http.path[:3] if http.path[:3] in PATHS else BASES.get(row.rule.on, "")
 
-    async def handle(call: Call) -> object:
+    async def handle(call: RestRequest) -> object:
         arguments = {each.name: _taken(call, each.name, each.kind) for each in row.takes} | dict(http.fixed)
         arguments |= {each.field: _part(call, each) for each in http.parts}
         if http.body[0]:
@@ -34,28 +34,28 @@ def _handler(row: Operation[Any], http: Http) -> Handler:
         if row.rule.subscription:
             arguments.setdefault(row.rule.subscription, call.names.get("subscription", ""))
         if row.asked_of is AskedOf.COORDINATOR:
-            return await call.call_coordinator(row, **arguments, half=txn_of(call))
+            return await call.call_coordinator(row, **arguments, half=parse_txn_id(call))
         if row.asked_of is not AskedOf.OWNER:
-            found = await call.call_here(row, **_place(call, row.rule, place), **arguments)
+            found = await call.call_local(row, **_place(call, row.rule, place), **arguments)
             return _shown(found) if http.answer else None
         answers = await call.call_partitions(row, **arguments)
         if len(answers) == 1 or answers[0] is None:
             return _shown(answers[0]) if http.answer else None
         if isinstance(answers[0], list | tuple):
             return sorted({each for names in answers for each in names})
-        parts = await call.partitions()
+        parts = await call.list_partitions()
         return {part.full: _shown(each) for part, each in zip(parts, answers, strict=True)} if http.answer else None
 
     handle.__name__ = http.name or handler_name(row.name)
     return handle
 
 
-def _part(call: Call, part: Part) -> object:
+def _part(call: RestRequest, part: Part) -> object:
     text = call.names[part.name]
     return call.parse_number(text, part.number, least=part.least) if part.number else text
 
 
-def _taken(call: Call, name: str, kind: type) -> object:
+def _taken(call: RestRequest, name: str, kind: type) -> object:
     """Returns a parameter of the query as a value of type `kind`. Raises BadRequest if it cannot be converted."""
     if kind is bool:
         return call.parse_flag(name)
@@ -63,7 +63,7 @@ def _taken(call: Call, name: str, kind: type) -> object:
     return call.parse_number(text, f"the parameter {name}") if kind is int and text else kind(text or kind())
 
 
-def _place(call: Call, rule: Rule, place: str) -> dict[str, str]:
+def _place(call: RestRequest, rule: Rule, place: str) -> dict[str, str]:
     """Returns the field of the operation's request that names the tenant, namespace or topic, with the name from the
     path."""
     if rule.on is PermissionPlace.TENANT:

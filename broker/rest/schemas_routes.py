@@ -13,15 +13,15 @@ import msgspec
 from ...proto import operations as op
 from ...proto.errors import InvalidSchema
 from ...proto.names import TopicName
-from ...proto.schema import info_of, text_of, version_bytes
+from ...proto.schema import definition_text, info_of, version_bytes
 from ...proto.statistics import TopicSchema
-from .call import BadRequest, Call, register_route
+from .call import BadRequest, RestRequest, register_route
 
 T = TypeVar("T")
 SCHEMAS = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 
-class Payload(msgspec.Struct):
+class SchemaBody(msgspec.Struct):
     """A schema in the JSON form in which tools send it; `properties` may be null."""
 
     type: str
@@ -29,14 +29,14 @@ class Payload(msgspec.Struct):
     properties: dict[str, str] | None = None
 
 
-def _topic(call: Call) -> str:
+def _topic(call: RestRequest) -> str:
     return TopicName.parse(f"persistent://{call.namespace}/{call.names['topic']}").base.full
 
 
-def _given(call: Call) -> dict[str, object]:
+def _given(call: RestRequest) -> dict[str, object]:
     """Returns the arguments `topic` and `schema` of an operation, from the request. Raises BadRequest (422) if the
     definition is invalid."""
-    given = call.parse_body(Payload)
+    given = call.parse_body(SchemaBody)
     try:
         info = info_of(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)
     except InvalidSchema as error:
@@ -55,48 +55,48 @@ def _shown(found: TopicSchema) -> dict[str, object]:
     info = found.schema
     return {
         "version": found.version, "type": info.type.name if info.type else "BYTES",
-        "timestamp": found.created_ms, "data": text_of(info), "properties": info.properties,
+        "timestamp": found.created_ms, "data": definition_text(info), "properties": info.properties,
     }  # fmt: skip
 
 
 @register_route("GET", SCHEMAS + "/schema", "The newest schema of the topic.",
        answer="{version, type, timestamp, data, properties}")  # fmt: skip
-async def get_schema(call: Call) -> object:
-    return _shown(await call.call_here(op.GET_SCHEMA, topic=_topic(call)))
+async def get_schema(call: RestRequest) -> object:
+    return _shown(await call.call_local(op.GET_SCHEMA, topic=_topic(call)))
 
 
 @register_route(
     "GET", SCHEMAS + "/schema/{version}", "A version of it.", answer="{version, type, timestamp, data, properties}"
 )
-async def get_schema_version(call: Call) -> object:
+async def get_schema_version(call: RestRequest) -> object:
     version = version_bytes(call.parse_number(call.names["version"], "a version"))
-    return _shown(await call.call_here(op.GET_SCHEMA, topic=_topic(call), version=version))
+    return _shown(await call.call_local(op.GET_SCHEMA, topic=_topic(call), version=version))
 
 
 @register_route("GET", SCHEMAS + "/schemas", "All versions that are not deleted.", answer="{getSchemaResponses: […]}")
-async def list_schemas(call: Call) -> object:
-    found = await call.call_here(op.LIST_SCHEMAS, name=_topic(call))
+async def list_schemas(call: RestRequest) -> object:
+    found = await call.call_local(op.LIST_SCHEMAS, name=_topic(call))
     return {"getSchemaResponses": [_shown(each) for each in found]}
 
 
 @register_route("POST", SCHEMAS + "/schema", "Registers a schema. 409: it does not go with those of the topic.",
        body="{type, schema, properties}", answer="{version}")  # fmt: skip
-async def post_schema(call: Call) -> object:
-    return {"version": await _valid(call.call_here(op.PUT_SCHEMA, **_given(call)))}
+async def post_schema(call: RestRequest) -> object:
+    return {"version": await _valid(call.call_local(op.PUT_SCHEMA, **_given(call)))}
 
 
 @register_route("DELETE", SCHEMAS + "/schema", "Deletes the schema; with `force` what decodes old messages, too.",
        answer="{version}")  # fmt: skip
-async def delete_schema(call: Call) -> object:
-    version = await call.call_here(op.DELETE_SCHEMA, name=_topic(call), force=call.parse_flag("force"))
+async def delete_schema(call: RestRequest) -> object:
+    version = await call.call_local(op.DELETE_SCHEMA, name=_topic(call), force=call.parse_flag("force"))
     return {"version": -1 if version is None else version}
 
 
 @register_route("POST", SCHEMAS + "/compatibility", "Whether a schema could be registered.",
     body="{type, schema, properties}",
        answer="{compatibility, schemaCompatibilityStrategy}")  # fmt: skip
-async def test_schema(call: Call) -> object:
-    found = await _valid(call.call_here(op.TEST_SCHEMA, **_given(call)))
+async def test_schema(call: RestRequest) -> object:
+    found = await _valid(call.call_local(op.TEST_SCHEMA, **_given(call)))
     return {
         "compatibility": not found.refused,
         "schemaCompatibilityStrategy": found.compatibility.upper(),
@@ -105,13 +105,13 @@ async def test_schema(call: Call) -> object:
 
 @register_route("POST", SCHEMAS + "/version", "The version of an equal schema.", body="{type, schema, properties}",
        answer="{version}")  # fmt: skip
-async def find_schema(call: Call) -> object:
-    return {"version": await _valid(call.call_here(op.FIND_SCHEMA, **_given(call)))}
+async def find_schema(call: RestRequest) -> object:
+    return {"version": await _valid(call.call_local(op.FIND_SCHEMA, **_given(call)))}
 
 
 @register_route("GET", SCHEMAS + "/metadata", "The places of the versions; Magnetar has them in its metadata.",
        answer="{info, index}")  # fmt: skip
-async def schema_metadata(call: Call) -> object:
-    found = await call.call_here(op.LIST_SCHEMAS, name=_topic(call))
+async def schema_metadata(call: RestRequest) -> object:
+    found = await call.call_local(op.LIST_SCHEMAS, name=_topic(call))
     index = [{"ledgerId": -1, "entryId": -1, "version": each.version} for each in found]
     return {"info": index[-1] if index else None, "index": index}

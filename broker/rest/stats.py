@@ -1,7 +1,7 @@
 """Statistics as Pulsar's JSON, with every key that its admin, pulsarctl and dashboards read.
 
-`topic_stats` gets the values of proto/statistics.py, of this broker or of another one. What only the owner knows of its
-producers and consumers (version of the client, connected since, rates) comes from the loaded topic.
+`topic_stats_json` gets the values of proto/statistics.py, of this broker or of another one. What only the owner knows
+of its producers and consumers (version of the client, connected since, rates) comes from the loaded topic.
 
 Rates are averages since the last request, at least RATE_S ago; the first ones since the client connected. Times that
 Magnetar does not record are 0; numbers about offload and replication, which do not exist, are 0 or -1.
@@ -18,7 +18,7 @@ from ...proto import statistics as values
 from ...proto.pulsar_json import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, optional, pick
 from ...proto.states import AccessMode, TxnState, title
 from ...runtime.clock import Clock
-from ..subscription.consumer import Activity, Consumer
+from ..subscription.consumer import ActivityTimes, Consumer
 from ..subscription.core.policy import AT_THE_END
 from ..topic.producer import Producer
 from ..topic.topic import Topic
@@ -45,7 +45,7 @@ class RateMeters:
     def now_ms(self) -> int:
         return self._clock.wall_ms()
 
-    def rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
+    def measure_rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
         """Returns the rate per second of each counter since the last call with this `number`, the id of a producer or
         consumer; at the first call, since `since_ms`."""
         now, known = self._clock.monotonic(), self._known.get(number)
@@ -64,7 +64,7 @@ class RateMeters:
         return found
 
 
-def topic_stats(
+def topic_stats_json(
     found: values.TopicStats,
     topic: Topic | None,
     meters: RateMeters,
@@ -134,7 +134,9 @@ def _compaction(topic: Topic | None) -> dict[str, Any]:
 
 def _publisher(found: values.ProducerStats, topic: Topic | None, meters: RateMeters) -> dict[str, Any]:
     live = _live(topic.producers, found) if topic is not None else None
-    rates = meters.rates(live.id, live.since_ms, (found.messages, found.bytes)) if live is not None else (0.0, 0.0)
+    rates = (
+        meters.measure_rates(live.id, live.since_ms, (found.messages, found.bytes)) if live is not None else (0.0, 0.0)
+    )
     return {
         "accessMode": _MODES[live.mode] if live is not None else "Shared", "msgRateIn": rates[0],
         "msgThroughputIn": rates[1], **pick(PRODUCER, found, "averageMsgSize"),
@@ -170,7 +172,7 @@ def _subscription(
         "msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate", "bytesOutCounter", "msgOutCounter",
     )}  # fmt: skip
     store = loaded.store if loaded is not None else None
-    activity = loaded.activity if loaded is not None else Activity()
+    activity = loaded.activity if loaded is not None else ActivityTimes()
     return {
         **sums, "chunkedMessageRate": 0.0, "msgRateExpired": 0.0, "totalMsgExpired": 0,
         **pick(SUBSCRIPTION, found, "msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay unackedMessages "
@@ -193,12 +195,12 @@ def _subscription(
 
 
 def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: RateMeters) -> dict[str, Any]:
-    activity = live.activity if live is not None else Activity()
+    activity = live.activity if live is not None else ActivityTimes()
     rates: Numbers = (0.0, 0.0, 0.0, 0.0)
     if live is not None:
         delivered, again = found.delivered_messages, found.redelivered_messages
         acked = max(0, delivered - again - found.unacked)
-        rates = meters.rates(live.member.id, live.since_ms, (delivered, found.delivered_bytes, again, acked))
+        rates = meters.measure_rates(live.member.id, live.since_ms, (delivered, found.delivered_bytes, again, acked))
     return {
         "msgRateOut": rates[0], "msgThroughputOut": rates[1], "msgRateRedeliver": rates[2], "messageAckRate": rates[3],
         "chunkedMessageRate": 0.0, **pick(CONSUMER, found, "bytesOutCounter msgOutCounter"),
@@ -213,7 +215,7 @@ def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: RateMe
 
 
 # ------------------------------------------------------------------ internals
-def internal_stats(found: values.TopicInternalStats, stats: values.TopicStats) -> dict[str, Any]:
+def internal_stats_json(found: values.TopicInternalStats, stats: values.TopicStats) -> dict[str, Any]:
     """Returns the internal statistics of a topic as Pulsar's JSON: those of its log from `found`, and those of its
     subscriptions from `stats`."""
     newest = found.ledgers[-1] if found.ledgers else None
@@ -258,7 +260,7 @@ def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------ of all partitions
-def merge_stats(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_partition_stats(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the statistics of several partitions as those of one topic: numbers are added, but of times and limits
     the largest is returned; averages are averaged, lists concatenated, maps merged."""
     found: dict[str, Any] = {}
@@ -272,7 +274,7 @@ def _merged(name: str, values: list[Any]) -> Any:
     if isinstance(first, bool):
         return any(values)
     if isinstance(first, dict):
-        return merge_stats([each for each in values if each is not None])
+        return merge_partition_stats([each for each in values if each is not None])
     if isinstance(first, list):
         return [each for value in values for each in value or ()]
     if isinstance(first, int | float):
@@ -298,7 +300,7 @@ ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 
 
 # ------------------------------------------------------------------ of a transaction
-def transaction_metadata(
+def transaction_metadata_json(
     found: values.TransactionStats, at: Mapping[str, values.TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
     """Returns Pulsar's TransactionMetadata. `at`: what each topic reports of the transaction; None: the topic was not
@@ -309,24 +311,24 @@ def transaction_metadata(
         "txnId": str(found.txn), "status": ENDING.get(status, status) if found.topics else status,
         "openTimestamp": now_ms - found.age_ms if is_known else 0, "timeoutAt": found.timeout_ms,
         "producedPartitions": {
-            topic: transaction_in_buffer(here, found) for topic,
+            topic: buffer_stats_json(here, found) for topic,
             here in at.items() if here is None or here.first is not None
         },
         "ackedPartitions": {
-            topic: {each.name: transaction_in_acks(each) for each in here.subscriptions}
+            topic: {each.name: pending_ack_json(each) for each in here.subscriptions}
             for topic, here in at.items() if here is not None and here.subscriptions
         },
         "owner": found.owner, "address": found.address, "name": found.name, "reason": found.reason,
     }  # fmt: skip
 
 
-def transaction_in_buffer(here: values.TransactionHere | None, found: values.TransactionStats | None) -> dict[str, Any]:
+def buffer_stats_json(here: values.TransactionHere | None, found: values.TransactionStats | None) -> dict[str, Any]:
     """Returns Pulsar's TransactionInBufferStats."""
     first = optional(here.first) if here is not None else None
     return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
-def transaction_in_acks(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
+def pending_ack_json(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
     """Returns Pulsar's TransactionInPendingAckStats."""
     return {
         "cumulativeAckPosition": optional(pending.up_to) if pending is not None else None,
@@ -335,7 +337,7 @@ def transaction_in_acks(pending: values.PendingOfTransaction | None) -> dict[str
 
 
 # ------------------------------------------------------------------ of a coordinator
-def coordinator_stats(found: values.CoordinatorTransactions) -> dict[str, Any]:
+def coordinator_stats_json(found: values.CoordinatorTransactions) -> dict[str, Any]:
     """Returns Pulsar's TransactionCoordinatorStats."""
     return {
         "state": "Ready" if found.epoch else "None",
@@ -347,7 +349,7 @@ def coordinator_stats(found: values.CoordinatorTransactions) -> dict[str, Any]:
     }
 
 
-def coordinator_internals(number: int, found: values.CoordinatorTransactions) -> dict[str, Any]:
+def coordinator_internals_json(number: int, found: values.CoordinatorTransactions) -> dict[str, Any]:
     """Returns Pulsar's TransactionCoordinatorInternalStats. A coordinator has one ledger, which begins with a
     snapshot."""
     ledger: dict[str, Any] = {

@@ -11,18 +11,18 @@ import msgspec
 from starlette.responses import Response
 
 from ...proto import operations as op
-from ...proto.compression import decompress, decompress_mapped
-from ...proto.entry import PROPERTIES_LONG, EntryHeader, open_entry, properties_of
+from ...proto.compression import decompress, decompress_to_mapping
+from ...proto.entry import PROPERTIES_LONG, EntryHeader, parse_entry, properties_of
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import AlreadyExists, BackPressure, NotFound
 from ...proto.names import LATEST, MessageId, Position
 from ...runtime.budget import MemoryBudget
 from ..log.unfolding import run_off_loop
 from ..session.backlogs import PEEK_MESSAGES_MAX
-from .call import SUBSCRIPTION, TOPIC, BadRequest, Call, register_route
+from .call import SUBSCRIPTION, TOPIC, BadRequest, RestRequest, register_route
 
 
-class ResetTo(msgspec.Struct):
+class ResetPosition(msgspec.Struct):
     """The body of a reset: a message id, or Java's ResetCursorData, which has more keys."""
 
     ledgerId: int
@@ -34,7 +34,7 @@ class ResetTo(msgspec.Struct):
     properties: dict[str, str] | None = None
 
 
-def _position(call: Call, given: ResetTo) -> MessageId:
+def _position(call: RestRequest, given: ResetPosition) -> MessageId:
     """Returns the message id in the body. Raises BadRequest (412) if a number is out of range."""
     numbers = (given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
     if any(not -1 <= each < 1 << 63 for each in numbers) or max(numbers[2:]) >= 1 << 31:
@@ -44,13 +44,13 @@ def _position(call: Call, given: ResetTo) -> MessageId:
 
 @register_route("PUT", SUBSCRIPTION, "Makes a subscription at a message, `earliest` or `latest` (or nothing).",
        body='MessageId | "earliest" | "latest" | empty')  # fmt: skip
-async def create_subscription(call: Call) -> None:
+async def create_subscription(call: RestRequest) -> None:
     start, properties = _start(call)
     asked: dict[str, object] = {"name": call.names["subscription"], "properties": properties, "position": start}
     await call.authorize(op.CREATE_SUBSCRIPTION, topic=call.topic.full, **asked)
-    partitions = await call.partitions()
+    partitions = await call.list_partitions()
     if not partitions:
-        await call.call_here(op.CREATE_SUBSCRIPTION, topic=call.topic.full, **asked)
+        await call.call_local(op.CREATE_SUBSCRIPTION, topic=call.topic.full, **asked)
         return
     there = 0
     for each in partitions:
@@ -62,51 +62,51 @@ async def create_subscription(call: Call) -> None:
         raise AlreadyExists(f"subscription {call.names['subscription']!r} of topic {call.topic} exists already")
 
 
-def _start(call: Call) -> tuple[MessageId, dict[str, str]]:
-    if call.is_empty:
+def _start(call: RestRequest) -> tuple[MessageId, dict[str, str]]:
+    if call.has_empty_body:
         return MessageId(*LATEST), {}
     if call.body.lstrip()[:1] == b'"':
         text = call.parse_body(str)
         if text not in ("earliest", "latest"):
             raise BadRequest(f'the body is "earliest", "latest" or a message id, not {text[:40]!r}')
         return MessageId.parse(text), {}
-    given = call.parse_body(ResetTo)
+    given = call.parse_body(ResetPosition)
     return _position(call, given), given.properties or {}
 
 
 @register_route("POST", SUBSCRIPTION + "/resetcursor", "To a message.", body="MessageId + isExcluded", busy=412)
-async def reset_to_message(call: Call) -> None:
-    given = call.parse_body(ResetTo)
+async def reset_to_message(call: RestRequest) -> None:
+    given = call.parse_body(ResetPosition)
     to = _position(call, given)
     partitioned = not call.topic.is_partition and given.partitionIndex < 0 and given.ledgerId >= 0
     asked: dict[str, object] = {
         "name": call.names["subscription"], "message_id": to, "exclude": given.isExcluded or given.excluded,
     }  # fmt: skip
     await call.authorize(op.RESET_SUBSCRIPTION, topic=call.topic.full, **asked)
-    if partitioned and to.ledger_id < LATEST.ledger_id and await call.partitions():
+    if partitioned and to.ledger_id < LATEST.ledger_id and await call.list_partitions():
         raise BadRequest(f"topic {call.topic} has partitions, and a message id is of one: name it", 405)
     await call.call_partitions(op.RESET_SUBSCRIPTION, **asked)
 
 
 @register_route("POST", SUBSCRIPTION + "/skip/{number}", "The next so many messages count as acknowledged.")
-async def skip(call: Call) -> None:
+async def skip(call: RestRequest) -> None:
     number = call.parse_number(call.names["number"], "the number of messages")
     asked: dict[str, object] = {"name": call.names["subscription"], "messages": number}
     await call.check_unpartitioned(op.SKIP_MESSAGES, "skip messages of one of them", **asked)
-    await call.call_here(op.SKIP_MESSAGES, topic=call.topic.full, **asked)
+    await call.call_local(op.SKIP_MESSAGES, topic=call.topic.full, **asked)
 
 
 @register_route(
     "POST", SUBSCRIPTION + "/expireMessages", "Everything up to a message counts as acknowledged.", body="MessageId"
 )
-async def expire_to_message(call: Call) -> None:
-    asked = {"name": call.names["subscription"], "message_id": _position(call, call.parse_body(ResetTo))}
-    await call.call_here(op.EXPIRE_MESSAGES, topic=call.topic.full, **asked)
+async def expire_to_message(call: RestRequest) -> None:
+    asked = {"name": call.names["subscription"], "message_id": _position(call, call.parse_body(ResetPosition))}
+    await call.call_local(op.EXPIRE_MESSAGES, topic=call.topic.full, **asked)
 
 
 # ------------------------------------------------------------------ properties
 @register_route("GET", SUBSCRIPTION + "/properties", "Its properties.", answer="{name: value}")
-async def get_properties(call: Call) -> object:
+async def get_properties(call: RestRequest) -> object:
     asked = {"name": call.names["subscription"], "force": call.parse_flag("force")}
     return (await call.call_partitions(op.GET_SUBSCRIPTION_PROPERTIES, **asked))[0]
 
@@ -116,11 +116,11 @@ async def get_properties(call: Call) -> object:
 @register_route(
     "POST", SUBSCRIPTION + "/analyzeBacklog", "The same.", body="empty", answer="AnalyzeSubscriptionBacklogResult"
 )
-async def analyze_backlog(call: Call) -> object:
-    if not call.is_empty:
+async def analyze_backlog(call: RestRequest) -> object:
+    if not call.has_empty_body:
         raise BadRequest("the backlog is counted from its beginning: send no position", 412)
     asked = {"name": call.names["subscription"], "force": call.parse_flag("force")}
-    found = await call.call_here(op.ANALYZE_BACKLOG, topic=call.topic.full, **asked)
+    found = await call.call_local(op.ANALYZE_BACKLOG, topic=call.topic.full, **asked)
     return {
         "entries": found.entries, "messages": found.messages, "markerMessages": 0,
         "filterRejectedEntries": 0, "filterAcceptedEntries": found.entries, "filterRescheduledEntries": 0,
@@ -152,17 +152,17 @@ def message_id(found: MessageId) -> dict[str, int]:
 
 
 @register_route("GET", TOPIC + "/lastMessageId", "The id of the last message.", answer="MessageId")
-async def last_message_id(call: Call) -> object:
+async def last_message_id(call: RestRequest) -> object:
     await call.check_unpartitioned(op.LAST_MESSAGE_ID, ONE)
-    return message_id(await call.call_here(op.LAST_MESSAGE_ID, name=call.topic.full))
+    return message_id(await call.call_local(op.LAST_MESSAGE_ID, name=call.topic.full))
 
 
 @register_route("GET", TOPIC + "/messageid/{milliseconds}", "The id of the first message published then or later.",
        answer="MessageId")  # fmt: skip
-async def message_id_by_time(call: Call) -> object:
+async def message_id_by_time(call: RestRequest) -> object:
     when = call.parse_number(call.names["milliseconds"], "the time in milliseconds")
     await call.check_unpartitioned(op.MESSAGE_ID_BY_TIME, ONE, publish_time_ms=when)
-    return message_id(await call.call_here(op.MESSAGE_ID_BY_TIME, topic=call.topic.full, publish_time_ms=when))
+    return message_id(await call.call_local(op.MESSAGE_ID_BY_TIME, topic=call.topic.full, publish_time_ms=when))
 
 
 class _Place(msgspec.Struct):
@@ -173,25 +173,25 @@ class _Place(msgspec.Struct):
 @register_route(
     "PUT", TOPIC + "/backlogSize", "The bytes that are stored after a message.", body="MessageId", answer="long"
 )
-async def backlog_size(call: Call) -> object:
+async def backlog_size(call: RestRequest) -> object:
     given = call.parse_body(_Place)
     if not (-1 <= given.ledgerId < 1 << 63 and -1 <= given.entryId < 1 << 63):
         raise BadRequest("this is no message id", 412)
-    return await call.call_here(
+    return await call.call_local(
         op.BACKLOG_SIZE, topic=call.topic.full, position=Position(given.ledgerId, given.entryId)
     )
 
 
 # ------------------------------------------------------------------ entries
 @register_route("GET", SUBSCRIPTION + "/position/{number}", "The n-th entry of the backlog, from 1.", answer="payload")
-async def peek(call: Call) -> Response:
+async def peek(call: RestRequest) -> Response:
     number = call.parse_number(call.names["number"], "the number", least=1)
     name, messages = call.names["subscription"], number
     await call.check_unpartitioned(op.PEEK_MESSAGES, ONE, name=name, messages=1)
     if number > PEEK_MESSAGES_MAX:
         raise BadRequest(f"only the first {PEEK_MESSAGES_MAX} can be looked at", 412)
     while True:
-        entries = await call.call_here(op.PEEK_MESSAGES, topic=call.topic.full, name=name, messages=messages)
+        entries = await call.call_local(op.PEEK_MESSAGES, topic=call.topic.full, name=name, messages=messages)
         if len(entries) >= number:
             return await _entry(call, entries[number - 1])
         if messages == PEEK_MESSAGES_MAX or sum(_count(each) for each in entries) < messages:
@@ -200,33 +200,33 @@ async def peek(call: Call) -> Response:
 
 
 def _count(found: Any) -> int:
-    return open_entry(found.entry)[1].num_messages
+    return parse_entry(found.entry)[1].num_messages
 
 
 @register_route("GET", TOPIC + "/ledger/{ledger}/entry/{entry}", "An entry by its id.", answer="payload")
-async def get_message(call: Call) -> Response:
+async def get_message(call: RestRequest) -> Response:
     ledger, entry = (call.parse_number(call.names[each], f"the {each}") for each in ("ledger", "entry"))
-    found = await call.call_here(op.GET_MESSAGE, topic=call.topic.full, ledger_id=ledger, entry_id=entry)
+    found = await call.call_local(op.GET_MESSAGE, topic=call.topic.full, ledger_id=ledger, entry_id=entry)
     return await _entry(call, found[0])
 
 
 @register_route("GET", TOPIC + "/examinemessage",
     "The n-th message from one end (`initialPosition`, `messagePosition`).",
        answer="payload")  # fmt: skip
-async def examine_message(call: Call) -> Response:
+async def examine_message(call: RestRequest) -> Response:
     start = call.query.get("initialPosition", "latest").lower()
     if start not in ("latest", "earliest"):
         raise BadRequest("initialPosition is latest or earliest", 412)
     number = call.parse_number(call.query.get("messagePosition", "1"), "messagePosition", least=1)
     asked = {"from_latest": start == "latest", "number": number}
     await call.check_unpartitioned(op.EXAMINE_MESSAGES, ONE, **asked)
-    return await _entry(call, (await call.call_here(op.EXAMINE_MESSAGES, topic=call.topic.full, **asked))[0])
+    return await _entry(call, (await call.call_local(op.EXAMINE_MESSAGES, topic=call.topic.full, **asked))[0])
 
 
-async def _entry(call: Call, found: Any) -> Response:
+async def _entry(call: RestRequest, found: Any) -> Response:
     """Returns the response with an entry as its body. Raises CorruptEntry if the payload cannot be decompressed,
     BackPressure if there is no memory for the decompressed payload."""
-    index, header = open_entry(found.entry)
+    index, header = parse_entry(found.entry)
     metadata = header.metadata
     headers: dict[str, str | None] = {"X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}"}
     headers |= _headers(metadata)
@@ -268,7 +268,7 @@ def _encoded(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
 def _unfolded(header: EntryHeader, part: memoryview) -> memoryview:
     if not header.uncompressed_size:
         return memoryview(decompress(header.metadata.compression, bytes(part), 0))
-    return memoryview(decompress_mapped(header.metadata.compression, bytes(part), header.uncompressed_size))
+    return memoryview(decompress_to_mapping(header.metadata.compression, bytes(part), header.uncompressed_size))
 
 
 class _Payload(Response):

@@ -11,14 +11,14 @@ from ...proto.errors import InvalidRequest, MagnetarError, NotFound, NotOwner
 from ...proto.names import TopicName
 from ...proto.policies import check_properties
 from ...proto.statistics import TopicStats
-from ..cluster.bundles_core import bundle_of
+from ..cluster.bundles_core import bundle_name_of
 from ..common.token_bucket import TimeSlices
 from ..session import statistics
 from ..session.administration import ask_broker
 from ..topic.topic import Topic
-from .call import TOPIC, BadRequest, Call, register_route
+from .call import TOPIC, BadRequest, RestRequest, register_route
 from .policies_routes import NO_STORAGE
-from .stats import internal_stats, merge_stats, topic_stats
+from .stats import internal_stats_json, merge_partition_stats, topic_stats_json
 from .subscriptions_routes import message_id
 
 # ---------------------------------------------------------------------------------------------------- statistics
@@ -29,29 +29,29 @@ Found = tuple[TopicStats, Topic | None]
 """The statistics of a topic, and the topic itself if it is loaded at this broker."""
 
 
-async def _loaded(call: Call, name: TopicName) -> Topic:
+async def _loaded(call: RestRequest, name: TopicName) -> Topic:
     """Returns the topic, after loading it at this broker. Raises TopicNotFound, NotFound if it is partitioned,
     NotOwner."""
-    if await call.broker.catalog.existing_partitions(name) and not name.is_partition:
+    if await call.broker.catalog.count_existing_partitions(name) and not name.is_partition:
         raise NotFound(f"topic {name} has partitions: GET …/partitioned-stats, or name one of them")
     return await call.broker.topic(name)
 
 
-async def _stats(call: Call, name: TopicName) -> Found:
+async def _stats(call: RestRequest, name: TopicName) -> Found:
     topic = await _loaded(call, name)
     precise = call.parse_flag("getPreciseBacklog") or call.parse_flag("getEarliestTimeInBacklog")
     return await statistics.topic_stats(topic, call.broker.endpoint, precise=precise), topic
 
 
-def _shown(call: Call, found: Found) -> dict[str, Any]:
+def _shown(call: RestRequest, found: Found) -> dict[str, Any]:
     publishers, consumers = not call.parse_flag("excludePublishers"), not call.parse_flag("excludeConsumers")
-    return topic_stats(*found, call.meters, publishers=publishers, consumers=consumers)
+    return topic_stats_json(*found, call.meters, publishers=publishers, consumers=consumers)
 
 
 @register_route(
     "GET", TOPIC + "/stats", "Statistics of a topic without partitions, or of a partition.", answer="TopicStats"
 )
-async def stats(call: Call) -> object:
+async def stats(call: RestRequest) -> object:
     await call.authorize(op.TOPIC_STATS, name=call.topic.full)
     return _shown(call, await _stats(call, call.topic))
 
@@ -59,24 +59,24 @@ async def stats(call: Call) -> object:
 @register_route("GET", TOPIC + "/partitioned-stats",
     "The sums of all partitions; `perPartition=true`: and each of them.",
        answer="PartitionedTopicStats")  # fmt: skip
-async def partitioned_stats(call: Call) -> object:
+async def partitioned_stats(call: RestRequest) -> object:
     found = await _each(call)
     shown = {name.full: _shown(call, each) for name, each in found.items()}
-    whole = merge_stats(list(shown.values()))
+    whole = merge_partition_stats(list(shown.values()))
     whole["averageMsgSize"] = whole["bytesInCounter"] / whole["msgInCounter"] if whole["msgInCounter"] else 0.0
     listed = shown if call.query.get("perPartition", "true").lower() != "false" else {}
     return {**whole, "metadata": {"partitions": await _count(call), "deleted": False}, "partitions": listed}
 
 
-async def _count(call: Call) -> int:
-    return await call.broker.catalog.existing_partitions(call.topic)
+async def _count(call: RestRequest) -> int:
+    return await call.broker.catalog.count_existing_partitions(call.topic)
 
 
-async def _each(call: Call) -> dict[TopicName, Found]:
+async def _each(call: RestRequest) -> dict[TopicName, Found]:
     """Returns the statistics of each partition; partitions whose broker does not answer now are left out. Raises the
     error of the first partition if none is left, NotFound if the topic is not partitioned."""
     await call.authorize(op.TOPIC_STATS, name=call.topic.full)
-    partitions = await call.partitions()
+    partitions = await call.list_partitions()
     if not partitions:
         raise NotFound(f"topic {call.topic} has no partitions: GET …/stats")
     found: dict[TopicName, Found] = {}
@@ -90,64 +90,66 @@ async def _each(call: Call) -> dict[TopicName, Found]:
     return found
 
 
-async def _anywhere(call: Call, name: TopicName) -> Found:
+async def _anywhere(call: RestRequest, name: TopicName) -> Found:
     try:
         return await _stats(call, name)
     except NotOwner:
-        owner = await call.broker.lookup(name)
+        owner = await call.broker.find_owner(name)
         return await ask_broker(call.broker.world, owner.endpoint, op.TOPIC_STATS, name=name.full), None
 
 
 @register_route("GET", "/admin/v2/broker-stats/topics",
     "Statistics of the topics that are loaded in this broker, by bundle.",
        answer="{namespace: {bundle: {domain: {topic: TopicStats}}}}")  # fmt: skip
-async def loaded_topics(call: Call) -> object:
+async def loaded_topics(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
     found: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
     turns = TimeSlices(call.broker.world.clock)
     for topic in list(call.broker.loaded.values()):
         namespace = topic.name.namespace_name
-        bundle = bundle_of(topic.name, (await call.broker.catalog.cached_namespace(namespace)).bundles)
+        bundle = bundle_name_of(topic.name, (await call.broker.catalog.get_cached_namespace(namespace)).bundles)
         domain = "persistent" if topic.name.persistent else "non-persistent"
         of_bundle = found.setdefault(str(namespace), {}).setdefault(bundle, {}).setdefault(domain, {})
         of_bundle[topic.name.full] = _shown(call, (await statistics.topic_stats(topic, call.broker.endpoint), topic))
-        if turns.is_over:
-            await turns.next()
+        if turns.is_slice_over:
+            await turns.begin_slice()
     return found
 
 
 # ------------------------------------------------------------------ internals
 @register_route("GET", TOPIC + "/internalStats", "The ledgers and cursors of a topic, or of a partition.",
        answer="PersistentTopicInternalStats")  # fmt: skip
-async def internals(call: Call) -> object:
+async def internals(call: RestRequest) -> object:
     await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
     return await _internals(call, call.topic)
 
 
-async def _internals(call: Call, name: TopicName) -> dict[str, Any]:
+async def _internals(call: RestRequest, name: TopicName) -> dict[str, Any]:
     topic = await _loaded(call, name)
     found = await statistics.topic_stats(topic, call.broker.endpoint)
-    return internal_stats(statistics.internal_stats(topic, 0), found)
+    return internal_stats_json(statistics.internal_stats(topic, 0), found)
 
 
 @register_route(
     "GET", TOPIC + "/partitioned-internalStats", "The same of each partition.", answer="{metadata, partitions}"
 )
-async def partitioned_internals(call: Call) -> object:
+async def partitioned_internals(call: RestRequest) -> object:
     await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
     found = {}
-    for name in await call.partitions():
+    for name in await call.list_partitions():
         try:
             found[name.full] = await _internals(call, name)
         except NotOwner:
-            owner, world = (await call.broker.lookup(name)).endpoint, call.broker.world
+            owner, world = (await call.broker.find_owner(name)).endpoint, call.broker.world
             of_log = await ask_broker(world, owner, op.TOPIC_INTERNAL_STATS, name=name.full)
-            found[name.full] = internal_stats(of_log, await ask_broker(world, owner, op.TOPIC_STATS, name=name.full))
+            found[name.full] = internal_stats_json(
+                of_log, await ask_broker(world, owner, op.TOPIC_STATS, name=name.full)
+            )
     return {"metadata": {"partitions": len(found), "deleted": False, "properties": {}}, "partitions": found}
 
 
 @register_route("GET", TOPIC + "/internal-info", "The ledgers as the metadata has them.", answer="ManagedLedgerInfo")
-async def internal_info(call: Call) -> object:
+async def internal_info(call: RestRequest) -> object:
     await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
     found = await _internals(call, call.topic)
     ledgers = [
@@ -171,35 +173,35 @@ async def internal_info(call: Call) -> object:
 LIST = "/admin/v2/{domain:domain}/{tenant}/{namespace}"
 
 
-class Partitioned(msgspec.Struct):
+class PartitionedBody(msgspec.Struct):
     """The body of a request that creates a partitioned topic."""
 
     partitions: int
     properties: dict[str, str] | None = None
 
 
-async def _names(call: Call, *, partitions: bool) -> list[str]:
-    names = await call.call_here(op.LIST_TOPICS, namespace=str(call.namespace), partitions=partitions)
+async def _names(call: RestRequest, *, partitions: bool) -> list[str]:
+    names = await call.call_local(op.LIST_TOPICS, namespace=str(call.namespace), partitions=partitions)
     return [name for name in names if name.startswith(call.names["domain"] + ":")]
 
 
 @register_route("GET", LIST, "The topics of a namespace, partitions one by one.", answer="[full name]")
-async def list_topics(call: Call) -> object:
+async def list_topics(call: RestRequest) -> object:
     return await _names(call, partitions=True)
 
 
 @register_route("GET", LIST + "/partitioned", "The partitioned topics.", answer="[full name]")
-async def list_partitioned(call: Call) -> object:
+async def list_partitioned(call: RestRequest) -> object:
     single = set(await _names(call, partitions=True))
     return [name for name in await _names(call, partitions=False) if name not in single]
 
 
 # ------------------------------------------------------------------ partitions
-def _partitions(call: Call) -> int:
+def _partitions(call: RestRequest) -> int:
     """Returns the number of partitions in the body, which may also contain properties. Raises BadRequest (406 if the
     number is below 1, 412 if it is too large)."""
     of_metadata = "partitioned-topic-metadata" in call.headers.get("content-type", "") or call.body[:1] == b"{"
-    count = call.parse_body(Partitioned).partitions if of_metadata else call.parse_body(int)
+    count = call.parse_body(PartitionedBody).partitions if of_metadata else call.parse_body(int)
     if count < 1:
         raise BadRequest(f"a partitioned topic has 1 partition or more, not {count}", 406)
     if count >= 1 << 31:
@@ -208,11 +210,11 @@ def _partitions(call: Call) -> int:
 
 
 @register_route("PUT", TOPIC + "/partitions", "Makes a partitioned topic.", body="int | {partitions, properties}")
-async def create_partitioned(call: Call) -> None:
+async def create_partitioned(call: RestRequest) -> None:
     count = _partitions(call)
-    given = (call.parse_body(Partitioned).properties or {}) if call.body[:1] == b"{" else {}
+    given = (call.parse_body(PartitionedBody).properties or {}) if call.body[:1] == b"{" else {}
     check_properties(given)
-    await call.call_here(op.CREATE_TOPIC, name=call.topic.full, partitions=count)
+    await call.call_local(op.CREATE_TOPIC, name=call.topic.full, partitions=count)
     if given:
         await _store_properties(call, given)
 
@@ -220,20 +222,20 @@ async def create_partitioned(call: Call) -> None:
 @register_route("GET", TOPIC + "/partitions",
        "How many partitions; 0: none. With `checkAllowAutoCreation` the topic is made where that is allowed.",
        answer="{partitions, deleted, properties}")  # fmt: skip
-async def get_partitions(call: Call) -> object:
+async def get_partitions(call: RestRequest) -> object:
     create = call.parse_flag("checkAllowAutoCreation")
-    partitions = await call.call_here(op.PARTITIONS, topic=call.topic.full, create=create)
+    partitions = await call.call_local(op.PARTITIONS, topic=call.topic.full, create=create)
     properties: dict[str, str] = {}
     if partitions:
         topic = call.topic.base
-        properties = await call.broker.policies.properties(topic.namespace_name, topic)
+        properties = await call.broker.policies.read_properties(topic.namespace_name, topic)
     return {"partitions": partitions, "deleted": False, "properties": properties}
 
 
 @register_route("POST", TOPIC + "/partitions", "More partitions.", body="int")
-async def update_partitions(call: Call) -> None:
+async def update_partitions(call: RestRequest) -> None:
     try:
-        await call.call_here(op.UPDATE_TOPIC, name=call.topic.full, partitions=_partitions(call))
+        await call.call_local(op.UPDATE_TOPIC, name=call.topic.full, partitions=_partitions(call))
     except InvalidRequest as error:
         raise BadRequest(error.message, 422) from error
 
@@ -241,52 +243,52 @@ async def update_partitions(call: Call) -> None:
 @register_route(
     "DELETE", TOPIC + "/partitions", "Deletes a partitioned topic; `force` as of a topic without.", busy=412
 )
-async def delete_partitioned(call: Call) -> None:
+async def delete_partitioned(call: RestRequest) -> None:
     asked: dict[str, object] = {"name": call.topic.full, "force": call.parse_flag("force")}
     await call.authorize(op.DELETE_TOPIC, **asked)
-    if not await call.partitions():
+    if not await call.list_partitions():
         raise NotFound(f"topic {call.topic} has no partitions")
-    await call.call_here(op.DELETE_TOPIC, **asked)
+    await call.call_local(op.DELETE_TOPIC, **asked)
 
 
 @register_route("POST", TOPIC + "/createMissedPartitions", "Nothing to do: partitions are made together.")
-async def create_missing(call: Call) -> None:
+async def create_missing(call: RestRequest) -> None:
     await call.authorize(op.UPDATE_TOPIC, name=call.topic.full)
-    await call.partitions()
+    await call.list_partitions()
 
 
 # ------------------------------------------------------------------ the topic
 @register_route("PUT", TOPIC, "Makes a topic without partitions.", body="{key: value} | empty")
-async def create_topic(call: Call) -> None:
-    given = {} if call.is_empty else check_properties(call.parse_body(dict[str, str]))
-    await call.call_here(op.CREATE_TOPIC, name=call.topic.full)
+async def create_topic(call: RestRequest) -> None:
+    given = {} if call.has_empty_body else check_properties(call.parse_body(dict[str, str]))
+    await call.call_local(op.CREATE_TOPIC, name=call.topic.full)
     if given:
         await _store_properties(call, given)
 
 
-async def _store_properties(call: Call, properties: dict[str, str]) -> None:
-    await call.call_here(op.CHANGE_PROPERTIES, topic=call.topic.base.full, set=properties)
+async def _store_properties(call: RestRequest, properties: dict[str, str]) -> None:
+    await call.call_local(op.CHANGE_PROPERTIES, topic=call.topic.base.full, set=properties)
 
 
 @register_route("DELETE", TOPIC,
        "Deletes a topic without partitions; with `force` what is open in transactions is aborted first.",
        busy=412)  # fmt: skip
-async def delete_topic(call: Call) -> None:
+async def delete_topic(call: RestRequest) -> None:
     asked: dict[str, object] = {"name": call.topic.full, "force": call.parse_flag("force")}
     await call.authorize(op.DELETE_TOPIC, **asked)
-    if await call.partitions():
+    if await call.list_partitions():
         raise BadRequest(f"topic {call.topic} has partitions: DELETE …/partitions", 409)
-    await call.call_here(op.DELETE_TOPIC, **asked)
+    await call.call_local(op.DELETE_TOPIC, **asked)
 
 
 @register_route("POST", TOPIC + "/skipLost",
        "Passes over entries that every replica lost; of one `ledger`; by `force` also what a silent replica may have.",
        answer="[{topic, ranges, subscriptions}]")  # fmt: skip
-async def skip_lost(call: Call) -> object:
+async def skip_lost(call: RestRequest) -> object:
     only = call.query.get("ledger", "")
     ledger = {"ledger_id": call.parse_number(only, "the parameter ledger")} if only else {}
     found = await call.call_partitions(op.SKIP_LOST, force=call.parse_flag("force"), **ledger)
-    topics = await call.partitions() or [call.topic]
+    topics = await call.list_partitions() or [call.topic]
     return [
         {
             "topic": topic.full,
@@ -304,35 +306,35 @@ async def skip_lost(call: Call) -> object:
 
 
 @register_route("POST", TOPIC + "/terminate", "It takes no more messages; its last one.", answer="MessageId")
-async def terminate_topic(call: Call) -> object:
+async def terminate_topic(call: RestRequest) -> object:
     await call.check_unpartitioned(op.TERMINATE_TOPIC, "POST …/terminate/partitions")
-    return message_id(await call.call_here(op.TERMINATE_TOPIC, name=call.topic.full))
+    return message_id(await call.call_local(op.TERMINATE_TOPIC, name=call.topic.full))
 
 
 @register_route("POST", TOPIC + "/terminate/partitions", "Its partitions take no more messages; the last one of each.",
        answer="{partition: MessageId}")  # fmt: skip
-async def terminate_partitions(call: Call) -> object:
+async def terminate_partitions(call: RestRequest) -> object:
     await call.authorize(op.TERMINATE_TOPIC, name=call.topic.full)
-    if not await call.partitions():
+    if not await call.list_partitions():
         raise BadRequest(f"topic {call.topic} has no partitions: POST …/terminate", 405)
     found = await call.call_partitions(op.TERMINATE_TOPIC)
     return {str(number): message_id(each) for number, each in enumerate(found)}
 
 
 @register_route("DELETE", TOPIC + "/properties", "The property of `key` is gone.")
-async def remove_property(call: Call) -> None:
+async def remove_property(call: RestRequest) -> None:
     key = call.query.get("key", "")
     asked = {"topic": call.topic.base.full, "remove": [key]}
     await call.authorize(op.CHANGE_PROPERTIES, **asked)
     if not key:
         raise BadRequest("the parameter key says which property", 412)
-    await call.call_here(op.CHANGE_PROPERTIES, **asked)
+    await call.call_local(op.CHANGE_PROPERTIES, **asked)
 
 
 # ------------------------------------------------------------------ compaction
 @register_route("GET", TOPIC + "/compaction", "How the last compaction went; of partitions the one that is least done.",
        answer="{status, lastError}")  # fmt: skip
-async def compaction_status(call: Call) -> object:
+async def compaction_status(call: RestRequest) -> object:
     found = await call.call_partitions(op.COMPACTION_STATUS)
     order = ("ERROR", "RUNNING", "NOT_RUN", "SUCCESS")
     least = min(found, key=lambda each: order.index(each.state) if each.state in order else 0)
@@ -340,14 +342,14 @@ async def compaction_status(call: Call) -> object:
 
 
 @register_route("GET", TOPIC + "/offload", "There is no tiered storage.", answer="{status, lastError}")
-async def offload_status(call: Call) -> object:
+async def offload_status(call: RestRequest) -> object:
     await call.authorize(op.COMPACTION_STATUS, name=call.topic.full)
-    await call.partitions()
+    await call.list_partitions()
     return {"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": None}
 
 
 @register_route("PUT", TOPIC + "/offload", "405: there is no tiered storage.", body="MessageId")
-async def offload(call: Call) -> None:
+async def offload(call: RestRequest) -> None:
     await call.authorize(op.COMPACT, name=call.topic.full)
-    await call.partitions()
+    await call.list_partitions()
     raise BadRequest(f"nothing can be offloaded: {NO_STORAGE}", 405)

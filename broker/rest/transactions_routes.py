@@ -15,12 +15,12 @@ from typing import Any
 from ...proto import operations as op
 from ...proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, TransactionEnded
 from ...proto.names import Position, TopicName
-from ...proto.pulsar_json import coordinator_form, half_form, here_form, transaction_form
+from ...proto.pulsar_json import coordinator_form, half_form, topic_transaction_form, transaction_form
 from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
 from ...proto.statistics import CoordinatorTransactions, SubscriptionStats, TransactionHere, TransactionStats
 from ..subscription.core.cursor import Cursor
 from . import stats as forms
-from .call import Call, register_route
+from .call import RestRequest, register_route
 
 BASE = "/admin/v3/transactions"
 OF_TOPIC = "/{tenant}/{namespace}/{topic}"
@@ -34,37 +34,37 @@ LIST_DEFAULT = 1_000
 
 
 # ------------------------------------------------------------------ what a request names
-def txn_of(call: Call) -> TxnId:
+def parse_txn_id(call: RestRequest) -> TxnId:
     """Returns the id of a transaction, or of a half message, in the path. Raises InvalidRequest if it is no such id."""
     return TxnId.checked(
         *(call.parse_number(call.names[each], f"the half {each} of an id") for each in ("most", "least"))
     )
 
 
-def _topic(call: Call) -> TopicName:
+def _topic(call: RestRequest) -> TopicName:
     call.names = {"domain": "persistent", **call.names}
     return call.topic
 
 
-def _coordinator(call: Call, text: str) -> int:
+def _coordinator(call: RestRequest, text: str) -> int:
     number = call.parse_number(text, "a coordinator")
     if number >= COORDINATORS_MAX:
         raise NotFound(f"there is no coordinator {number}")
     return number
 
 
-async def coordinator_numbers(call: Call) -> list[int]:
+async def parse_coordinator_numbers(call: RestRequest) -> list[int]:
     """Returns the coordinator number in the query as a list; without one, the numbers of all coordinators."""
     if asked := call.query.get("coordinatorId", ""):
         return [_coordinator(call, asked)]
     return list(range(await call.broker.transactions.read_count()))
 
 
-async def _listed(call: Call, number: int, limit: int = 1) -> CoordinatorTransactions:
+async def _listed(call: RestRequest, number: int, limit: int = 1) -> CoordinatorTransactions:
     return await call.call_coordinator(op.LIST_TRANSACTIONS, coordinator=number, limit=limit)
 
 
-async def _found(call: Call, txn: TxnId) -> TransactionStats:
+async def _found(call: RestRequest, txn: TxnId) -> TransactionStats:
     """Returns the statistics of a transaction. Raises NotFound if no such transaction has begun."""
     found = await call.call_coordinator(op.LIST_TRANSACTIONS, txn=txn, limit=1)
     if not found.items:
@@ -72,7 +72,7 @@ async def _found(call: Call, txn: TxnId) -> TransactionStats:
     return found.items[0]
 
 
-async def _at(call: Call, found: TransactionStats) -> dict[str, TransactionHere | MagnetarError]:
+async def _at(call: RestRequest, found: TransactionStats) -> dict[str, TransactionHere | MagnetarError]:
     """Asks up to TOPICS_MAX topics of a transaction; returns for each topic what it reports of the transaction, or its
     error."""
 
@@ -86,20 +86,20 @@ async def _at(call: Call, found: TransactionStats) -> dict[str, TransactionHere 
     return dict(zip(topics, await asyncio.gather(*map(ask, topics)), strict=True))
 
 
-async def _metadata(call: Call, found: TransactionStats, *, asked: bool = True) -> dict[str, Any]:
+async def _metadata(call: RestRequest, found: TransactionStats, *, asked: bool = True) -> dict[str, Any]:
     at: dict[str, TransactionHere | None] = dict.fromkeys(found.topics)
     if asked:
         at |= {
             topic: None if isinstance(here, MagnetarError) else here for topic, here in (await _at(call, found)).items()
         }
-    return forms.transaction_metadata(found, at, call.broker.world.clock.wall_ms())
+    return forms.transaction_metadata_json(found, at, call.broker.world.clock.wall_ms())
 
 
 # ------------------------------------------------------------------ coordinators
 @register_route("GET", BASE + "/coordinators",
     "The coordinators, and where the broker of each is, or the one that is asked.",
        answer="[TransactionCoordinatorInfo]")  # fmt: skip
-async def coordinators(call: Call) -> object:
+async def coordinators(call: RestRequest) -> object:
     await call.authorize(op.LIST_TRANSACTIONS)
     urls = {
         each.name: next(iter(each.pulsar.get("", ())), f"magnetar://{each.endpoint}")
@@ -112,22 +112,25 @@ async def coordinators(call: Call) -> object:
 
 @register_route("GET", BASE + "/coordinatorStats", "Statistics of each coordinator, or of `coordinatorId`.",
        answer="{id: TransactionCoordinatorStats} | TransactionCoordinatorStats")  # fmt: skip
-async def coordinator_stats(call: Call) -> object:
-    found = {number: forms.coordinator_stats(await _listed(call, number)) for number in await coordinator_numbers(call)}
+async def coordinator_stats(call: RestRequest) -> object:
+    found = {
+        number: forms.coordinator_stats_json(await _listed(call, number))
+        for number in await parse_coordinator_numbers(call)
+    }
     return next(iter(found.values())) if call.query.get("coordinatorId") else found
 
 
 @register_route("GET", BASE + "/coordinatorInternalStats/{coordinator}", "The ledger of a coordinator.",
        answer="TransactionCoordinatorInternalStats")  # fmt: skip
-async def coordinator_internals(call: Call) -> object:
+async def coordinator_internals(call: RestRequest) -> object:
     number = _coordinator(call, call.names["coordinator"])
-    return forms.coordinator_internals(number, await _listed(call, number))
+    return forms.coordinator_internals_json(number, await _listed(call, number))
 
 
 @register_route(
     "POST", BASE + "/transactionCoordinator/replicas", "Takes the number that there is; it is fixed.", body="int"
 )
-async def coordinator_replicas(call: Call) -> None:
+async def coordinator_replicas(call: RestRequest) -> None:
     await call.authorize(op.ABORT_TRANSACTION)
     wanted, count = call.parse_body(int), await call.broker.transactions.read_count()
     if wanted != count:
@@ -137,16 +140,16 @@ async def coordinator_replicas(call: Call) -> None:
 # ------------------------------------------------------------------ transactions
 @register_route("GET", BASE + "/transactionMetadata" + ID, "A transaction, and what each of its topics has of it.",
        answer="TransactionMetadata")  # fmt: skip
-async def transaction_metadata(call: Call) -> object:
-    return await _metadata(call, await _found(call, txn_of(call)))
+async def transaction_metadata(call: RestRequest) -> object:
+    return await _metadata(call, await _found(call, parse_txn_id(call)))
 
 
 @register_route("GET", BASE + "/slowTransactions/{timeout}",
     "Those that are open for so many ms; `coordinatorId`: of this one.",
        answer="{id: TransactionMetadata}")  # fmt: skip
-async def slow_transactions(call: Call) -> object:
+async def slow_transactions(call: RestRequest) -> object:
     least_ms, slow = call.parse_number(call.names["timeout"], "a time in ms"), {}
-    for number in await coordinator_numbers(call):
+    for number in await parse_coordinator_numbers(call):
         items = (await _listed(call, number, LIST_DEFAULT)).items
         found = [each for each in items if each.age_ms >= least_ms and each.state in (TxnState.OPEN, TxnState.PREPARED)]
         for position, each in enumerate(found):
@@ -155,21 +158,21 @@ async def slow_transactions(call: Call) -> object:
 
 
 @register_route("POST", BASE + "/abortTransaction" + ID, "Aborts one that is open or prepared. 409: it is committed.")
-async def abort_transaction(call: Call) -> None:
-    txn = txn_of(call)
+async def abort_transaction(call: RestRequest) -> None:
+    txn = parse_txn_id(call)
     if await call.call_coordinator(op.ABORT_TRANSACTION, **txn._asdict()) is TxnState.COMMITTED:
         raise TransactionEnded(f"transaction {txn} is committed")
 
 
 # ------------------------------------------------------------------ of one topic
-async def _here(call: Call) -> TransactionHere:
-    return await call.call_here(op.TOPIC_TRANSACTION, topic=_topic(call).full, txn=txn_of(call))
+async def _here(call: RestRequest) -> TransactionHere:
+    return await call.call_local(op.TOPIC_TRANSACTION, topic=_topic(call).full, txn=parse_txn_id(call))
 
 
-async def _outcome(call: Call) -> TransactionStats | None:
+async def _outcome(call: RestRequest) -> TransactionStats | None:
     """Returns the statistics of a transaction; None if its coordinator does not answer, or refuses this caller."""
     try:
-        return await _found(call, txn_of(call))
+        return await _found(call, parse_txn_id(call))
     except MagnetarError:
         return None
 
@@ -177,34 +180,34 @@ async def _outcome(call: Call) -> TransactionStats | None:
 @register_route("GET", BASE + "/transactionInBufferStats" + OF_TOPIC + ID,
     "The first message of a transaction in a topic.",
        answer="TransactionInBufferStats")  # fmt: skip
-async def transaction_in_buffer(call: Call) -> object:
-    return forms.transaction_in_buffer(await _here(call), await _outcome(call))
+async def transaction_in_buffer(call: RestRequest) -> object:
+    return forms.buffer_stats_json(await _here(call), await _outcome(call))
 
 
 @register_route("GET", BASE + "/transactionInPendingAckStats" + OF_SUBSCRIPTION + ID,
        "What a transaction has acknowledged in a subscription.", answer="TransactionInPendingAckStats")  # fmt: skip
-async def transaction_in_pending_acks(call: Call) -> object:
+async def transaction_in_pending_acks(call: RestRequest) -> object:
     found = await _here(call)
     await _subscription(call)
     name = call.names["subscription"]
-    return forms.transaction_in_acks(next((each for each in found.subscriptions if each.name == name), None))
+    return forms.pending_ack_json(next((each for each in found.subscriptions if each.name == name), None))
 
 
 @register_route("GET", BASE + "/transactionBufferStats" + OF_TOPIC,
     "The last stable position, what is open and aborted.",
        answer="TransactionBufferStats")  # fmt: skip
-async def buffer_stats(call: Call) -> object:
+async def buffer_stats(call: RestRequest) -> object:
     name = _topic(call).full
     stats, log = (
-        await call.call_here(op.TOPIC_STATS, name=name),
-        await call.call_here(op.TOPIC_INTERNAL_STATS, name=name),
+        await call.call_local(op.TOPIC_STATS, name=name),
+        await call.call_local(op.TOPIC_INTERNAL_STATS, name=name),
     )
     return forms.transaction_buffer_stats(stats, log)
 
 
-async def _subscription(call: Call) -> SubscriptionStats:
+async def _subscription(call: RestRequest) -> SubscriptionStats:
     """Returns the statistics of a subscription. Raises NotFound."""
-    stats = await call.call_here(op.TOPIC_STATS, name=_topic(call).full)
+    stats = await call.call_local(op.TOPIC_STATS, name=_topic(call).full)
     wanted = call.names["subscription"]
     found = next((each for each in stats.subscriptions if each.name == wanted), None)
     if found is None:
@@ -214,14 +217,14 @@ async def _subscription(call: Call) -> SubscriptionStats:
 
 @register_route("GET", BASE + "/pendingAckStats" + OF_SUBSCRIPTION, "What open transactions have acknowledged there.",
        answer="TransactionPendingAckStats")  # fmt: skip
-async def pending_ack_stats(call: Call) -> object:
+async def pending_ack_stats(call: RestRequest) -> object:
     return forms.pending_ack_stats(await _subscription(call))
 
 
 @register_route("GET", BASE + "/positionStatsInPendingAck" + OF_SUBSCRIPTION + "/{ledger}/{entry}",
        "Whether an entry (`batchIndex`: a message of it) is acknowledged, and in a transaction.",
        answer="{state}")  # fmt: skip
-async def position_in_pending_acks(call: Call) -> object:
+async def position_in_pending_acks(call: RestRequest) -> object:
     await _subscription(call)
     ledger, entry = (call.parse_number(call.names[each], f"the id of the {each}") for each in ("ledger", "entry"))
     index = call.query.get("batchIndex", "")
@@ -248,7 +251,7 @@ def _state_of(cursor: Cursor, position: Position, bit: int) -> str:
 @register_route("GET", BASE + "/pendingAckInternalStats" + OF_SUBSCRIPTION,
     "Refused: pending ones are a part of the cursor.",
        answer="nothing: 405")  # fmt: skip
-async def pending_ack_internals(call: Call) -> object:
+async def pending_ack_internals(call: RestRequest) -> object:
     await _subscription(call)
     raise NotAllowed("pending acknowledgements have no log of their own: they are stored with the cursor")
 
@@ -256,8 +259,8 @@ async def pending_ack_internals(call: Call) -> object:
 @register_route("GET", BASE + "/transactionBufferInternalStats" + OF_TOPIC,
     "Refused: outcomes have no topic of snapshots.",
        answer="nothing: 405")  # fmt: skip
-async def buffer_internals(call: Call) -> object:
-    await call.call_here(op.TOPIC_STATS, name=_topic(call).full)
+async def buffer_internals(call: RestRequest) -> object:
+    await call.call_local(op.TOPIC_STATS, name=_topic(call).full)
     raise NotAllowed("outcomes of transactions have no topic of snapshots: they are stored in a ledger beside the log")
 
 
@@ -265,9 +268,9 @@ async def buffer_internals(call: Call) -> object:
 @register_route("GET", BASE,
     "Those that are not done, the oldest first; `coordinatorId`, `limit` (of each coordinator).",
        answer="[{txn, state, owner, address, …, topics}]")  # fmt: skip
-async def list_transactions(call: Call) -> object:
+async def list_transactions(call: RestRequest) -> object:
     limit = call.parse_number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1)
-    asked = await coordinator_numbers(call)
+    asked = await parse_coordinator_numbers(call)
     found = [each for number in asked for each in (await _listed(call, number, min(limit, LIST_DEFAULT))).items]
     return [transaction_form(each) for each in sorted(found, key=lambda each: -each.age_ms)]
 
@@ -275,26 +278,26 @@ async def list_transactions(call: Call) -> object:
 @register_route(
     "GET", BASE + "/status", "The coordinators: epochs and counts.", answer="[{coordinator, epoch, open, …}]"
 )
-async def status(call: Call) -> object:
-    return [coordinator_form(number, await _listed(call, number)) for number in await coordinator_numbers(call)]
+async def status(call: RestRequest) -> object:
+    return [coordinator_form(number, await _listed(call, number)) for number in await parse_coordinator_numbers(call)]
 
 
 @register_route("GET", BASE + "/id" + ID,
     "Who began it, and for each topic what it has there and what waits for its end.",
        answer="{txn, state, owner, address, …, at}")  # fmt: skip
-async def show(call: Call) -> object:
-    found = await _found(call, txn_of(call))
+async def show(call: RestRequest) -> object:
+    found = await _found(call, parse_txn_id(call))
     at = [
         {"topic": topic, "error": str(here)} if isinstance(here, MagnetarError)
-        else {"topic": topic, **here_form(here)}
+        else {"topic": topic, **topic_transaction_form(here)}
         for topic, here in (await _at(call, found)).items()
     ]  # fmt: skip
     return {**transaction_form(found), "at": at}
 
 
 @register_route("POST", BASE + "/id" + ID + "/abort", "As abortTransaction, with the state.", answer="{txn, state}")
-async def abort(call: Call) -> object:
-    txn = txn_of(call)
+async def abort(call: RestRequest) -> object:
+    txn = parse_txn_id(call)
     state = await call.call_coordinator(op.ABORT_TRANSACTION, **txn._asdict())
     return {"txn": str(txn), "state": state.name}
 
@@ -302,9 +305,9 @@ async def abort(call: Call) -> object:
 @register_route(
     "POST", BASE + "/id" + ID + "/detach", "Stops waiting for a topic that cannot store the outcome.", body="topic"
 )
-async def detach(call: Call) -> None:
+async def detach(call: RestRequest) -> None:
     topic = TopicName.parse(call.parse_body(str)).full
-    await call.call_coordinator(op.DETACH_TRANSACTION, txn=txn_of(call), topic=topic)
+    await call.call_coordinator(op.DETACH_TRANSACTION, txn=parse_txn_id(call), topic=topic)
 
 
 # ------------------------------------------------------------------ half messages, as `magnetar transactions halves`
@@ -314,10 +317,10 @@ HALVES = BASE + "/halves"
 @register_route("GET", HALVES,
     "Half messages that are not decided, the oldest first; `coordinatorId`, `group`, `parked=true`, "
        "`limit` (of each coordinator).", answer="[{half, state, owner, group, …, reason}]")  # fmt: skip
-async def list_halves(call: Call) -> object:
+async def list_halves(call: RestRequest) -> object:
     limit = min(call.parse_number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1), LIST_DEFAULT)
     group, parked, rows = call.query.get("group", ""), call.parse_flag("parked"), list[dict[str, Any]]()
-    for number in await coordinator_numbers(call):
+    for number in await parse_coordinator_numbers(call):
         found = await call.call_coordinator(op.LIST_HALVES, coordinator=number, group=group, limit=limit)
         rows += map(half_form, found.items)
     return sorted((each for each in rows if each["state"] == "PARKED" or not parked), key=lambda each: -each["ageMs"])
@@ -325,8 +328,8 @@ async def list_halves(call: Call) -> object:
 
 @register_route("GET", HALVES + ID, "A half message. 404: it is decided, or never was.",
        answer="{half, state, owner, group, …, reason}")  # fmt: skip
-async def show_half(call: Call) -> object:
-    half = txn_of(call)
+async def show_half(call: RestRequest) -> object:
+    half = parse_txn_id(call)
     found = await call.call_coordinator(op.LIST_HALVES, half=half, limit=1)
     if not found.items:
         raise NotFound(f"no half {half} is open")

@@ -27,8 +27,8 @@ from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ...proto.translation import request_of, value_of
 from ...runtime.network import Endpoint, World, rpc
-from ..cluster.bundles_core import bundle_of
-from ..common.config import FIXED, as_policies, resolve
+from ..cluster.bundles_core import bundle_name_of
+from ..common.config import FIXED, resolve_policies, to_policies
 from ..common.refusals import check_incarnation
 from ..common.token_bucket import TimeSlices
 from ..node.topic_manager import TopicManager
@@ -84,7 +84,7 @@ LIST_TIMEOUT_S = 5.0
 """Seconds to wait for another broker's list of topics in memory: a broker that hangs must not delay the whole list."""
 
 
-def count_lost(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
+def count_lost_messages(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
     """Returns the number of messages in the lost `ranges` that the subscription will not get: an estimate if it has
     acknowledged a part of a range; -1 if the number of messages of a range is not known."""
     total = 0
@@ -108,7 +108,7 @@ class Administration:
     async def load_topic(self, name: TopicName) -> Topic:
         """Returns an existing topic, loaded at this broker. Raises TopicNotFound if it does not exist; NotOwner if
         another broker owns it."""
-        await self._broker.catalog.existing_partitions(name)
+        await self._broker.catalog.count_existing_partitions(name)
         return await self._broker.topic(name)
 
     async def _ask(self, broker: BrokerRecord, operation: Operation[T], **arguments: Any) -> T:
@@ -144,7 +144,7 @@ class Administration:
         """Returns the permissions that were granted on a namespace, or on one topic (without those on its
         namespace)."""
         name, of_topic = await self._place(namespace, topic)
-        record = await self._broker.grants.record(name)
+        record = await self._broker.grants.read_record(name)
         return GrantsRecord(roles=record.topics.get(of_topic.full, {})) if of_topic is not None else record
 
     async def change_permissions(
@@ -164,7 +164,7 @@ class Administration:
             raise InvalidRequest("it is about a namespace or a topic: name one of the two")
         if topic:
             name = TopicName.parse(topic).base
-            await self._broker.catalog.existing_partitions(name)
+            await self._broker.catalog.count_existing_partitions(name)
             return name.namespace_name, name
         await self._broker.catalog.get_namespace(NamespaceName.parse(namespace))
         return NamespaceName.parse(namespace), None
@@ -175,13 +175,13 @@ class Administration:
         broker."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
-            return as_policies(defaults) if applied else await self._broker.policies.read_own(None, None)
+            return to_policies(defaults) if applied else await self._broker.policies.read_set_policies(None, None)
         place, name = await self._place(namespace, topic)
-        found = await self._broker.policies.read_own(place, name)
+        found = await self._broker.policies.read_set_policies(place, name)
         if not applied:
             return found
-        levels = (found,) if name is None else (await self._broker.policies.read_own(place, None), found)
-        return as_policies(resolve(defaults, *levels))
+        levels = (found,) if name is None else (await self._broker.policies.read_set_policies(place, None), found)
+        return to_policies(resolve_policies(defaults, *levels))
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
         """Sets the policies in `given` for a namespace or a topic, and unsets those named in `removed`, which are
@@ -198,7 +198,7 @@ class Administration:
         of_namespaces = [each for each in OF_NAMESPACES if getattr(given, each) is not None]
         if name is not None and of_namespaces:
             raise InvalidRequest(f"{of_namespaces[0]} is a policy of a namespace, and no topic has one")
-        await self._broker.policies.change(place, name, given, tuple(removed))
+        await self._broker.policies.change_policies(place, name, given, tuple(removed))
 
     async def _change_brokers(self, given: Policies, removed: Sequence[str]) -> None:
         """Changes the policies of all brokers. Raises InvalidRequest if one of them cannot change while a broker
@@ -206,10 +206,10 @@ class Administration:
         fixed = [each for each in FIXED if each in removed or getattr(given, each) is not None]
         if fixed:
             raise InvalidRequest(f"{fixed[0]} does not change while brokers run: set it where each of them starts")
-        await self._broker.policies.change(None, None, given, tuple(removed))
+        await self._broker.policies.change_policies(None, None, given, tuple(removed))
 
     async def properties(self, namespace: str, topic: str) -> dict[str, str]:
-        return await self._broker.policies.properties(*await self._place(namespace, topic))
+        return await self._broker.policies.read_properties(*await self._place(namespace, topic))
 
     async def change_properties(
         self, namespace: str, topic: str, given: Mapping[str, str], removed: Sequence[str], *, clear: bool
@@ -239,7 +239,7 @@ class Administration:
         broker = self._broker
         try:
             stored = await broker.catalog.list_topics(name, partitions=True)
-            bundles = (await broker.catalog.cached_namespace(name)).bundles
+            bundles = (await broker.catalog.get_cached_namespace(name)).bundles
         except NotFound:
             return []
         here: dict[str, bool] = {}
@@ -248,9 +248,9 @@ class Administration:
             if each <= after:
                 continue
             topic = TopicName.parse(each)
-            bundle = bundle_of(topic, bundles)
+            bundle = bundle_name_of(topic, bundles)
             if bundle not in here:
-                here[bundle] = (await broker.lookup(topic)).name == broker.name
+                here[bundle] = (await broker.find_owner(topic)).name == broker.name
             if here[bundle]:
                 found.append(each)
         return found
@@ -261,14 +261,14 @@ class Administration:
         for topic in list(self._broker.loaded.values()):
             if not topic.name.persistent and topic.name.namespace_name == name:
                 found.add(topic.name.full)
-            if turns.is_over:
-                await turns.next()
+            if turns.is_slice_over:
+                await turns.begin_slice()
         return found
 
     async def _non_persistent(self, name: NamespaceName, *, partitions: bool) -> set[str]:
         """Returns the full names of the namespace's non-persistent topics at all brokers, without those of a broker
         that does not answer in time."""
-        stored = set(await self._broker.catalog.list_non_persistent(name, partitions=partitions))
+        stored = set(await self._broker.catalog.list_non_persistent_topics(name, partitions=partitions))
         found, others = await self.list_non_persistent(name), await self._other_brokers()
         asked = {"namespace": str(name), "in_memory_here": True}
         answers = await asyncio.gather(
@@ -304,23 +304,23 @@ class Administration:
         for number, which in there.items():
             with contextlib.suppress(NotFound):
                 await self._delete_one(topic.with_partition(number), force=force, incarnation=which)
-        while (still := await catalog.check_partitioned_unchanged(topic, ended)) is not None:
+        while (still := await catalog.make_partitioned_check(topic, ended)) is not None:
             with contextlib.suppress(BadVersion):  # it is gone, grew, or is another one: asked again
                 await self._broker.grants.delete_topic(topic, still)
-                await self._broker.schemas.delete_with_topic(
+                await self._broker.schemas.commit_topic_deletion(
                     topic, partial(catalog.delete_partitioned_record, topic, still)
                 )
 
     async def _partitioned(self, topic: TopicName) -> PartitionedRecord | None:
         """Returns the record of a partitioned topic; None if the topic exists without partitions. Raises TopicNotFound
         if it does not exist."""
-        partitions = await self._broker.catalog.existing_partitions(topic)
+        partitions = await self._broker.catalog.count_existing_partitions(topic)
         return await self._broker.catalog.get_partitioned(topic) if partitions and not topic.is_partition else None
 
     async def _delete_one(self, topic: TopicName, *, force: bool, incarnation: int) -> None:
-        owner = await self._broker.lookup(topic)
+        owner = await self._broker.find_owner(topic)
         if owner.name == self._broker.name:
-            await self._broker.delete(topic, force=force, incarnation=incarnation)
+            await self._broker.delete_topic(topic, force=force, incarnation=incarnation)
         else:
             await self._ask(owner, op.DELETE_TOPIC, name=topic.full, force=force, incarnation=incarnation)
 
@@ -330,21 +330,21 @@ class Administration:
         checked."""
         if (partitioned := await self._partitioned(topic)) is not None:
             return partitioned.created_ms
-        owner = await self._broker.lookup(topic)
+        owner = await self._broker.find_owner(topic)
         if owner.name == self._broker.name:
-            return await self._broker.check_delete(topic, force=force)
+            return await self._broker.check_deletable(topic, force=force)
         return await self._ask(owner, op.CHECK_DELETE, name=topic.full, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
         """Unloads the topic if it is loaded. Raises NotOwner if another broker owns it."""
         await self._check_here(name)
-        await self._broker.unload(name)
+        await self._broker.unload_topic(name)
 
     async def _check_here(self, name: TopicName) -> None:
         """Raises NotOwner if another broker owns the topic; TopicNotFound if it does not exist."""
         if name.full not in self._broker.loaded:
-            await self._broker.catalog.existing_partitions(name)
-            owner = await self._broker.lookup(name)
+            await self._broker.catalog.count_existing_partitions(name)
+            owner = await self._broker.find_owner(name)
             if owner.name != self._broker.name:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
 
@@ -363,7 +363,9 @@ class Administration:
             LostRange(each.ledger_id, each.first_entry, each.last_entry, each.first_index, each.end_index, each.forced)
             for each in ranges
         )
-        missed = (LostOfSubscription(each, count_lost(cursor, ranges)) for each, cursor in sorted(cursors.items()))
+        missed = (
+            LostOfSubscription(each, count_lost_messages(cursor, ranges)) for each, cursor in sorted(cursors.items())
+        )
         return SkippedLost(tuple(lost), tuple(missed))
 
     async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
@@ -375,7 +377,7 @@ class Administration:
         except (DataLost, Unavailable) as error:
             _LOG.warning("topic %s does not open: %s", name, error)
             return {}
-        return {each.name: each.cursor for each in topic.subscriptions.values() if each.durable}
+        return {each.name: each.cursor for each in topic.subscriptions.values() if each.is_durable}
 
     async def start_compaction(self, name: TopicName) -> None:
         """Starts a compaction of the topic. Raises Busy if one is running."""

@@ -1,6 +1,6 @@
 """The administrative operations on one topic's subscriptions and messages, in plain values, at the topic's owner.
-Before them, where a cursor is placed that starts at a message (`mark_at`, `find_start`); after them, reading a range of
-message indexes (`RangeReader`).
+Before them, where a cursor is placed that starts at a message (`start_mark_of`, `find_start_mark`); after them, reading
+a range of message indexes (`RangeReader`).
 
 Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_examine.py.
 """
@@ -22,7 +22,7 @@ from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import LogShape
 from ..node.topic_manager import TopicManager
-from ..subscription.dead_letters import find_whole_message, mark_before_message
+from ..subscription.dead_letters import find_whole_message, move_before_message
 from ..subscription.subscription import Subscription
 from ..topic import statistics as backlog
 from ..topic import statistics as examine
@@ -33,7 +33,9 @@ from ..topic.topic import Topic
 # Where a cursor is placed that starts at a message, or is moved to it.
 
 
-def mark_at(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
+def start_mark_of(
+    shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False
+) -> tuple[Position, int]:
     """Returns the mark of a cursor that starts at the message `start` (after it if not `inclusive`), and how many
     messages of the next entry count as acknowledged.
 
@@ -44,11 +46,11 @@ def mark_at(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: b
     if position >= LATEST:
         return (shape.before(shape.last) if last_again and shape.last.entry_id >= 0 else shape.last), 0
     if position.entry_id < 0:
-        return shape.clamp(position), 0
+        return shape.clamp_mark(position), 0
     if start.batch_index >= 0:
         done = start.batch_index + (0 if inclusive else 1)
-        return shape.clamp(shape.before(position)), done if shape.readable(position) else 0
-    return shape.clamp(shape.before(position) if inclusive else position), 0
+        return shape.clamp_mark(shape.before(position)), done if shape.is_readable(position) else 0
+    return shape.clamp_mark(shape.before(position) if inclusive else position), 0
 
 
 async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
@@ -77,18 +79,18 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
     return mark, 0, others
 
 
-async def find_start(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
+async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
     """Returns the mark of a cursor that starts at the message `start`, and how many messages of the next entry count as
     acknowledged. Reads that entry if the number is above 0, to check that it has more messages."""
     shape = log.shape
-    mark, done = mark_at(shape, start, inclusive)
+    mark, done = start_mark_of(shape, start, inclusive)
     if not done or shape.lost_run_end(start.position) is not None:
         return mark, 0
     position = start.position
     found = log.reader.read_cached(position, 1, 1) or await log.reader.read(position, 1)
     if not found or found[0].position != position:
         return mark, 0  # compaction removed it
-    return (mark, done) if done < found[0].count else (shape.clamp(position), 0)
+    return (mark, done) if done < found[0].count else (shape.clamp_mark(position), 0)
 
 
 # ------------------------------------------------------------------------------------------------------ backlogs
@@ -115,14 +117,14 @@ class TopicBacklogs:
     def _named(self, name: str) -> list[Subscription]:
         """Returns the subscription of that name, or all durable ones if `name` is empty."""
         every = self._topic.subscriptions
-        names = [name] if name else [name for name, each in every.items() if each.durable]
+        names = [name] if name else [name for name, each in every.items() if each.is_durable]
         return [self._topic.find_subscription(each) for each in names]
 
     # ------------------------------------------------------------------ subscriptions
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
         """Creates a durable subscription that starts at the message `start`; None: at the end of the topic. Raises
         AlreadyExists if the topic has one of that name."""
-        mark = mark_at(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
+        mark = start_mark_of(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
     def properties(self, name: str) -> dict[str, str]:
@@ -147,10 +149,10 @@ class TopicBacklogs:
         async with subscription.seek_lock:
             acked = 0
             if to is not None:
-                mark, acked = await find_start(log, to, inclusive=inclusive)
+                mark, acked = await find_start_mark(log, to, inclusive=inclusive)
             else:
                 place = await log.reader.locate_time(publish_time_ms or 0)
-                mark = await mark_before_message(log, log.shape.before(place.position))
+                mark = await move_before_message(log, log.shape.before(place.position))
             await subscription.seek(mark, acked)
 
     async def skip(self, name: str, messages: int) -> None:
@@ -159,7 +161,7 @@ class TopicBacklogs:
         if messages < -1:
             raise InvalidRequest(f"{messages} messages cannot be skipped; -1 are all of them")
         for subscription in self._named(name):
-            await backlog.skip(self._topic.shown, subscription, messages)
+            await backlog.skip_messages(self._topic.shown, subscription, messages)
 
     async def expire(self, name: str, older_than_s: float, up_to: Position | None) -> int:
         """Acknowledges the messages up to `up_to`, or if it is None those older than `older_than_s`, for one
@@ -171,7 +173,7 @@ class TopicBacklogs:
         life, entries = self._topic.maintenance, 0
         for subscription in self._named(name):
             if up_to is not None:
-                entries += await life.skip_whole_messages(subscription, self._topic.shown.shape.clamp(up_to))
+                entries += await life.skip_whole_messages(subscription, self._topic.shown.shape.clamp_mark(up_to))
             else:
                 entries += await life.expire_older(subscription, older_than_s)
             await subscription.wait_durable()
@@ -183,14 +185,14 @@ class TopicBacklogs:
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
         subscription = self._topic.find_subscription(name)
-        entries = await backlog.peek(self._topic.shown, subscription, messages)
+        entries = await backlog.peek_backlog(self._topic.shown, subscription, messages)
         return [FilteredEntry(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
     async def analyze(self, name: str) -> examine.Backlog:
-        return await examine.analyze(self._topic.shown, self._topic.find_subscription(name))
+        return await examine.analyze_backlog(self._topic.shown, self._topic.find_subscription(name))
 
     # ------------------------------------------------------------------ messages
-    async def read_nth(self, number: int, *, from_latest: bool) -> FilteredEntry:
+    async def read_nth_message(self, number: int, *, from_latest: bool) -> FilteredEntry:
         """Returns the entry with the n-th message (`number`, from 1) of the topic, counted from the oldest, or from the
         newest if `from_latest`. The other messages of its batch are hidden."""
         entry, at = await examine.find_nth_message(self._topic.shown, number, from_latest=from_latest)
@@ -206,14 +208,14 @@ class TopicBacklogs:
         return MessageId(*position, partition=self._topic.name.partition)
 
     async def find_last_message(self) -> MessageId:
-        last = await self._topic.shown.reader.last_shown()
+        last = await self._topic.shown.reader.read_last_message()
         position, batch_index, _ = last or (self._topic.shown.shape.last, -1, -1)
         return MessageId(*position, self._topic.name.partition, batch_index)
 
     def bytes_after(self, position: Position) -> int:
         """Returns an estimate of the bytes that are stored after `position`."""
         shape = self._topic.shown.shape
-        return backlog_bytes(shape, shape.clamp(position))
+        return backlog_bytes(shape, shape.clamp_mark(position))
 
 
 # -------------------------------------------------------------------------------------------------------- reader
@@ -261,10 +263,10 @@ class RangeReader:
         end = min(wanted.end, log.shape.end_index)
         if wanted.first >= end:
             return
-        place = await log.reader.locate(wanted.first)
+        place = await log.reader.locate_index(wanted.first)
         position, self.next_index = log.shape.next_existing(place.position), max(wanted.first, place.first_index)
         left = wanted.bytes_max or READ_BYTES_MAX
-        while self.next_index < end and left > 0 and log.shape.readable(position):
+        while self.next_index < end and left > 0 and log.shape.is_readable(position):
             await self._require(name)
             size = min(left, chunk_bytes)
             for entry in log.reader.read_cached(position, 1000, size) or await log.reader.read(position, size):
@@ -272,16 +274,16 @@ class RangeReader:
                     self.next_index = max(self.next_index, min(end, entry.first_index))  # none before it is kept
                     break
                 yield entry
-                topic.traffic.record_out(entry.count, entry.size)
+                topic.traffic.record_delivered(entry.count, entry.size)
                 left -= entry.size
                 self.next_index = entry.index + 1
                 position = log.shape.after(entry.position)
-                if turns.is_over:
-                    await turns.next()
+                if turns.is_slice_over:
+                    await turns.begin_slice()
             position = log.shape.next_existing(position)
         if left > 0:
             self.next_index = max(self.next_index, end)  # none of the rest is kept
         self.next_index = min(self.next_index, wanted.end)
 
     async def _require(self, name: TopicName) -> None:
-        await self._broker.access.require(self._caller.principal, Permission.CONSUME, topic=name)
+        await self._broker.access.check_permission(self._caller.principal, Permission.CONSUME, topic=name)

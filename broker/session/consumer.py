@@ -41,9 +41,9 @@ from ...runtime.clock import Clock
 from ...runtime.network import CallContext
 from ...runtime.tasks import run_or_undo, run_then
 from ..cluster.schema_registry import SchemaRules
-from ..common.refusals import SubscribeRefusal, is_other_incarnation
+from ..common.refusals import SubscribeRefusal, differs_from_incarnation
 from ..common.token_bucket import TimeSlices
-from ..common.transactions import writing_role
+from ..common.transactions import transaction_role
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer, Outlet
 from ..subscription.core.cursor_state import TxnAcks
@@ -51,10 +51,10 @@ from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import NO_OPTIONS, Member, PolicyOptions
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionType
-from ..subscription.dead_letters import mark_before_message
+from ..subscription.dead_letters import move_before_message
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
-from .backlogs import find_last_message, find_start, mark_at
+from .backlogs import find_last_message, find_start_mark, start_mark_of
 from .producer import check_name_size
 
 ACK_ENTRIES = 100
@@ -92,7 +92,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     def for_topic(self, topic: Topic) -> SubscribeOptions:
         """Returns the options for this incarnation of the topic. If the topic was deleted and created again since the
         consumer read it, the consumer begins at the earliest message."""
-        if not is_other_incarnation(topic.incarnation, self.incarnation):
+        if not differs_from_incarnation(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
 
@@ -145,7 +145,7 @@ class ConsumerSession:
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
         await _check_schema(broker, topic, options, caller)
         options = options.for_topic(topic)
-        session, id_ = cls(topic, port, broker.world.clock), broker.next_id()
+        session, id_ = cls(topic, port, broker.world.clock), broker.next_client_id()
         member = Member(
             id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,
             options.policy, options.ordered,
@@ -167,7 +167,7 @@ class ConsumerSession:
     async def _join(self, options: SubscribeOptions) -> None:
         topic, subscription, consumer = self.topic, self.subscription, self._consumer
         await subscription.wait_returned(consumer)
-        if not subscription.durable and topic.subscriptions.get(subscription.name) is not subscription:
+        if not subscription.is_durable and topic.subscriptions.get(subscription.name) is not subscription:
             raise SubscribeRefusal.ENDED.error()
         topic.registry.check_consumer(subscription, options.type, consumer)
         subscription.set_isolation(options.isolation)
@@ -191,7 +191,7 @@ class ConsumerSession:
         if position in member.unshown:
             return member.unshown[position].size
         held = member.outstanding.get(position, 0)
-        return cursor.size_of(position, 0) or held + cursor.hidden_bits(position).bit_count()
+        return cursor.batch_size_of(position, 0) or held + cursor.hidden_bits(position).bit_count()
 
     # ------------------------------------------------------------------ as the consumer's outlet
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
@@ -274,7 +274,7 @@ class ConsumerSession:
             wanted += some
             yield
         named = bool(wanted or sets)
-        for held in self.subscription.acks.find_held(self._consumer.member, sets):
+        for held in self.subscription.acks.find_outstanding(self._consumer.member, sets):
             wanted += held
             yield
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
@@ -303,12 +303,12 @@ class ConsumerSession:
             if others or sets:
                 raise InvalidRequest("a cumulative acknowledgement in a transaction names one entry")
         else:
-            for _ in subscription.acks.gather(entries, sets, wanted):
-                if turns.is_over:
-                    await turns.next()
+            for _ in subscription.acks.gather_acks(entries, sets, wanted):
+                if turns.is_slice_over:
+                    await turns.begin_slice()
         transactions = self.topic.transactions
-        if not transactions.joins.join_now(txn, writing_role(self._consumer.principal)):
-            await transactions.joins.join(txn, writing_role(self._consumer.principal))
+        if not transactions.joins.join_nowait(txn, transaction_role(self._consumer.principal)):
+            await transactions.joins.join(txn, transaction_role(self._consumer.principal))
         for left in reversed(range(PREDECESSORS_MAX)):
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 raise ConnectionLost("the consumer is closed: nothing was acknowledged")
@@ -323,18 +323,18 @@ class ConsumerSession:
                 raise conflict
         await subscription.wait_durable()
 
-    def ack_in_nowait(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
+    def ack_txn_nowait(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
         """Makes a few entries pending as `ack_in_transaction` does, but does not wait until that is durable
         (`when_durable`). Returns False if nothing was done: then the caller must use `ack_in_transaction`, which waits
         or raises."""
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_transactional()
-            for _ in subscription.acks.gather(entries, sets, wanted):
+            for _ in subscription.acks.gather_acks(entries, sets, wanted):
                 pass
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 return False
-            if not self.topic.transactions.joins.join_now(txn, writing_role(self._consumer.principal)):
+            if not self.topic.transactions.joins.join_nowait(txn, transaction_role(self._consumer.principal)):
                 return False
             subscription.ack_in_transaction(self._consumer, txn, wanted)
         except MagnetarError:
@@ -345,7 +345,7 @@ class ConsumerSession:
         """Returns True if the transaction that conflicts with `txn` has ended, so that the acknowledgement may be
         retried."""
         for other in self.subscription.conflicting_transactions(Position.parse(conflict.fields["position"])):
-            if other != txn and (outcome := await self.topic.transactions.questions.outcome(other)) is not None:
+            if other != txn and (outcome := await self.topic.transactions.questions.resolve_outcome(other)) is not None:
                 return outcome is TxnState.COMMITTED or not cumulative
         return False
 
@@ -363,7 +363,7 @@ class ConsumerSession:
         of the subscription are disconnected, and nothing from the new position is delivered before this returns. The
         same holds for `seek_time` and `seek_index`."""
         async with self.subscription.seek_lock:
-            mark, acked = await find_start(self.subscription.log, message_id, inclusive=True)
+            mark, acked = await find_start_mark(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
@@ -372,7 +372,7 @@ class ConsumerSession:
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.locate_time(publish_time_ms)
-            mark = await mark_before_message(log, log.shape.before(place.position))
+            mark = await move_before_message(log, log.shape.before(place.position))
             await self.subscription.seek(mark, keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
@@ -380,15 +380,15 @@ class ConsumerSession:
         next."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
-            place = await log.reader.locate(index)
-            done = max(0, index - place.first_index) if log.shape.readable(place.position) else 0
+            place = await log.reader.locate_index(index)
+            done = max(0, index - place.first_index) if log.shape.is_readable(place.position) else 0
             await self.subscription.seek(log.shape.before(place.position), done, keep=self._consumer)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Deletes the subscription. Raises NotAllowed if it is not durable; Busy if it has other consumers and `force`
         is False. With `force` these are disconnected."""
         subscription = self.subscription
-        if not subscription.durable and self.topic.name.persistent:
+        if not subscription.is_durable and self.topic.name.persistent:
             raise NotAllowed("a subscription that does not last ends with its consumers: close them")
         others = len(subscription.consumers) - 1
         if others > 0 and not force:
@@ -403,8 +403,8 @@ class ConsumerSession:
         """Returns the last message that the subscription can get. Raises Unavailable if another broker may have taken
         the topic over."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
-        position, batch_index, index = await log.reader.last_shown() or (EARLIEST, -1, -1)
-        self.topic.check_end()
+        position, batch_index, index = await log.reader.read_last_message() or (EARLIEST, -1, -1)
+        self.topic.check_end_reached()
         return LastMessage(position, batch_index, index, mark, self.topic.name.partition)
 
     # ------------------------------------------------------------------ ending
@@ -420,7 +420,7 @@ class ConsumerSession:
         Idempotent."""
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
-        await self.topic.registry.detach(self.subscription)
+        await self.topic.registry.end_transient(self.subscription)
 
 
 async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
@@ -435,7 +435,7 @@ async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOp
 async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:
     """Raises Unauthorized if the caller may not consume, or may not publish to the dead-letter topic that the
     properties of the subscription name."""
-    require, topic = broker.access.require, TopicName.parse(options.topic)
+    require, topic = broker.access.check_permission, TopicName.parse(options.topic)
     await require(caller.principal, Permission.CONSUME, topic=topic, subscription=options.subscription)
     if letters := options.subscription_properties.get(DEAD_LETTER_TOPIC):
         await require(caller.principal, Permission.PRODUCE, topic=TopicName.parse(letters))
@@ -446,7 +446,7 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
     if options.durable:
         mark = shape.start if options.initial_position is InitialPosition.EARLIEST else None
         if start is not None:
-            mark = mark_at(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
+            mark = start_mark_of(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
         return await topic.registry.subscribe(
             options.subscription, mark, properties, compacted=compacted, by_consumer=True
@@ -456,18 +456,18 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         return found
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
-    log = topic.readable(compacted=compacted)
+    log = topic.readable_log(compacted=compacted)
     done: Sequence[Position] = ()
     if start.position >= LATEST and options.start_inclusive:
         mark, acked, done = await find_last_message(log)
     else:
-        mark, acked = await find_start(log, start, options.start_inclusive)
+        mark, acked = await find_start_mark(log, start, options.start_inclusive)
     if shared and (found := topic.registry.find_transient(options.subscription)) is not None:  # made meanwhile
         return found
     subscription = topic.registry.make_transient(options.subscription, mark, compacted=compacted, tracks=shared)
     if acked:
-        subscription.cursor.ack_first(shape.after(mark), acked)
+        subscription.cursor.ack_first_messages(shape.after(mark), acked)
     for position in done:
         subscription.cursor.ack(position)
-    topic.registry.attach(subscription)
+    topic.registry.register_transient(subscription)
     return subscription

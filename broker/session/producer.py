@@ -40,7 +40,7 @@ from ...runtime.network import CallContext
 from ..cluster.schema_registry import SchemaRules
 from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ..node.topic_manager import TopicManager
-from ..topic.producer import Outcomes, Producer
+from ..topic.producer import Producer, PublishOutcomes
 from ..topic.topic import Topic
 from ..topic.transactions import AwaitedEvent
 
@@ -80,7 +80,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
         check_name_size("instance", self.instance)
 
 
-class ProducerPort(Outcomes, Protocol):
+class ProducerPort(PublishOutcomes, Protocol):
     """The port through which a session answers. No method is called after `on_closed`."""
 
     def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
@@ -122,13 +122,13 @@ class ProducerSession:
         it raises or is cancelled, nothing is left of the producer. The port is not called before this returns."""
         options.check()
         topic_name, principal = TopicName.parse(options.topic), caller.principal
-        await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)
+        await broker.access.check_permission(principal, Permission.PRODUCE, topic=topic_name)
         if first := options.initial_subscription:
-            await broker.access.require(principal, Permission.CONSUME, topic=topic_name, subscription=first)
+            await broker.access.check_permission(principal, Permission.CONSUME, topic=topic_name, subscription=first)
         topic = await broker.topic(topic_name, publishes=True)
         if topic.log.state is TopicState.TERMINATED:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
-        id_ = broker.next_id()
+        id_ = broker.next_client_id()
         name = options.name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}"
         session = cls(topic, port, broker.config.pending_bytes, broker.memory.requests)
         session.producer = Producer(
@@ -147,7 +147,8 @@ class ProducerSession:
             await topic.producers.join(session.producer)
             if session.producer.close_error is not None:
                 raise session.producer.close_error
-            await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)  # revoked meanwhile, perhaps
+            # revoked meanwhile, perhaps
+            await broker.access.check_permission(principal, Permission.PRODUCE, topic=topic_name)
         except BaseException:
             session.leave()
             raise
@@ -158,7 +159,7 @@ class ProducerSession:
         self._opened = True
         if self.topic.gate.must_wait:
             self._owed = self._grant
-            self.topic.gate.when_open(self._step)
+            self.topic.gate.call_when_open(self._step)
         else:
             self._freed = self._grant
 
@@ -212,7 +213,7 @@ class ProducerSession:
                 self._waiting = deque()
             self._waiting.append(bytes(entry))
             if not self._awaiting:
-                topic.gate.when_open(self._step)
+                topic.gate.call_when_open(self._step)
         else:
             self._publish(entry)
 
@@ -220,7 +221,10 @@ class ProducerSession:
         """Publishes an entry while rates or a backlog quota are set: counts it against the rates, or refuses it because
         of the quota."""
         topic, producer = self.topic, self.producer
-        why, counts = topic.maintenance.refusal() if topic.maintenance.quota is not None else None, topic.gate.limited
+        why, counts = (
+            topic.maintenance.publish_refusal() if topic.maintenance.quota is not None else None,
+            topic.gate.is_limited,
+        )
         before = topic.log.next_index if counts else 0
         published = producer.publish(entry) if why is None else producer.refuse(entry, why)
         if counts and not isinstance(published, AwaitedEvent):
@@ -238,7 +242,7 @@ class ProducerSession:
             self._waiting.appendleft(bytes(entry))
             self.topic.transactions.call_when_ready(published, self._go_on)
         else:
-            self.on_freed(len(entry))
+            self.on_bytes_freed(len(entry))
 
     def _go_on(self, error: MagnetarError | None) -> None:
         """Called when the transaction that the first waiting entry waits for was joined or has ended: publishes the
@@ -247,9 +251,9 @@ class ProducerSession:
         if error is not None and self._waiting:
             entry = self._waiting.popleft()
             self.producer.refuse(entry, error)
-            self.on_freed(len(entry))
+            self.on_bytes_freed(len(entry))
         if self._waiting:
-            self.topic.gate.when_open(self._step)
+            self.topic.gate.call_when_open(self._step)
         else:
             self._grant_owed()
 
@@ -267,14 +271,14 @@ class ProducerSession:
     def _grant_owed(self) -> None:
         if self._owed and self.producer.close_error is None:
             if self.topic.gate.must_wait:
-                self.topic.gate.when_open(self._step)
+                self.topic.gate.call_when_open(self._step)
                 return
             owed, self._owed = self._owed, 0
             self._freed += owed
             self._port.grant_credit(owed)
 
     # ------------------------------------------------------------------ as the producer's outlet
-    def on_freed(self, size: int) -> None:
+    def on_bytes_freed(self, size: int) -> None:
         cost = size + ENTRY_COST_BYTES
         self._owed += cost
         self._memory.held -= cost

@@ -17,11 +17,11 @@ from ...proto.names import Position
 from ...proto.states import TxnId
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor_state import NOWHERE
-from ..subscription.core.policy import Keys
+from ..subscription.core.policy import SlotDistribution
 from ..subscription.core.subscription_types import SubscriptionType as Registered
 from ..subscription.subscription import Subscription
 from ..topic.admission_core import backlog_bytes
-from ..topic.statistics import analyze, count_messages
+from ..topic.statistics import analyze_backlog, count_unacknowledged
 from ..topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -47,10 +47,10 @@ async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: 
         subscriptions=tuple(
             [await subscription_stats(topic, each, precise, ages) for each in [*topic.subscriptions.values()]]
         ),
-        dropped=topic.dropped, quota=life.quota or states.BacklogQuotaState.NOT_REACHED,
-        expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled,
+        dropped=topic.dropped_messages, quota=life.quota or states.BacklogQuotaState.NOT_REACHED,
+        expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled_count,
         terminated=topic.log.state is states.TopicState.TERMINATED, created_ms=topic.incarnation,
-        published_ms=topic.log.published_ms, unsubscribed=topic.unsubscribed_retention().in_words(),
+        published_ms=topic.log.last_published_ms, unsubscribed=topic.unsubscribed_retention().describe(),
         transactions=_transactions(topic),
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def _transactions(topic: Topic) -> values.TopicTransactions | None:
 
 def transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHere:
     subscriptions = tuple(
-        values.PendingOfTransaction(each.name, acks.count, acks.up_to if acks.up_to != NOWHERE else None)
+        values.PendingOfTransaction(each.name, acks.entry_count, acks.up_to if acks.up_to != NOWHERE else None)
         for each in topic.subscriptions.values()
         if each.cursor.pending is not None and (acks := each.cursor.pending.of.get(txn)) is not None
     )
@@ -81,22 +81,26 @@ def transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHere:
 async def subscription_stats(
     topic: Topic, subscription: Subscription, precise: bool = False, ages: bool = True
 ) -> values.SubscriptionStats:  # fmt: skip
-    log = topic.readable(uncommitted=subscription.uncommitted)
-    backlog = (await analyze(log, subscription)).messages if precise else await count_messages(log, subscription)
+    log = topic.readable_log(uncommitted=subscription.reads_uncommitted)
+    backlog = (
+        (await analyze_backlog(log, subscription)).messages
+        if precise
+        else await count_unacknowledged(log, subscription)
+    )
     oldest_ms = await _oldest_ms(topic, subscription) if ages else 0
     cursor, dispatcher = subscription.cursor, subscription.dispatcher
     type_, blocked = subscription.type, subscription.pump.blocked
     active, keys = dispatcher.policy.statistics()
-    keys = keys if keys is not None and subscription.consumers else Keys("", False, 0, [], [])
+    keys = keys if keys is not None and subscription.consumers else SlotDistribution("", False, 0, [], [])
     slots: dict[int, list[values.SlotRange]] = {id_: [] for id_ in subscription.consumers}
     for first, last, owner in keys.ranges:
         slots[owner.id].append(values.SlotRange(first, last))
     delays = subscription.delayed.core if subscription.delayed is not None else None
     return values.SubscriptionStats(
-        name=subscription.name, type=_name(type_), durable=subscription.durable,
+        name=subscription.name, type=_name(type_), durable=subscription.is_durable,
         backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms,
         unacked=dispatcher.unacked, mark_delete=cursor.mark, read_position=dispatcher.read_position,
-        acked_ranges=cursor.holes.ranges if cursor.acked else 0,
+        acked_ranges=cursor.holes.range_count if cursor.acked else 0,
         consumers=tuple(_consumer(each, slots[id_]) for id_, each in subscription.consumers.items()),
         active_consumer=active.name if active is not None else "",
         blocked=blocked or states.Blocked.NO, blocked_on_unacked=dispatcher.full,
@@ -104,10 +108,10 @@ async def subscription_stats(
         key_shared_mode=states.KeyDistribution(keys.mode), allow_out_of_order_delivery=keys.out_of_order,
         draining=tuple(values.DrainingSlot(*each) for each in keys.draining), drained_total=keys.drained_total,
         delayed=delays.count if delays is not None else 0,
-        delayed_buckets=delays.buckets if delays is not None else 0,
+        delayed_buckets=delays.bucket_count if delays is not None else 0,
         delayed_memory_bytes=delays.memory_bytes if delays is not None else 0,
         pending_transactions=len(subscription.pending_transactions),
-        pending_entries=cursor.pending.entries if cursor.pending is not None else 0,
+        pending_entries=cursor.pending.entry_count if cursor.pending is not None else 0,
     )  # fmt: skip
 
 
@@ -123,7 +127,7 @@ async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
     read within OLDEST_S."""
     try:
         async with asyncio.timeout(OLDEST_S):
-            return await topic.maintenance.oldest_ms(subscription) or 0
+            return await topic.maintenance.oldest_arrival_ms(subscription) or 0
     except (MagnetarError, TimeoutError) as error:
         _LOG.debug("%s/%s: when its oldest message came is not known: %r", topic.name, subscription.name, error)
         return 0
@@ -153,7 +157,8 @@ def internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
             for span, (_, stays) in zip(log.shape.spans, topic.why_ledgers_stay(), strict=True)
         ),
         last_confirmed=log.shape.last, cache_bytes=cache_bytes, pending_adds=log.pending_entries,
-        replication=str(log.replication or ""), wanted_replication=str(log.wanted_replication), degraded=log.degraded,
+        replication=str(log.replication or ""), wanted_replication=str(log.wanted_replication),
+        degraded=log.is_degraded,
     )  # fmt: skip
 
 
@@ -162,7 +167,7 @@ def compaction_stats(topic: Topic) -> values.CompactionStatus:
     found = values.CompactionStatus(
         progress.state, progress.step, progress.error, progress.looked_at, progress.to_look_at, progress.rounds,
         ledger_id=-1, horizon=Position(0, 0), messages=0, entries=0, bytes=0, end_index=0, compacted_ms=0,
-        due_bytes=topic.compaction.due_bytes(),
+        due_bytes=topic.compaction.uncompacted_bytes(),
     )  # fmt: skip
     if record is None:
         return found

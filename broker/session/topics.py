@@ -20,7 +20,7 @@ from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ...proto.schema import Compatibility, SchemaInfo, SchemaVersion
 from ...proto.states import AckedEntry
 from ...runtime.access import Principal
-from ..access.authorizer import may_do_everything
+from ..access.authorizer import may_call_everything
 from ..cluster.policy_cache import Told, TopicAdded, TopicList, TopicRemoved
 from ..cluster.schema_registry import SchemaRules
 from ..common.refusals import check_incarnation
@@ -79,7 +79,7 @@ class TopicQueries:
     async def lookup(self, topic: TopicName, listener: str = "") -> TopicOwner:
         """Returns the owner of a topic, which need not exist. Raises Unavailable if the owner is not known at the
         moment; NotFound if the owner has no such listener."""
-        owner = await self._broker.lookup(topic)
+        owner = await self._broker.find_owner(topic)
         return TopicOwner(listener_endpoint(owner, listener), owner.name == self._broker.name)
 
     async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
@@ -90,8 +90,8 @@ class TopicQueries:
             return Partitions(0)  # a partition is used like a topic without partitions
         if not create:
             await catalog.get_namespace(topic.namespace_name)
-            return Partitions(await catalog.existing_partitions(topic))
-        count, owner = await catalog.partitions_or_create(topic, by_use=by_use), None
+            return Partitions(await catalog.count_existing_partitions(topic))
+        count, owner = await catalog.ensure_partitions(topic, by_use=by_use), None
         if not count:
             with contextlib.suppress(MagnetarError):  # the look-up says why
                 owner = await self.lookup(topic)
@@ -117,9 +117,9 @@ class TopicQueries:
         by_time, turns = list[int](), TimeSlices(self._broker.world.clock)
         for time_ms in times_ms:
             by_time.append((await reader.locate_time(time_ms)).first_index)
-            if turns.is_over:
-                await turns.next()
-        topic.check_end()
+            if turns.is_slice_over:
+                await turns.begin_slice()
+        topic.check_end_reached()
         aborted = shape.aborted_messages(*aborted_in)
         made_ms = topic.incarnation
         return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted, made_ms)
@@ -130,7 +130,7 @@ class TopicQueries:
         try:
             return await self._broker.topic(name, create=False)
         except TopicNotFound:
-            count = await self._broker.catalog.partitions(name) if not name.is_partition else 0
+            count = await self._broker.catalog.count_partitions(name) if not name.is_partition else 0
             if not count:
                 raise
             first = name.with_partition(0)
@@ -148,7 +148,7 @@ class TopicQueries:
             if shape.last.entry_id >= 0:
                 subscription.ack_cumulative(None, AckedEntry(shape.last))
         elif index > shape.first_index:
-            place = await topic.shown.reader.locate(index)
+            place = await topic.shown.reader.locate_index(index)
             done = max(0, index - place.first_index)
             position = place.position if done else shape.before(place.position)
             if position.entry_id >= 0:
@@ -162,14 +162,14 @@ class TopicQueries:
         topic that a later grant permits to look up is not reported: the caller must watch again. The removal of a topic
         is reported only if the topic was. So for a caller that may not look up all topics, `after_revision` is ignored:
         it always gets the list first."""
-        if may_do_everything(principal):
-            async for told in self._broker.topic_watcher().watch_namespace(namespace, after_revision):
+        if may_call_everything(principal):
+            async for told in self._broker.make_topic_watcher().watch_namespace(namespace, after_revision):
                 yield told
             return
         known: set[str] = set()
         tell_missing = await self._broker.access.is_administrator(principal, namespace.tenant)
-        async for told in self._broker.topic_watcher().watch_namespace(namespace, 0, tell_missing=tell_missing):
-            shown = await self._broker.access.visibility_filter(principal, namespace)
+        async for told in self._broker.make_topic_watcher().watch_namespace(namespace, 0, tell_missing=tell_missing):
+            shown = await self._broker.access.make_topic_filter(principal, namespace)
             if isinstance(told, TopicList):
                 known = {name for name in told.names if shown(name)}
                 yield told._replace(names=[name for name in told.names if name in known])
@@ -225,7 +225,7 @@ class SchemaQueries:
     async def find(self, topic: TopicName, info: SchemaInfo) -> int:
         """Returns the version of the topic's schema that equals `info`. Raises SchemaNotFound if there is none;
         InvalidRequest if `info` is invalid."""
-        return await self._broker.schemas.find(topic, info)
+        return await self._broker.schemas.find_version(topic, info)
 
     async def judge_schema(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
         """Returns whether the schema could be registered, and by which rule. Raises InvalidRequest if `info` is
@@ -238,5 +238,5 @@ class SchemaQueries:
         return await self._broker.schemas.delete(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaRules:
-        await self._broker.catalog.cached_namespace(topic.namespace_name)
+        await self._broker.catalog.get_cached_namespace(topic.namespace_name)
         return SchemaRules.from_policies(await self._broker.policies.get_applied(topic))

@@ -5,9 +5,10 @@ mistake (InvalidRequest); what the request names before it counts. Sets of entri
 of the outstanding entries costs, not what they contain.
 
 What is acknowledged in an open transaction is refused in a plain acknowledgement, and everything else of the request
-counts; a cumulative one that covers such an entry is refused as a whole. In a transaction (`AcksInTxn`) a request
-counts as a whole or not at all: it is gathered first, judged (core/pending_acks.py has the table), and then pending in
-one step. For consumer and dispatcher a pending entry is like one that is acknowledged: it is outstanding no more.
+counts; a cumulative one that covers such an entry is refused as a whole. In a transaction (`TransactionalAcks`) a
+request counts as a whole or not at all: it is gathered first, judged (core/pending_acks.py has the table), and then
+pending in one step. For consumer and dispatcher a pending entry is like one that is acknowledged: it is outstanding no
+more.
 
 A whole entry means all of its messages. To a consumer that was shown a part of them (the others were acknowledged or
 pending), it means those, as Pulsar's clients say it. Guarding tests: tests/broker/subscription/test_acks.py,
@@ -66,7 +67,7 @@ class Acks:
                 bits = bits or self._shown(member, position)
                 if self._is_pending(position, bits):
                     refused.append(position)
-                    bits = bits or (1 << self._cursor.size_of(position, 0)) - 1  # its other messages count
+                    bits = bits or (1 << self._cursor.batch_size_of(position, 0)) - 1  # its other messages count
             if bits:
                 self._ack_batch(member, position, bits)
             elif self._cursor.ack(position):
@@ -85,10 +86,10 @@ class Acks:
     def _size(self, member: Member | None, position: Position) -> int:
         """Returns the number of messages of the batch; 0 if it is not known."""
         if member is None:
-            return self._cursor.size_of(position, 0)
+            return self._cursor.batch_size_of(position, 0)
         if member.unshown and position in member.unshown:
             return member.unshown[position].size
-        return self._cursor.size_of(position, member.outstanding.get(position, 0))
+        return self._cursor.batch_size_of(position, member.outstanding.get(position, 0))
 
     def _shown(self, member: Member | None, position: Position) -> int:
         """Returns, as bits, the messages of the batch that the consumer got and means when it acknowledges the whole
@@ -96,7 +97,7 @@ class Acks:
         if member is None:
             return 0
         cursor, (unshown, size) = self._cursor, member.unshown.get(position, NONE_UNSHOWN)
-        size = size or cursor.size_of(position, 0)
+        size = size or cursor.batch_size_of(position, 0)
         if not size:
             return 0
         everything, held = (1 << size) - 1, member.outstanding.get(position, 0)
@@ -120,8 +121,8 @@ class Acks:
         """Acknowledges many whole entries of one ledger. `entries` is a serialized roaring bitmap of entry ids. Raises
         InvalidRequest if it does not parse, or names an entry after the last one; TransactionConflict if an entry is
         pending in a transaction. All other entries are acknowledged nevertheless."""
-        wanted = entries_of(entries)
-        span = self._shape.span(ledger_id)
+        wanted = parse_entry_set(entries)
+        span = self._shape.find_span(ledger_id)
         last = span.last_entry if span is not None else -1
         beyond: Position | None = None
         if wanted and wanted.max() > last:
@@ -147,7 +148,7 @@ class Acks:
         """Returns those of the entries of which the consumer may not mean all messages, because it did not get all of
         them."""
         pending, unshown = self._cursor.pending, member.unshown if member is not None else None
-        found = pending.parts_in(ledger_id, wanted) if pending is not None else []
+        found = pending.partial_batches_in(ledger_id, wanted) if pending is not None else []
         if unshown:
             found += [each for each in unshown if each[0] == ledger_id and each[1] in wanted and each not in found]
         return found
@@ -192,24 +193,24 @@ class Acks:
         cursor.ack_cumulative(mark)
         self._dispatcher.on_mark_acked(max(mark, cursor.mark))
         if cursor.mark < mark:
-            self._dispatcher.release(cursor.free_up_to(mark))  # batches of unknown size
+            self._dispatcher.add_released(cursor.deliverable_up_to(mark))  # batches of unknown size
 
-    def ack_first(self, position: Position, messages: int) -> None:
+    def ack_first_messages(self, position: Position, messages: int) -> None:
         """Acknowledges the first `messages` messages of the entry, except those that are pending."""
-        if self._cursor.ack_first(position, messages):
+        if self._cursor.ack_first_messages(position, messages):
             self._dispatcher.on_acked(None, position)
 
-    def find_held(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
+    def find_outstanding(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
         """Yields, in slices, the positions in `sets` that are outstanding at the consumer. Raises InvalidRequest if a
         set does not parse."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
             if not number % MARK_ENTRIES:
                 yield []
-            entries = entries_of(each.entries)
+            entries = parse_entry_set(each.entries)
             if each.ledger_id in wanted:
                 wanted[each.ledger_id] |= entries
-            elif self._shape.span(each.ledger_id) is not None:
+            elif self._shape.find_span(each.ledger_id) is not None:
                 wanted[each.ledger_id] = entries
         outstanding = member.outstanding
         if sum(map(len, wanted.values())) <= len(outstanding):
@@ -237,7 +238,7 @@ class Acks:
 
         So an index of a few bytes costs no more memory than the ledger's messages need, and no caller is told that a
         message was acknowledged that does not exist."""
-        span = self._shape.span(position[0])
+        span = self._shape.find_span(position[0])
         messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)
         if bits.bit_length() > messages:
             raise AckRefusal.NO_SUCH_MESSAGES.error(f"the ledger of {position} has no {bits.bit_length()} messages")
@@ -246,14 +247,14 @@ class Acks:
     def _exists(self, position: Position) -> bool:
         """Returns True if the entry may be acknowledged; False if it was trimmed, or its ledger is not one of the
         topic. Raises InvalidRequest if it is after the last entry."""
-        if self._shape.has(position):
+        if self._shape.has_entry(position):
             return True
         if position > self._shape.last_confirmed:
             raise AckRefusal.BEYOND_END.error(f"entry {position} is after the last one of the topic", position=position)
         return False
 
 
-def entries_of(data: bytes) -> BitMap:
+def parse_entry_set(data: bytes) -> BitMap:
     """Returns the entry ids in a serialized roaring bitmap. Raises InvalidRequest if `data` does not parse."""
     try:
         return BitMap.deserialize(data)
@@ -285,14 +286,14 @@ STEP_ENTRIES = 100
 """Entries that are gathered in one step: some tenths of a millisecond."""
 
 
-class AcksInTxn(Acks):
+class TransactionalAcks(Acks):
     """Applies acknowledgements, also those in transactions, to one subscription. The rules are at the head of the
     module."""
 
     __slots__ = ()
 
     # ------------------------------------------------------------------ gathering
-    def gather(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks) -> Iterator[None]:
+    def gather_acks(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks) -> Iterator[None]:
         """Adds the acknowledgements of a request to `wanted`, in steps, and changes nothing else. Raises InvalidRequest
         if one of them is after the last entry or does not parse; TransactionConflict if its entry was trimmed."""
         entries = iter(entries)
@@ -302,7 +303,7 @@ class AcksInTxn(Acks):
                 wanted.add(position, self._checked(position, bits) if bits else 0)
             yield
         for each in sets:
-            found = entries_of(each.entries)
+            found = parse_entry_set(each.entries)
             if found:
                 self._check_there(Position(each.ledger_id, found.min()))
                 self._check_there(Position(each.ledger_id, found.max()))
@@ -324,10 +325,10 @@ class AcksInTxn(Acks):
         of it was pending already. `rest`: the client counts the messages of an entry itself (`_exact`), and never
         repeats a request. Raises TransactionConflict, InvalidRequest or BackPressure, and changes nothing then."""
         cursor, dispatcher = self._cursor, self._dispatcher
-        if rest and (clash := pending_acks.find_repeated(cursor, txn, wanted)) is not None:
+        if rest and (clash := pending_acks.find_repeated_acks(cursor, txn, wanted)) is not None:
             raise _conflict(clash)
         asked, named = wanted, NOWHERE
-        if cumulative is not None or wanted.parts or member.unshown or cursor.has_parts:
+        if cumulative is not None or wanted.parts or member.unshown or cursor.has_partial_batches:
             asked = self._exact(member, wanted, rest=rest)
         if cumulative is not None:
             named = cumulative.position
@@ -337,7 +338,7 @@ class AcksInTxn(Acks):
             raise _conflict(new)
         if not new:
             return False
-        before = cursor.pending.entries if cursor.pending is not None else 0
+        before = cursor.pending.entry_count if cursor.pending is not None else 0
         entries = before + sum(map(len, new.entries.values())) + len(new.parts)
         if entries > ENTRIES_MAX or cursor.memory_bytes > memory_bytes_max:
             raise AckRefusal.TOO_MANY_PENDING.error()
@@ -361,7 +362,7 @@ class AcksInTxn(Acks):
         or pending, or did not reach this consumer. `rest`: to acknowledge a whole entry means those of its messages
         that are left; else it means all of them, and is refused if one of them is acknowledged already."""
         cursor, exact = self._cursor, TxnAcks({id_: each.copy() for id_, each in wanted.entries.items()})
-        touched = dict.fromkeys(pending_acks.touched_in(cursor, exact.entries))
+        touched = dict.fromkeys(pending_acks.find_partial(cursor, exact.entries))
         touched |= dict.fromkeys(each for each in member.unshown if exact.has_entry(each))
         for position in touched:
             bits = self._shown(member, position) if rest else (1 << self._size(member, position)) - 1

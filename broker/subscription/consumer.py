@@ -17,7 +17,7 @@ from .core.policy import Member
 # frame.
 
 
-class Activity:
+class ActivityTimes:
     """When a subscription or a consumer last did something, in ms since the epoch, by the clock of this broker; 0: not
     since the topic was loaded here."""
 
@@ -72,7 +72,7 @@ class Consumer:
     ) -> None:  # fmt: skip
         self.client = client  # its name and version, as it says
         self.since_ms = since_ms  # it was opened, wall clock
-        self.activity = Activity()
+        self.activity = ActivityTimes()
         self.properties = properties or {}
         self.member = member
         self.outlet = outlet

@@ -136,7 +136,7 @@ def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, 
     return entries
 
 
-def body_of(key: ChunkKey, cursor: Cursor) -> bytes:
+def encode_body(key: ChunkKey, cursor: Cursor) -> bytes:
     """Returns the bytes of the chunk `key`, from the current state of the cursor."""
     covered = key.entry_range()
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])

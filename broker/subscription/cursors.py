@@ -46,7 +46,7 @@ from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from . import cursor_format as stored
 from .core.cursor import Cursor
 from .core.cursor_state import ChunkKey, CursorState
-from .core.positions import Bounds, CursorLog, CursorWrite
+from .core.positions import CursorLog, CursorWrite, LedgerBounds
 
 _LOG = logging.getLogger("magnetar.broker.cursor")
 
@@ -62,17 +62,17 @@ Told = Callable[[MagnetarError | None], None]
 """Called once: with None when the state is durable, else with the error for which that is not known."""
 
 
-def path_of(topic: TopicName, subscription: str) -> str:
+def cursor_path(topic: TopicName, subscription: str) -> str:
     return paths.cursor(topic.tenant, topic.namespace, topic.stored_local, subscription)
 
 
-def claims(topic: TopicName, record: TopicRecord, claim: str) -> list[Change]:
+def claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[Change]:
     """Returns the changes that claim the subscriptions of the topic (those that its record names, CLAIMS_MAX at most),
     for the commit that claims the topic: a broker that opens hundreds of topics makes one commit for each instead of
     two. `DurableCursor.open` claims the others."""
     changes: list[Change] = []
     for name in (record.subscriptions or ())[:CLAIMS_MAX]:
-        path = path_of(topic, name)
+        path = cursor_path(topic, name)
         changes.append(Change(path, partial(_claimed, path, claim)))
     return changes
 
@@ -89,8 +89,8 @@ class DurableCursor:
     """The cursor of one subscription, and its storage. `on_fenced` is called once, when another broker has claimed the
     subscription.
 
-    `claim`: that of the topic's owner, if the subscription exists (`claims`). A new subscription has a claim of its
-    own, so that what is left of a deleted one of the same name is not taken for it."""
+    `claim`: that of the topic's owner, if the subscription exists (`claim_changes`). A new subscription has a claim of
+    its own, so that what is left of a deleted one of the same name is not taken for it."""
 
     __slots__ = (
         "_claim", "_closed", "_config", "_cursor", "_is_of_owner",
@@ -110,7 +110,7 @@ class DurableCursor:
         self._config = config
         self._on_fenced = on_fenced
         self._world = world
-        self._path = path_of(topic, subscription)
+        self._path = cursor_path(topic, subscription)
         self._claim, self._is_of_owner = claim or world.rng.randbytes(16).hex(), bool(claim)
         self._cursor: Cursor | None = None
         self._record = CursorRecord()
@@ -220,7 +220,7 @@ class DurableCursor:
 
         async def chunk(key: ChunkKey, row: stored.ChunkPlace) -> None:
             async with reads:
-                found = [await self._ledger.piece(reader, row.first_entry + at) for at in range(row.pieces)]
+                found = [await self._ledger.read_piece(reader, row.first_entry + at) for at in range(row.pieces)]
             if not all(each.belongs_to(key, row, at) for at, each in enumerate(found)):
                 raise stored.DamagedState(f"{key} is not at entry {row.first_entry}")
             stored.add_chunk(state, key, b"".join(each.body for each in found))
@@ -315,7 +315,7 @@ class DurableCursor:
         """Calls `tell` with None when everything that was acknowledged before the call is durable, or with the error.
         As `durable_future`, but very many futures would cost more than the write. `tell` may be called at once, and
         must not raise."""
-        if not self.cursor.dirty:
+        if not self.cursor.is_dirty:
             tell(None)
         elif self._closed:
             tell(TopicFenced(f"topic {self.topic} is closed here; look it up again"))
@@ -329,7 +329,7 @@ class DurableCursor:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._writing is None and not self._closed and self.cursor.dirty:
+        if self._writing is None and not self._closed and self.cursor.is_dirty:
             if self._tasks is None:
                 self._tasks = Tasks()
             self._writing = self._tasks.spawn(self._write_all(), "cursor write")
@@ -355,7 +355,7 @@ class DurableCursor:
             self._on_fenced(fault)
         finally:
             self._writing = None
-        if self.cursor.dirty:
+        if self.cursor.is_dirty:
             self.schedule_write()
 
     async def _write_until_stored(self) -> None:
@@ -367,7 +367,7 @@ class DurableCursor:
     async def _write(self) -> None:
         self._ledger.sequence += 1
         write = None
-        if self._log is not None and self._ledger.writable and self._log.why_roll(self._bounds()) is None:
+        if self._log is not None and self._ledger.is_writable and self._log.why_roll(self._bounds()) is None:
             write = await self._write_in(self._log, self._append)
         if write is None:
             log = CursorLog()
@@ -377,14 +377,14 @@ class DurableCursor:
         self.writes += 1
         self.cursor.on_stored(write.version, write.mark)
 
-    def _bounds(self) -> Bounds:
+    def _bounds(self) -> LedgerBounds:
         config = self._config
-        return Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
+        return LedgerBounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
 
     async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
         """Stores the next write by `store` and returns it. Returns None if it was not stored; then its changes are part
         of the next write."""
-        write, done = log.plan(self.cursor, self._ledger.sequence), False
+        write, done = log.plan_write(self.cursor, self._ledger.sequence), False
         try:
             done = await store(write)
         finally:
@@ -430,10 +430,10 @@ class DurableCursor:
         """Stores what is not durable yet, and closes the ledger, so that the next owner need not recover it.
 
         What cannot be stored within `close_timeout_s` is dropped: its messages are delivered again."""
-        if not self._closed and (self.cursor.dirty or self._ledger.writable):
+        if not self._closed and (self.cursor.is_dirty or self._ledger.is_writable):
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
-                    if not await self._put_snapshot() and self.cursor.dirty:
+                    if not await self._put_snapshot() and self.cursor.is_dirty:
                         await self.durable_future()
             except TimeoutError:
                 _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
@@ -450,7 +450,7 @@ class DurableCursor:
         if self._closed or cursor.memory_bytes > 64 * self._config.cursor_snapshot_bytes:
             return False
         self._ledger.sequence += 1
-        write = CursorLog().plan(cursor, self._ledger.sequence)
+        write = CursorLog().plan_write(cursor, self._ledger.sequence)
         CursorLog.on_write_failed(write, cursor)  # it is not in the ledger
         snapshot = stored.encode_snapshot(write.entries)
         if len(snapshot) > self._config.cursor_snapshot_bytes:
@@ -480,7 +480,7 @@ class DurableCursor:
         ledgers = [each for each in (self._record.ledger_id, self._ledger.ledger_id, *buckets) if each >= 0]
         if node is not None:  # else an earlier attempt of unknown outcome deleted it
             await deletions.commit_with_owner(self._metadata, ledgers, [Delete(self._path, node.version)])
-        await self._ledger.drop()
+        await self._ledger.delete()
         await self._state_ledgers().delete(*buckets)
 
 

@@ -52,8 +52,15 @@ from ..log.unfolding import run_off_loop
 from .core.cursor import Cursor
 from .core.cursor_state import bit_indexes
 from .core.dispatch import Dispatcher
-from .core.filters import Chunk, ChunkRun, run_at, runs_of
-from .core.redelivery_backoff import BackoffQueue, DeadLetterPolicy, LetterOrigin, chunk_letter, letters_of, policy_of
+from .core.filters import Chunk, ChunkRun, chunk_run_at, chunk_runs_of
+from .core.redelivery_backoff import (
+    BackoffQueue,
+    DeadLetterPolicy,
+    LetterOrigin,
+    chunk_dead_letter,
+    dead_letters_of,
+    letter_policy_of,
+)
 from .cursors import DurableCursor
 
 # ------------------------------------------------------------------------------------------------ whole_messages
@@ -108,12 +115,12 @@ async def find_whole_message(
         if each.chunk_of == search.uuid:
             found.append(search.chunk(each))
             latest_ms = each.timestamp_ms
-            if any(run.whole and entry.position in run.places for run in runs_of(found)):
+            if any(run.whole and entry.position in run.places for run in chunk_runs_of(found)):
                 break
         elif search.is_of_producer(each):
             went_on = True
             break
-    run, last = run_at(found, entry.position)
+    run, last = chunk_run_at(found, entry.position)
     if run.whole:
         return run
     if run.chunks and last and not went_on and search.at_end and now_ms - latest_ms < INCOMPLETE_MS:
@@ -126,11 +133,11 @@ async def find_divided_messages(log: ReadableLog, mark: Position) -> list[ChunkR
     searched for them, and the entries after it that one read returns."""
     shape, runs, seen, budget = log.shape, list[ChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
-    if shape.readable(mark) and shape.lost_run_end(mark) is None:
+    if shape.is_readable(mark) and shape.lost_run_end(mark) is None:
         with suppress(DataLost):  # a message of which a chunk is lost is not whole: no mark divides it
             entries += [await log.reader.read_entry(mark)]
     following = shape.next_existing(shape.after(mark))
-    if shape.readable(following):
+    if shape.is_readable(following):
         with suppress(DataLost):
             entries += await log.reader.read(following, READ_BYTES)
     for entry in entries:
@@ -152,7 +159,7 @@ async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Positi
     return [place for run in await find_divided_messages(log, mark) for place in run.places if place > mark]
 
 
-async def mark_before_message(log: ReadableLog, mark: Position) -> Position:
+async def move_before_message(log: ReadableLog, mark: Position) -> Position:
     """Returns `mark`, moved back to before the first message that has chunks on both sides of it: a consumer that seeks
     into a message gets all of it."""
     return min([mark, *(log.shape.before(run.places[0]) for run in await find_divided_messages(log, mark))])
@@ -204,7 +211,7 @@ class _Search:
         """Yields all entries after the entry, until the end of the log or of the budget."""
         shape, budget = self._log.shape, self._budget
         position = shape.after(self._entry.position)
-        while budget.left > 0 and shape.readable(position := shape.next_existing(position)):
+        while budget.left > 0 and shape.is_readable(position := shape.next_existing(position)):
             async for each in self._read(position, Position(position.ledger_id, (1 << 62) - 1), once=True):
                 yield each
                 budget.left -= 1
@@ -215,7 +222,7 @@ class _Search:
         """Yields the entries of one ledger from `first` to `last`; `once`: only those of one read."""
         shape = self._log.shape
         position = shape.next_existing(first)
-        while position <= last and shape.readable(position):
+        while position <= last and shape.is_readable(position):
             for each in await self._log.reader.read(position, READ_BYTES, last.entry_id):
                 yield each
                 position = shape.next_existing(shape.after(each.position))
@@ -277,7 +284,7 @@ class DeadLetters:
 
     def _policy(self) -> DeadLetterPolicy:
         """Returns the policy that is in force now."""
-        return policy_of(self.applied, self._store.properties).for_subscription(self._topic, self._subscription)
+        return letter_policy_of(self.applied, self._store.properties).for_subscription(self._topic, self._subscription)
 
     @property
     def is_active(self) -> bool:
@@ -297,7 +304,7 @@ class DeadLetters:
         counted = [position for position in positions if not self._cursor.is_done(position)]
         for position in counted:
             times = self._cursor.redelivery_count(position) + 1
-            dead = bool(policy) and policy.is_dead(times)
+            dead = bool(policy) and policy.is_dead_letter(times)
             until_ms = 0 if dead or at_once else now_ms + self._wait_ms(policy, times)
             self._cursor.count_redelivery(position, until_ms)
             if dead or not at_once:
@@ -308,7 +315,7 @@ class DeadLetters:
     def _wait_ms(self, policy: DeadLetterPolicy, times: int) -> int:
         if self._dispatcher.ordered and not policy.backoff_s:
             policy = replace(policy, backoff_s=ORDERED_BACKOFF_S)
-        return policy.wait_ms(times)
+        return policy.backoff_ms(times)
 
     async def _stored(self, positions: list[Position]) -> None:
         """Waits until the redelivery counts are durable. Then starts the back-off of these entries, and moves the dead
@@ -322,7 +329,7 @@ class DeadLetters:
             count = self._cursor.counts.get(position)
             if count is None:
                 self.held.drop(position)  # acknowledged meanwhile
-            elif policy and policy.is_dead(count.redeliveries):
+            elif policy and policy.is_dead_letter(count.redeliveries):
                 dead.append(position)
             elif position in self.held:
                 self.held.add(position, count.until_ms)
@@ -333,7 +340,7 @@ class DeadLetters:
         """Makes the entries deliverable whose back-off is over."""
         due = self.held.take_due(self._clock.wall_ms())
         if due:
-            self._dispatcher.release(due)
+            self._dispatcher.add_released(due)
             self._wake()
         self._arm()
 
@@ -342,7 +349,7 @@ class DeadLetters:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        next_ms = self.held.next_ms
+        next_ms = self.held.next_due_ms
         if next_ms is not None:
             wait_s = max(0.0, (next_ms - self._clock.wall_ms()) / 1000)
             self._timer = self._loop.call_later(wait_s, self._release)
@@ -357,7 +364,7 @@ class DeadLetters:
         throttle, pause_s = LogThrottle(self._clock), PAUSE_S
         while position in self.held:
             policy, times = self._policy(), self._cursor.redelivery_count(position)
-            if not policy.is_dead(times) or not self._log.shape.readable(position):
+            if not policy.is_dead_letter(times) or not self._log.shape.is_readable(position):
                 break  # the policy has changed, or the entry is acknowledged or trimmed
             try:
                 await self._move(position, policy, times)
@@ -370,7 +377,7 @@ class DeadLetters:
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
         if position in self.held:
             self.held.drop(position)
-            self._dispatcher.release([position])
+            self._dispatcher.add_released([position])
             self._wake()
 
     async def _move(self, position: Position, policy: DeadLetterPolicy, times: int) -> None:
@@ -393,7 +400,7 @@ class DeadLetters:
         source = LetterOrigin(self._log.topic, self._subscription, position, times, policy.max_redeliver_count)
         done = frozenset(bit_indexes(self._cursor.hidden_bits(position)))
         letters = await run_off_loop(
-            entry.frames[-1], self._log.world, letters_of, source, entry.payload, done, self._clock.wall_ms()
+            entry.frames[-1], self._log.world, dead_letters_of, source, entry.payload, done, self._clock.wall_ms()
         )
         if self._dispatcher.ordered and len(letters) == entry.count - len(done) > 1:  # what follows was not given yet
             await self._publish(policy, source, letters[:1])
@@ -408,7 +415,7 @@ class DeadLetters:
         )
         letters, now_ms = list[bytes](), self._clock.wall_ms()
         for place in message.chunks:
-            letters.append(chunk_letter(source, (await self._log.reader.read_entry(place)).payload, now_ms))
+            letters.append(chunk_dead_letter(source, (await self._log.reader.read_entry(place)).payload, now_ms))
             if sum(map(len, letters)) >= GROUP_BYTES:
                 await self._publish(policy, source, letters)
                 letters = []
@@ -417,7 +424,7 @@ class DeadLetters:
         await self._moved(position, message.places, 1, times)
 
     async def _publish(self, policy: DeadLetterPolicy, source: LetterOrigin, letters: Sequence[bytes]) -> None:
-        topic, here = policy.letter_topic(source.topic, self._subscription), (self._topic, self._incarnation)
+        topic, here = policy.dead_letter_topic(source.topic, self._subscription), (self._topic, self._incarnation)
         await self._forward(here, topic, source.producer_name, letters, source.position[1])
 
     async def _first_moved(self, position: Position, messages: int, done: frozenset[int], times: int) -> None:
@@ -427,7 +434,7 @@ class DeadLetters:
         first = next(index for index in range(messages) if index not in done)
         self._cursor.ack_bits(position, 1 << first, messages)
         self.held.drop(position)
-        self._dispatcher.release([position])
+        self._dispatcher.add_released([position])
         await self._on_stored(f"message {first} of {position}", times)
 
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:

@@ -10,9 +10,9 @@ Order (a crash between two steps costs a ledger that no record names, or reading
             let_go     the entries leave memory
     DROP    unname     the same way; as long as its outcome is unknown, nothing is deleted
             delete     the ledger
-- Until the directories of all named buckets are read, nothing new is handed out (`ready`): else all their entries would
-  be read from the log. A bucket that does not answer within LOST_AFTER_S is left out, a damaged one is dropped with an
-  alarm; their entries are then read from the log.
+- Until the directories of all named buckets are read, nothing new is handed out (`is_ready`): else all their entries
+  would be read from the log. A bucket that does not answer within LOST_AFTER_S is left out, a damaged one is dropped
+  with an alarm; their entries are then read from the log.
 - One timer per subscription. It never fires early; `delayed_tick_ms` after the last time at the earliest, and at
   MAX_SLEEP_S at the latest, because the wall clock may jump.
 - Only types with individual acknowledgement delay (Pulsar A12); on other types entries are delivered at once.
@@ -44,7 +44,7 @@ from ..common.retry import retry_until_done
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import StateLedgers
 from . import delays_format as stored
-from .core.delay_buckets import DelaySegment, Draft, Load
+from .core.delay_buckets import BucketDraft, DelaySegment, LoadSegments
 from .core.delays import DelayIndex
 from .core.dispatch import ALL_TIME, Dispatcher
 from .cursors import DurableCursor
@@ -88,7 +88,7 @@ class DelayedDelivery:
     __slots__ = (
         "_closed", "_config", "_dropping", "_ledger_client", "_looked_ms", "_loop", "_on_fenced",
         "_places", "_replication", "_sealing", "_timer", "_timer_ms", "_topic", "_used", "_wake", "_world", "applied",
-        "core", "ready",
+        "core", "is_ready",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +96,7 @@ class DelayedDelivery:
         applied: Applied, replication: Policy, on_fenced: Callable[[MagnetarError], None],
     ) -> None:  # fmt: skip
         self.core = core
-        self.ready = not store.buckets
+        self.is_ready = not store.buckets
         self._wake: Callable[[], None] = _not_started  # makes the subscription pump
         self._world = world
         self._ledger_client, self._replication = ledgers, replication
@@ -140,7 +140,7 @@ class DelayedDelivery:
     def start(self, wake: Callable[[], None]) -> None:
         """Begins to load the buckets of earlier owners. `wake` schedules the subscription's pump."""
         self._wake = wake
-        if not self.ready:
+        if not self.is_ready:
             self._spawn(self._find())
 
     def delay_until(self, position: Position, at_ms: int) -> None:
@@ -151,7 +151,7 @@ class DelayedDelivery:
             if self.core.must_seal:
                 self._seal()
 
-    def hand_out_due(self, dispatcher: Dispatcher) -> int:
+    def release_due(self, dispatcher: Dispatcher) -> int:
         """Makes due entries deliverable, before the pump assigns entries; only on a type that delays. Returns the time
         (ms since the epoch) up to which entries are due; ALL_TIME if the topic's policy delays nothing."""
         core, now_ms = self.core, self._world.clock.wall_ms()
@@ -163,8 +163,8 @@ class DelayedDelivery:
         core = self.core
         if self._closed:
             return
-        if core.count and not self.is_enabled and not core.released:
-            core.release()
+        if core.count and not self.is_enabled and not core.is_released:
+            core.release_all()
         if dispatcher.members:
             room = WAITING_MAX - dispatcher.policy.unread_entries
             due = core.take_due(now_ms, room) if room > 0 else []
@@ -178,11 +178,11 @@ class DelayedDelivery:
             self._seal()
         self._drop(core.take_drained())
 
-    def arm(self, dispatcher: Dispatcher) -> None:
-        """Sets the timer of the next `hand_out_due`, after each pump, unless another event will cause it earlier."""
+    def set_timer(self, dispatcher: Dispatcher) -> None:
+        """Sets the timer of the next `release_due`, after each pump, unless another event will cause it earlier."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
-        if not self.ready:
+        if not self.is_ready:
             return  # `_find` wakes when it has all
         next_ms, applied, now_ms = self.core.next_due_ms, self.applied, self.now_ms
         if next_ms is None:
@@ -221,7 +221,7 @@ class DelayedDelivery:
             if draft is not None:
                 self._sealing = self._spawn(self._store(draft))
 
-    async def _store(self, draft: Draft) -> None:
+    async def _store(self, draft: BucketDraft) -> None:
         """Stores the draft in the order of `SEAL`, with retries until it is done."""
         try:
             ledger_id = await self._try(
@@ -296,7 +296,7 @@ class DelayedDelivery:
                     self.core.add_bucket(bucket.ledger_id, segments, now_ms)
 
         await run_together([one(bucket) for bucket in self._places.buckets], "directory of delayed messages")
-        self.ready = True
+        self.is_ready = True
         self._drop(self.core.take_drained())
         self._wake()
 
@@ -313,7 +313,7 @@ class DelayedDelivery:
             raise stored.DamagedBucket(f"a bucket of {reader.last_entry + 1} entries")
         return reader
 
-    async def _load(self, load: Load) -> None:
+    async def _load(self, load: LoadSegments) -> None:
         try:
             body = await self._patiently(lambda: self._segments(load))
         except (MagnetarError, stored.DamagedBucket) as error:
@@ -323,7 +323,7 @@ class DelayedDelivery:
             self.core.add_loaded(load, body)
         self._wake()
 
-    async def _segments(self, load: Load) -> bytes:
+    async def _segments(self, load: LoadSegments) -> bytes:
         reader, bodies = await self._reader(load.ledger_id), list[bytes]()
         while len(bodies) <= load.last - load.first:
             for entry in await reader.read(load.first + len(bodies), load.last):
@@ -363,7 +363,7 @@ class DelayedDelivery:
     async def close(self) -> None:
         """Stores the held entries that are in no bucket, if there are CLOSE_ENTRIES_MIN of them, within
         `close_timeout_s`; the next owner reads the others from the log again."""
-        if not self._closed and self.ready:
+        if not self._closed and self.is_ready:
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
                     while self._sealing is not None:  # the pump may begin the next one

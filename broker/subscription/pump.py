@@ -26,7 +26,7 @@ from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
-from ..common.token_bucket import SLICE_S, Rate, TimeSlices, count_allowed, wait_s
+from ..common.token_bucket import SLICE_S, RateLimit, TimeSlices, count_allowed, longest_delay_s
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.reader import ReadMemory
@@ -172,7 +172,7 @@ class ReturnQueue:
                 first.positions.popleft()
             counted = first.counted
             if counted and self._dispatcher.ordered:
-                some = self._dispatcher.fail(member, some)
+                some = self._dispatcher.mark_failed(member, some)
             if counted and (counting := self._counting()) is not None:
                 counting.on_given_back([each for each in some if each in member.outstanding])
                 counted = False
@@ -194,8 +194,8 @@ class ReturnQueue:
         """Gives back all queued entries, in slices between which other tasks run."""
         turns = TimeSlices(self._clock)
         while not self.return_some():
-            if turns.is_over:
-                await turns.next()
+            if turns.is_slice_over:
+                await turns.begin_slice()
 
     def clear(self) -> None:
         """Drops all queued entries, because nothing is outstanding any more. Consumers whose removal is queued are
@@ -238,7 +238,7 @@ class Pump:
         self._delayed = subscription.delayed
         self._log = subscription.log
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
-        self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
+        self.rates: tuple[RateLimit, ...] = (RateLimit(),)  # its own first, then the topic's and the broker's
         self.is_moving = False  # a seek is not durable yet
         self._config = config
         self._clock = clock
@@ -256,7 +256,7 @@ class Pump:
 
     @property
     def _at_hand(self) -> ReadAheadBuffer:
-        """Returns the buffer of entries in memory; made with its first use, like `returns` and `_tasks`."""
+        """Returns the buffer of entries in memory; made with its first use, like `return_queue` and `_tasks`."""
         if self._buffer is None:
             self._buffer = ReadAheadBuffer(
                 self._subscription.name, self._log, self._clock, self._config, self._dispatcher, self.wake,
@@ -266,7 +266,7 @@ class Pump:
         return self._buffer
 
     @property
-    def returns(self) -> ReturnQueue:
+    def return_queue(self) -> ReturnQueue:
         if self._returned is None:
             self._returned = ReturnQueue(self._dispatcher, self._counting, self._clock)
         return self._returned
@@ -299,7 +299,7 @@ class Pump:
             return
         self._hand_out_some()
         if self._delayed is not None and self._delayed.core.count:
-            self._delayed.arm(self._dispatcher)  # also for what was just held
+            self._delayed.set_timer(self._dispatcher)  # also for what was just held
 
     def _hand_out_some(self) -> None:
         end = self._clock.monotonic() + SLICE_S
@@ -317,13 +317,13 @@ class Pump:
             self._subscription.consumers[event.member.id].outlet.on_active_changed(event.active)
         now_ms = ALL_TIME
         if self._delayed is not None and self._dispatcher.delaying:
-            if not self._delayed.ready:
+            if not self._delayed.is_ready:
                 self.blocked = Blocked.FINDING_DELAYS
                 return
-            now_ms = self._delayed.hand_out_due(self._dispatcher)
+            now_ms = self._delayed.release_due(self._dispatcher)
         handed_out = 0
         while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
-            rates: Sequence[Rate] = ()
+            rates: Sequence[RateLimit] = ()
             for rate in self.rates:
                 if rate.limited:  # seldom: else no list is made
                     rates = [each for each in self.rates if each.limited]
@@ -406,10 +406,10 @@ class Pump:
             _LOG.info("%s: acknowledgement state has shrunk: delivery resumes", self._title)
             self._full_said = False
 
-    def _throttled(self, rates: Sequence[Rate], now: float) -> bool:
+    def _throttled(self, rates: Sequence[RateLimit], now: float) -> bool:
         """Returns True if a dispatch rate is exceeded. Then nothing is read or delivered, and a timer resumes the pump
         as soon as the rate permits."""
-        seconds = wait_s(rates, now)
+        seconds = longest_delay_s(rates, now)
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
             self._wake_later(seconds, now)
@@ -435,7 +435,9 @@ class Pump:
         if self._cursor.pending is not None:
             return  # an abort gives back
         shape = self._log.shape
-        if not self._dispatcher.replay_entries and not shape.has(shape.at_or_after(self._dispatcher.read_position)):
+        if not self._dispatcher.replay_entries and not shape.has_entry(
+            shape.at_or_after(self._dispatcher.read_position)
+        ):
             self._end_told = True
             for consumer in self._subscription.consumers.values():
                 consumer.outlet.on_end_of_topic()

@@ -39,7 +39,7 @@ from ..common.config import HAND_OUT_BYTES, BrokerConfig
 from ..common.retry import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
-from ..log.log_shape_core import data_lost
+from ..log.log_shape_core import data_lost_error
 from ..log.reader import ReadMemory
 from ..log.unfolding import compute_slots
 from .core.dispatch import Delivery, Dispatcher, Read, ReplayRange
@@ -148,7 +148,7 @@ class ReadAheadBuffer:
         """Returns the first of the entries, up to one whose slots take long to compute: a task computes these."""
         found: list[StoredEntry] = []
         for entry in entries:
-            if not entry.slots_known:
+            if not entry.has_slots:
                 if not entry.find_slots():
                     break
                 if self._clock.monotonic() > end:
@@ -179,7 +179,7 @@ class ReadAheadBuffer:
             self._count()
         if not ahead or ahead[0].position != position:
             found = self._log.reader.read_cached(position, CHUNK_ENTRIES, self._most)
-            if not found or not self._log.shape.readable(self._log.shape.after(found[-1].position)):
+            if not found or not self._log.shape.is_readable(self._log.shape.after(found[-1].position)):
                 return found
             ahead = self._ahead = deque(found)  # more than is handed out at once: it lags
             self._ahead_bytes = sum(entry.size for entry in found)
@@ -230,7 +230,7 @@ class ReadAheadBuffer:
     # ------------------------------------------------------------------ reading from bookies
     def _start_read(self, want: Read | ReplayRange) -> None:
         if isinstance(want, ReplayRange):
-            first, last = stretch(want.positions)
+            first, last = readable_stretch(want.positions)
             self.reading_again = True
             self._tasks.spawn(self._read_again(first, last, frozenset(want.positions)), "read of what comes again")
         elif not self._reading:
@@ -247,11 +247,11 @@ class ReadAheadBuffer:
         if (
             self._reading
             or not self._ahead
-            or self._ahead_bytes > AHEAD * self._memory.read_size(self._config.read_bytes)
+            or self._ahead_bytes > AHEAD * self._memory.choose_read_size(self._config.read_bytes)
         ):
             return
         following = self._log.shape.after(self._ahead[-1].position)
-        if not self._log.shape.readable(following):
+        if not self._log.shape.is_readable(following):
             return
         if found := self._log.reader.read_cached(following, 2 * CHUNK_ENTRIES, 2 * self._most):
             self._ahead.extend(found)
@@ -265,7 +265,7 @@ class ReadAheadBuffer:
         try:
             if self._passes_over(position):
                 return
-            size = self._memory.read_size(self._config.read_bytes)
+            size = self._memory.choose_read_size(self._config.read_bytes)
             async with self._memory.reserve(size):
                 entries = await self._log.reader.read(position, size)
         except DataLost as error:
@@ -291,7 +291,7 @@ class ReadAheadBuffer:
         try:
             if self._passes_over(first):
                 return
-            size = self._memory.read_size(self._config.read_bytes)
+            size = self._memory.choose_read_size(self._config.read_bytes)
             async with self._memory.reserve(size):
                 entries = await self._log.reader.read(first, size, last.entry_id)
         except DataLost as error:
@@ -320,13 +320,13 @@ class ReadAheadBuffer:
         run = int(error.fields.get("first", position[1])), int(error.fields.get("last", position[1]))
         if self._throttle.should_log(error):
             _LOG.error("%s/%s: %s; its consumers are told", self._log.topic, self._subscription, error)
-        told = data_lost(position[0], run, f"subscription {self._subscription!r} of {self._log.topic}: ")
+        told = data_lost_error(position[0], run, f"subscription {self._subscription!r} of {self._log.topic}: ")
         told.fields |= {"topic": str(self._log.topic), "subscription": self._subscription}
         return told
 
     def _cannot_read(self, position: Position, error: Exception) -> None:
-        if not self._log.shape.readable(position):
-            self._dispatcher.discard((position,))  # trimmed meanwhile
+        if not self._log.shape.is_readable(position):
+            self._dispatcher.discard_trimmed((position,))  # trimmed meanwhile
             self._wake()
             return
         if self._throttle.should_log(error):
@@ -346,7 +346,7 @@ class ReadAheadBuffer:
             self._retry.cancel()
 
 
-def stretch(positions: Sequence[Position]) -> tuple[Position, Position]:
+def readable_stretch(positions: Sequence[Position]) -> tuple[Position, Position]:
     """Returns the first and the last of the leading `positions` that one read covers: they are in one ledger, and close
     to each other."""
     first = last = positions[0]

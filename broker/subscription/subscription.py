@@ -36,12 +36,12 @@ from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
 from ..log.log import ReadableLog
 from ..log.reader import ReadMemory
-from .acks import AcksInTxn
-from .consumer import Activity, Consumer
+from .acks import TransactionalAcks
+from .consumer import ActivityTimes, Consumer
 from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
 from .core.dispatch import Dispatcher, DispatchLimits
-from .core.pending_acks import SettledAcks, first_of, freed_entries
+from .core.pending_acks import SettledAcks, first_returned, freed_entries
 from .core.policy import AT_THE_END, Member, SubscriptionOptions
 from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
@@ -82,16 +82,16 @@ class Subscription:
         self.commits = self.aborts = 0  # transactions with acknowledgements that ended since it was loaded
         self.type: SubscriptionType | None = None
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
-        self.activity = Activity()
+        self.activity = ActivityTimes()
         self._marked = cursor.mark
         self.isolation = Isolation.READ_COMMITTED  # of its consumers, while one is connected
-        self.acks = AcksInTxn(log.shape, cursor, self.dispatcher)
+        self.acks = TransactionalAcks(log.shape, cursor, self.dispatcher)
         self.pump = Pump(self, clock, config, memory)
         if delayed is not None:
             delayed.start(self.pump.wake)
 
     @property
-    def durable(self) -> bool:
+    def is_durable(self) -> bool:
         return self.store is not None
 
     def apply(self, applied: Applied) -> None:
@@ -101,17 +101,17 @@ class Subscription:
         if self.dead_letters is not None:
             self.dead_letters.applied = applied
         if self.dispatcher.limits != _limits(applied):
-            self.dispatcher.limit(_limits(applied))
+            self.dispatcher.set_limits(_limits(applied))
             self.pump.wake()
 
     # ------------------------------------------------------------------ what it reads
     @property
-    def compacted(self) -> bool:
+    def reads_compacted(self) -> bool:
         """Returns True if the subscription reads the compacted form of the topic (broker/log/compacted_view.py)."""
         return self.log.is_compacted
 
     @property
-    def uncommitted(self) -> bool:
+    def reads_uncommitted(self) -> bool:
         """Returns True if the isolation level is read-uncommitted: its consumers get all stored entries, also those of
         open and aborted transactions."""
         return self.isolation is Isolation.READ_UNCOMMITTED
@@ -137,9 +137,9 @@ class Subscription:
         self.dispatcher.extend_to(log.shape)
         if self.delayed is not None:
             self.delayed.core.shape = log.shape
-        self.on_decided()
+        self.on_outcomes_known()
 
-    def on_decided(self) -> None:
+    def on_outcomes_known(self) -> None:
         """Called when transactions have ended: their entries become visible to consumers, or never will be."""
         if self.cursor.advance() and self.store is not None:
             self.store.schedule_write()
@@ -151,7 +151,7 @@ class Subscription:
         for ledger_id, removed in self.log.removed_entries():
             if ledger_id >= self.cursor.mark[0]:
                 self.cursor.ack_set(ledger_id, removed)
-        if self.compacted and self.store is not None:
+        if self.reads_compacted and self.store is not None:
             self.store.schedule_write()
 
     def set_isolation(self, isolation: Isolation) -> None:
@@ -178,7 +178,7 @@ class Subscription:
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
-        self.pump.returns.return_all()
+        self.pump.return_queue.return_all()
         self._admit(consumer.member, type_)
         self.consumers[consumer.member.id] = consumer
         self.dispatcher.join(consumer.member)
@@ -189,7 +189,7 @@ class Subscription:
         if not self.consumers:
             topic = self.log.topic
             options = SubscriptionOptions(topic.full, topic.partition, newcomer.options, self._config)
-            self.dispatcher.use(type_.policy(options), ordered=newcomer.ordered)
+            self.dispatcher.set_policy(type_.policy(options), ordered=newcomer.ordered)
             self.type = type_
         policy = self.dispatcher.policy
         if type_ is not self.type:
@@ -220,8 +220,8 @@ class Subscription:
             consumer.waiting.cancel()
         member, counted = consumer.member, lost and self.dead_letters is not None and self.dead_letters.must_count_lost
         member.paused = True
-        if self.consumers or counted or self.pump.returns:
-            self.pump.returns.add(member, list(member.outstanding), counted=counted, leaves=True)
+        if self.consumers or counted or self.pump.return_queue:
+            self.pump.return_queue.add(member, list(member.outstanding), counted=counted, leaves=True)
         else:
             self.dispatcher.leave_all()  # the next one that joins begins anew
         if not self.consumers:
@@ -234,8 +234,8 @@ class Subscription:
         connection."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
-                self.pump.returns.add(other.member, list(other.member.outstanding), counted=False)
-        await self.pump.returns.finish()
+                self.pump.return_queue.add(other.member, list(other.member.outstanding), counted=False)
+        await self.pump.return_queue.finish()
 
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
         """Removes the consumer and closes it with `error`."""
@@ -293,7 +293,7 @@ class Subscription:
         if mark.entry_id >= 0:
             self.acks.skip_to(mark)
         if messages:
-            self.acks.ack_first(self.log.shape.after(mark), messages)
+            self.acks.ack_first_messages(self.log.shape.after(mark), messages)
         self._on_mark_moved()
 
     def skip_entries(self, positions: Sequence[Position]) -> None:
@@ -324,11 +324,11 @@ class Subscription:
     ) -> None:  # fmt: skip
         """Makes `wanted` and `cumulative` pending in the transaction, in one step: they are acknowledged if the
         transaction commits. To repeat the call changes nothing. The topic must have joined the transaction in the same
-        turn of the loop. `rest`: as in `AcksInTxn.add_pending`.
+        turn of the loop. `rest`: as in `TransactionalAcks.add_pending`.
 
         Raises NotAllowed if the subscription is not durable, or if `cumulative` is given and several consumers may
-        share the subscription; TransactionConflict, InvalidRequest or BackPressure as `AcksInTxn.add_pending` does.
-        Then nothing has changed."""
+        share the subscription; TransactionConflict, InvalidRequest or BackPressure as `TransactionalAcks.add_pending`
+        does. Then nothing has changed."""
         self.check_transactional()
         if cumulative is not None and self.dispatcher.policy.individual:
             self.check_cumulative(consumer, cumulative)
@@ -356,15 +356,15 @@ class Subscription:
 
     def _come_again(self, settled: SettledAcks) -> None:
         """Gives back the entries whose acknowledging transaction was aborted."""
-        if self.compacted:
+        if self.reads_compacted:
             self._leave_out()  # what was compacted while it was pending
         cursor, ordered = self.cursor, not self.dispatcher.policy.individual
-        first = first_of(cursor, settled.acks)
+        first = first_returned(cursor, settled.acks)
         if ordered and first is not None:
-            self.dispatcher.step_back(first)
+            self.dispatcher.rewind_to(first)
             self.pump.clear_buffer()
-        self.pump.returns.add_partly_freed(sorted(settled.shown))
-        self.pump.returns.add_freed(freed_entries(cursor, settled, tail=ordered))
+        self.pump.return_queue.add_partly_freed(sorted(settled.shown))
+        self.pump.return_queue.add_freed(freed_entries(cursor, settled, tail=ordered))
 
     def _acked(self, consumer: Consumer | None) -> None:
         now_ms = self.activity.acked_ms = self._clock.wall_ms()
@@ -387,7 +387,7 @@ class Subscription:
         """Takes outstanding entries of the consumer back, to deliver them again; `positions` None: all of them. Entries
         that are not outstanding there are ignored. `counted`: adds 1 to their redelivery counts."""
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
-        self.pump.returns.add(consumer.member, wanted, counted=counted)
+        self.pump.return_queue.add(consumer.member, wanted, counted=counted)
         if self.store is not None:
             self.store.schedule_write()
         self.pump.wake()
@@ -424,9 +424,9 @@ class Subscription:
         self.cursor.seek(mark)
         self._leave_out()
         if acked_messages:
-            self.cursor.ack_first(self.log.shape.after(mark), acked_messages)
+            self.cursor.ack_first_messages(self.log.shape.after(mark), acked_messages)
         self.dispatcher.seek()
-        self.pump.returns.clear()
+        self.pump.return_queue.clear()
         self.pump.clear_buffer()
         self.pump.is_moving = True
         try:

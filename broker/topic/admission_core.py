@@ -166,7 +166,8 @@ class Admission:
 # --------------------------------------------------------------------------------------------------- upkeep_core
 # The upkeep of a topic: which work is due, decided from facts, without a clock of its own.
 #
-# - **Rolling an idle ledger** (`must_roll`; complaints 26, 28). Retention frees whole closed ledgers, and the last one
+# - **Rolling an idle ledger** (`must_roll_ledger`; complaints 26, 28). Retention frees whole closed ledgers, and the
+# last one
 # of
 #   the list is never freed. So the one that is written ends, although it is not full, when nothing was published for
 #   `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will release it some
@@ -193,7 +194,7 @@ _POLICIES = {
 }
 
 
-def must_roll(
+def must_roll_ledger(
     shape: LogShape, applied: Applied, holders: Sequence[TrimLimit], *, quiet_s: float, age_s: float, idle_s: float,
     now_ms: int, unread: Retention = NOTHING,
 ) -> bool:  # fmt: skip
@@ -231,7 +232,7 @@ def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
     return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
 
 
-def over_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
+def judge_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
     """Returns the reaction of the policy to a backlog that exceeds the quota; None if it does not. `oldest_s`: the age
     of the oldest unacknowledged message; 0 if there is none."""
     limit = applied.backlog_quota_bytes
@@ -240,7 +241,7 @@ def over_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaS
     return None
 
 
-def mark_within(shape: LogShape, limit: int) -> Position:
+def mark_for_backlog(shape: LogShape, limit: int) -> Position:
     """Returns the earliest mark after which there are about `limit` bytes at most."""
     left = limit
     for span in reversed(shape.spans):

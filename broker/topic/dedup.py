@@ -157,7 +157,7 @@ class Deduplication:
         if counts:
             self.core.on_publish_confirmed(name, numbers, position)
         else:
-            self.core.on_passed(position)
+            self.core.on_uncommitted_stored(position)
         if aborted:
             back = BitMap64()
             numbers.add_to(back)
@@ -170,7 +170,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ producers and their entries
     @property
-    def enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         return self.core.enabled
 
     def trim_limit(self, applied: Applied) -> TrimLimit | None:
@@ -216,19 +216,19 @@ class Deduplication:
             self._since += 1
             self._due()
 
-    def on_passed(self, position: Position) -> None:
+    def on_uncommitted_stored(self, position: Position) -> None:
         """Called when an entry of a transaction is stored: its sequence ids count only when the transaction commits."""
-        self.core.on_passed(position)
+        self.core.on_uncommitted_stored(position)
         if self.core.enabled:
             self._since += 1
             self._due()
 
-    def on_merged(
+    def on_transaction_ended(
         self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64], back: Mapping[str, BitMap64]
     ) -> None:
         """Called when a transaction has ended: the progress in `numbers` counts from now on. The sequence ids in `sent`
         are in the log; those in `back` are not."""
-        self.core.on_merged(numbers, sent)
+        self.core.on_transaction_committed(numbers, sent)
         self.core.add_gaps(back)
         if self.core.enabled:
             self._since += 1
@@ -284,7 +284,7 @@ class Deduplication:
         if self._log.record.dedup is not None:
             await self._log.commit_fields(dedup=None)
             self._stored = None
-            await self._ledger.drop()
+            await self._ledger.delete()
 
     # ------------------------------------------------------------------ snapshots
     def _due(self) -> None:
@@ -375,7 +375,7 @@ class Deduplication:
             await self._tasks.drain()
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
-                if last and self._ledger.writable:
+                if last and self._ledger.is_writable:
                     self._ledger.sequence += 1
                     await self._ledger.append(stored.encode_snapshot(self._snapshot_now(), self._ledger.sequence))
                 await self._ledger.close()
@@ -421,18 +421,18 @@ REPLAY_BYTES = 4 << 20
 """Bytes of one read of a replay."""
 
 
-async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
+async def replay_log(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
     """Replays the log for deduplication and for transactions, after both were opened and before anything is
     published."""
     starts = [each for each in (dedup.replays_after, transactions.replays_after) if each is not None]
     if starts:
         shape = log.shape
         position = shape.after(min(starts))
-        while shape.readable(position := shape.next_existing(position)):
+        while shape.is_readable(position := shape.next_existing(position)):
             for entry in await log.reader.read(position, REPLAY_BYTES):
                 header = parse_header(split_broker_part(entry.payload)[2], verify=False)
                 numbers, txn = sequence_range(header.metadata), txn_of(header.metadata)
-                aborted = txn is not None and transactions.replay(txn, header, numbers, entry)
+                aborted = txn is not None and transactions.add_replayed(txn, header, numbers, entry)
                 hidden = txn is not None and transactions.is_hidden(txn, entry.position)
                 dedup.replay(header.producer_name, numbers, entry.position, counts=not hidden, aborted=aborted)
                 position = shape.after(entry.position)

@@ -73,7 +73,7 @@ class SequenceProgress(NamedTuple):
             return SequenceProgress(self.number, numbers.uuid, numbers.chunk)
         return SequenceProgress(max(self.number, numbers.last))
 
-    def covers(self, numbers: SequenceRange) -> bool:
+    def includes(self, numbers: SequenceRange) -> bool:
         """Returns True if this progress includes an entry with these sequence ids."""
         if numbers.last <= self.number:
             return True
@@ -109,11 +109,11 @@ _NONE_SENT: Mapping[str, BitMap64] = {}
 def judge_range(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
     """Returns the verdict on an entry from the progress of its producer. `persisted`: that of stored entries; `pushed`:
     that of entries in flight; None if there are none."""
-    if persisted.covers(numbers):
+    if persisted.includes(numbers):
         return DedupVerdict.DUPLICATE
     if numbers.first <= persisted.number:
         return DedupVerdict.OVERLAP
-    if pushed is not None and (pushed.covers(numbers) or numbers.first <= pushed.number):
+    if pushed is not None and (pushed.includes(numbers) or numbers.first <= pushed.number):
         return DedupVerdict.UNKNOWN
     return DedupVerdict.NEW
 
@@ -243,7 +243,7 @@ class Dedup:
             return known
         return self._judge_gap(persisted, pushed, numbers)
 
-    def on_passed(self, position: Position) -> None:
+    def on_uncommitted_stored(self, position: Position) -> None:
         """Called when an entry was stored at `position` whose sequence ids do not count, or not yet: it is in a
         transaction (transactions_core.py)."""
         assert position > self.position, "the log is taken in its order"
@@ -262,7 +262,9 @@ class Dedup:
             if name not in self._connected:
                 self._away.setdefault(name, self._opened)
 
-    def on_merged(self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT) -> None:
+    def on_transaction_committed(
+        self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT
+    ) -> None:
         """Called when a transaction was committed: the progress in `numbers` counts from now on, and the ids in `sent`
         are no longer gaps."""
         for name in self._gaps.keys() & sent.keys():
@@ -332,7 +334,7 @@ class Dedup:
         return Snapshot(self.position, dict(self._persisted), {name: gaps.copy() for name, gaps in self._gaps.items()})
 
     @property
-    def persisted(self) -> Mapping[str, SequenceProgress]:
+    def progress_by_producer(self) -> Mapping[str, SequenceProgress]:
         return self._persisted
 
     def check(self) -> None:

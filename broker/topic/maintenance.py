@@ -27,7 +27,7 @@ from ...runtime.tasks import run_together
 from ..common.refusals import PublishRefusal
 from ..subscription.dead_letters import find_remaining_chunks
 from ..subscription.subscription import Subscription
-from .admission_core import backlog_bytes, delayed_bytes, is_inactive, mark_within, must_roll, over_quota
+from .admission_core import backlog_bytes, delayed_bytes, is_inactive, judge_quota, mark_for_backlog, must_roll_ledger
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -58,11 +58,11 @@ class TopicMaintenance:
         self._ages: dict[str, tuple[Position, int]] = {}  # subscription → its first open entry, and when it arrived
 
     # ------------------------------------------------------------------ answers
-    def is_holding(self) -> bool:
+    def must_hold_producers(self) -> bool:
         """Returns True if producers get no credit because the backlog quota is exceeded."""
         return self.quota is BacklogQuotaState.HOLD
 
-    def refusal(self) -> MagnetarError | None:
+    def publish_refusal(self) -> MagnetarError | None:
         """Returns the error with which publishes are refused because the backlog quota is exceeded; None if they are
         not refused."""
         if self.quota is not BacklogQuotaState.REFUSE:
@@ -72,11 +72,11 @@ class TopicMaintenance:
     def is_inactive(self) -> bool:
         """Returns True if the topic has been unused for as long as the policy allows, and is to be deleted."""
         topic, now = self._topic, self._world.clock.monotonic()
-        if topic.users or topic.transactions.still_open:
+        if topic.user_count or topic.transactions.open_transactions:
             self._unused_since = now
         durable = self._durable()
         return is_inactive(
-            topic.applied, users=topic.users, subscriptions=len(durable), unused_s=now - self._unused_since,
+            topic.applied, users=topic.user_count, subscriptions=len(durable), unused_s=now - self._unused_since,
             backlog=any(each.cursor.mark < topic.shown.shape.last for each in durable),
         )  # fmt: skip
 
@@ -95,7 +95,7 @@ class TopicMaintenance:
                 _LOG.exception("%s: %s", self._topic.name, step.__name__.replace("_", " "))
 
     def _durable(self) -> list[Subscription]:
-        return [each for each in self._topic.subscriptions.values() if each.durable]
+        return [each for each in self._topic.subscriptions.values() if each.is_durable]
 
     async def expire(self) -> None:
         """Acknowledges, for each durable subscription, the messages that are older than the TTL of the policy."""
@@ -108,10 +108,10 @@ class TopicMaintenance:
         """Acknowledges, for the subscription, the messages that arrived more than `seconds` ago. Returns the number of
         entries."""
         limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
-        oldest_ms = await self.oldest_ms(subscription)
+        oldest_ms = await self.oldest_arrival_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:
             return 0
-        log = self._topic.readable(uncommitted=subscription.uncommitted)
+        log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
         place = await log.reader.locate_time(limit_ms)
         subscription.activity.expired_ms = self._world.clock.wall_ms()
         return await self.skip_whole_messages(subscription, log.shape.before(place.position))
@@ -121,7 +121,7 @@ class TopicMaintenance:
         Returns an estimate of the entries up to `mark` that were not acknowledged before."""
         entries = self.skip_to(subscription, mark)
         if entries:
-            log = self._topic.readable(uncommitted=subscription.uncommitted)
+            log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
             subscription.skip_entries(await find_remaining_chunks(log, mark))
         return entries
 
@@ -142,12 +142,12 @@ class TopicMaintenance:
             return max(0, subscription.cursor.hole_entries - holes)
         return entries
 
-    async def oldest_ms(self, subscription: Subscription) -> int | None:
+    async def oldest_arrival_ms(self, subscription: Subscription) -> int | None:
         """Returns the arrival time (ms since the epoch) of the subscription's oldest unacknowledged message; None if
         there is none."""
-        log = self._topic.readable(uncommitted=subscription.uncommitted)
+        log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
         position = log.shape.next_existing(log.shape.after(subscription.cursor.mark))
-        if not log.shape.readable(position):
+        if not log.shape.is_readable(position):
             return None
         known = self._ages.get(subscription.name)
         if known is None or known[0] != position:
@@ -163,12 +163,12 @@ class TopicMaintenance:
             self._decide(None)
             return
         slowest = min(durable, key=lambda each: each.cursor.mark)
-        oldest_ms = await self.oldest_ms(slowest) if applied.backlog_quota_s else None
+        oldest_ms = await self.oldest_arrival_ms(slowest) if applied.backlog_quota_s else None
         age_s = (self._world.clock.wall_ms() - oldest_ms) / 1000 if oldest_ms is not None else 0.0
         backlog = backlog_bytes(shape, slowest.cursor.mark)
         if not applied.backlog_quota_counts_delayed and slowest.delayed is not None:
-            backlog -= delayed_bytes(shape, slowest.delayed.core.held_in)
-        quota = over_quota(applied, backlog, age_s)
+            backlog -= delayed_bytes(shape, slowest.delayed.core.count_delayed)
+        quota = judge_quota(applied, backlog, age_s)
         if quota is BacklogQuotaState.EVICT:
             before = self.evicted
             try:
@@ -186,7 +186,7 @@ class TopicMaintenance:
         """Acknowledges the subscription's messages that exceed the backlog quota."""
         topic, applied = self._topic, self._topic.applied
         if applied.backlog_quota_bytes:
-            mark = min(mark_within(topic.log.shape, applied.backlog_quota_bytes), topic.shown.shape.stable)
+            mark = min(mark_for_backlog(topic.log.shape, applied.backlog_quota_bytes), topic.shown.shape.stable)
             self.evicted += await self.skip_whole_messages(subscription, mark)
         if applied.backlog_quota_s:
             self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)
@@ -212,8 +212,9 @@ class TopicMaintenance:
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
-        if log.state is TopicState.SERVING and must_roll(
-            log.shape, self._topic.applied, self._topic.trim_limits(), quiet_s=now - self._quiet_since, age_s=log.age_s,
+        if log.state is TopicState.SERVING and must_roll_ledger(
+            log.shape, self._topic.applied, self._topic.trim_limits(), quiet_s=now - self._quiet_since,
+            age_s=log.ledger_age_s,
             idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(), unread=self._topic.unsubscribed_retention(),
         ):  # fmt: skip
             await log.roll()

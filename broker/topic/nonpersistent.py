@@ -1,4 +1,4 @@
-"""Non-persistent topics (Pulsar T2): nothing is stored. `NonPersistent` is the storage of such a topic: memory.
+"""Non-persistent topics (Pulsar T2): nothing is stored. `NonPersistentStorage` is the storage of such a topic: memory.
 
 - A publish is confirmed at once, in the next turn of the event loop. It means "taken", not "kept".
 - Entries are delivered to the connected consumers, of all subscription types, through the same dispatcher. What was
@@ -75,7 +75,7 @@ class RecentEntries:
             self._bytes -= self._entries.popleft().size
 
     @property
-    def start(self) -> IndexedPosition:
+    def oldest_position(self) -> IndexedPosition:
         """Returns the position of the oldest entry in flight; the position after the last entry if none is."""
         if self._entries:
             return IndexedPosition(self._entries[0].position, self._entries[0].first_index)
@@ -86,7 +86,7 @@ class RecentEntries:
         return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        first = self.start.position
+        first = self.oldest_position.position
         if position[0] != first[0] or position[1] < first[1]:
             return []
         begin = position[1] - first[1]
@@ -106,20 +106,20 @@ class RecentEntries:
         return (await self.read(position, 1))[0]
 
     async def index_after(self, mark: Position) -> int:
-        return self.index_at(self._shape.after(mark))
+        return self.message_index_at(self._shape.after(mark))
 
     def cached_index_after(self, mark: Position) -> int | None:
-        return self.index_at(self._shape.after(mark))
+        return self.message_index_at(self._shape.after(mark))
 
-    def index_at(self, position: Position) -> int:
+    def message_index_at(self, position: Position) -> int:
         """Returns the index of the first message of the entry at `position`; that of the oldest entry in flight if the
         entry was dropped."""
         found = self.read_cached(position, 1, 1)
         if found:
             return found[0].first_index
-        return self.start.first_index if position < self.start.position else self._shape.end_index
+        return self.oldest_position.first_index if position < self.oldest_position.position else self._shape.end_index
 
-    async def locate(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> IndexedPosition:
         return self._first(lambda entry: entry.index >= index)
 
     async def locate_time(self, time_ms: int) -> IndexedPosition:
@@ -131,7 +131,7 @@ class RecentEntries:
                 return IndexedPosition(entry.position, entry.first_index)
         return self._end_position
 
-    async def last_shown(self) -> tuple[Position, int, int] | None:
+    async def read_last_message(self) -> tuple[Position, int, int] | None:
         if not self._entries:
             return None
         last = self._entries[-1]
@@ -146,8 +146,8 @@ class NonPersistentLog:
     record = TopicRecord()
     replication = None
     wanted_replication = Replication(0, 0, 0)
-    degraded = False
-    age_s = 0.0
+    is_degraded = False
+    ledger_age_s = 0.0
     ensemble: ClassVar[dict[int, tuple[str, ...]]] = {}
 
     def __init__(self, world: World, topic: Topic) -> None:
@@ -169,7 +169,7 @@ class NonPersistentLog:
         return len(self._taken)
 
     @property
-    def published_ms(self) -> int:
+    def last_published_ms(self) -> int:
         return self._timestamp_ms
 
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -254,7 +254,7 @@ class NonPersistentSubscription(Subscription):
 
     def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
         if not self.consumers:
-            self.pump.go_on_after(self.log.shape.last, self.log.shape.end_index)
+            self.pump.continue_after(self.log.shape.last, self.log.shape.end_index)
         super().join(consumer, type_)
 
 
@@ -271,7 +271,7 @@ class NonPersistentPump(Pump):
         self._recent = log.reader
         self._next_index = log.shape.end_index
 
-    def go_on_after(self, mark: Position, next_index: int) -> None:
+    def continue_after(self, mark: Position, next_index: int) -> None:
         """Continues after `mark`; everything up to it counts as acknowledged. `next_index`: the index of the message
         after it."""
         self._of.cursor.seek(mark)
@@ -279,24 +279,24 @@ class NonPersistentPump(Pump):
         self._next_index = next_index
 
     def hand_out(self) -> None:
-        of, shape, start = self._of, self._of.log.shape, self._recent.start
+        of, shape, start = self._of, self._of.log.shape, self._recent.oldest_position
         if shape.at_or_after(of.dispatcher.read_position) < start.position:
             of.dropped += start.first_index - self._next_index
-            self.go_on_after(shape.before(start.position), start.first_index)
+            self.continue_after(shape.before(start.position), start.first_index)
         super().hand_out()
         here = shape.at_or_after(of.dispatcher.read_position)
-        self._next_index = self._recent.index_at(here)
+        self._next_index = self._recent.message_index_at(here)
         if not of.dispatcher.replay_entries and of.cursor.ack_cumulative(shape.before(here)):
             of.dispatcher.on_mark_acked(of.cursor.mark)
 
 
-class NonPersistent(msgspec.Struct, frozen=True):
+class NonPersistentStorage(msgspec.Struct, frozen=True):
     """The Storage of a non-persistent topic: subscriptions begin at the end, and exist in memory alone."""
 
     world: World
     config: BrokerConfig
 
-    def log(self, topic: Topic) -> NonPersistentLog:
+    def create_log(self, topic: Topic) -> NonPersistentLog:
         return NonPersistentLog(self.world, topic)
 
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:

@@ -92,10 +92,10 @@ class OutcomesLedger:
 
         async def part(ledger_id: int, row: stored.PartRow) -> AbortedPart:
             async with reads:
-                found = [await self._ledger.piece(reader, row.first_entry + at) for at in range(row.pieces)]
+                found = [await self._ledger.read_piece(reader, row.first_entry + at) for at in range(row.pieces)]
             return stored.decode_part(ledger_id, row, found)
 
-        wanted = [(each, row) for each, row in marker.parts.items() if self._log.shape.span(each) is not None]
+        wanted = [(each, row) for each, row in marker.parts.items() if self._log.shape.find_span(each) is not None]
         parts = await asyncio.gather(*(part(*each) for each in wanted), return_exceptions=True)
         aborted: dict[int, AbortedPart] = {}
         for (ledger_id, _), found in zip(wanted, parts, strict=True):
@@ -130,7 +130,7 @@ class OutcomesLedger:
             self._start()
         await future
 
-    def refresh(self) -> None:
+    def write_if_lagging(self) -> None:
         """Starts a write if a large part of the log is after the position of the last one: that part cannot be trimmed,
         and the next load replays it."""
         shape = self._log.shape
@@ -179,7 +179,7 @@ class OutcomesLedger:
         version, position, end_index = core.version, self._log.shape.last_confirmed, self._log.shape.end_index
         done = False
         try:
-            if ledger.writable and not self._full:
+            if ledger.is_writable and not self._full:
                 entries, rows = self._plan(position, self._rows, changed, self._entries)
                 done = await ledger.append(entries)
             if not done:
@@ -209,7 +209,7 @@ class OutcomesLedger:
         for ledger_id in core.aborted:
             row = known.get(ledger_id)
             if row is None or ledger_id in changed:
-                pieces = stored.encode_part(ledger_id, core.part(ledger_id), sequence)
+                pieces = stored.encode_part(ledger_id, core.aborted_part(ledger_id), sequence)
                 row = stored.PartRow(sequence, first + len(entries), len(pieces))
                 entries += pieces
             rows[ledger_id] = row
@@ -248,7 +248,7 @@ class OutcomesLedger:
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
                 lags = self.core.version > self.version or self.position != self._log.shape.last_confirmed
-                if lags and self._log.state is TopicState.CLOSED and self._ledger.writable:
+                if lags and self._log.state is TopicState.CLOSED and self._ledger.is_writable:
                     self._ledger.sequence += 1
                     plan = self._plan(self._log.shape.last_confirmed, self._rows, self.core.changed, self._entries)
                     await self._ledger.append(plan[0])

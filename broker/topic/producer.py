@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from ...proto.entry import checked_head, sequence_id_of
+from ...proto.entry import parse_checked_head, sequence_id_of
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge
 from ...proto.names import Position
 from ...proto.states import AccessMode, TopicState
@@ -24,8 +24,8 @@ from ...runtime.access import LOCAL, Principal
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ..common.refusals import PublishRefusal
-from ..common.token_bucket import Rate, TimeSlices, wait_s
-from ..common.transactions import writing_role
+from ..common.token_bucket import RateLimit, TimeSlices, longest_delay_s
+from ..common.transactions import transaction_role
 from ..log.appender import Publish
 from ..log.log_queue_core import ID_END, SPAN_MAX
 from .dedup import sequence_range
@@ -40,7 +40,7 @@ UNNUMBERED = -1
 """The sequence id of a refused entry that names none."""
 
 
-class Outcomes(Protocol):
+class PublishOutcomes(Protocol):
     """The port for the outcomes of a producer's entries. No method may wait or raise."""
 
     def on_duplicate(self, sequence_id: int) -> None:
@@ -61,7 +61,7 @@ class Outcomes(Protocol):
         ...
 
 
-class ProducerOutlet(Outcomes, Protocol):
+class ProducerOutlet(PublishOutcomes, Protocol):
     """The port for the outcomes of a producer's entries, and for the bytes that are no longer in flight."""
 
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
@@ -69,7 +69,7 @@ class ProducerOutlet(Outcomes, Protocol):
         last message."""
         ...
 
-    def on_freed(self, size: int) -> None:
+    def on_bytes_freed(self, size: int) -> None:
         """Called when an entry of `size` bytes that was given to the log is no longer in flight, without a call of
         `on_stored`. Its outcome, if it gets one, comes after that."""
         ...
@@ -116,7 +116,7 @@ class Producer:
         room: int = 0,
     ) -> None:  # fmt: skip
         self.principal = principal
-        self.writer = writing_role(principal)
+        self.writer = transaction_role(principal)
         self.client = client  # its name and version, as it says
         self.since_ms = since_ms  # it was opened, wall clock
         self.properties = properties or {}
@@ -147,7 +147,7 @@ class Producer:
         return max(self._dedup.core.last_sequence_id(self.name), self.transactions.last_sequence_id(self.name))
 
     @property
-    def pending(self) -> bool:
+    def has_pending(self) -> bool:
         """Returns True if an entry is in flight."""
         return self._settled < self._logged
 
@@ -166,7 +166,7 @@ class Producer:
             if why is not None:
                 return self._refuse(client_part, why)
         try:
-            metadata, _, checksum, unfolded = checked_head(client_part)
+            metadata, _, checksum, unfolded = parse_checked_head(client_part)
             txn = txn_of(metadata) if metadata.HasField("txnid_most_bits") else None
         except CorruptEntry as error:
             return self._refuse(client_part, PublishRefusal.CORRUPT, error)
@@ -189,7 +189,7 @@ class Producer:
             return AwaitedEvent(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:
             verdict = dedup.judge(self.name, numbers)
-        elif self.transactions.joins.join_now(txn, self.writer):
+        elif self.transactions.joins.join_nowait(txn, self.writer):
             verdict = dedup.judge_stored(self.name, numbers)
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, metadata.producer_name, numbers)
@@ -240,7 +240,7 @@ class Producer:
 
     async def wait_idle(self) -> None:
         """Waits until no entry is in flight, or the producer is closed."""
-        while self.pending and self.close_error is None:
+        while self.has_pending and self.close_error is None:
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
@@ -258,24 +258,24 @@ class Producer:
             if dedup.waiting or dedup.core.enabled:
                 dedup.on_publish_confirmed(self.name)
         else:
-            self._dedup.on_passed(position)
+            self._dedup.on_uncommitted_stored(position)
             self.transactions.on_publish_confirmed(
                 publish.txn, publish.name, publish.numbers, position, index - publish.count + 1, publish.count, size
             )
         if self.close_error is None:
             self._outlet.on_stored(size, publish.numbers.first, position, index)
         else:
-            self._outlet.on_freed(size)
+            self._outlet.on_bytes_freed(size)
         self._settled += 1
         if self._refused or self._idle is not None:
             self._go_on()
 
     def on_failed(self, publish: Publish, error: MagnetarError) -> None:
-        self._outlet.on_freed(publish.client_bytes)
+        self._outlet.on_bytes_freed(publish.client_bytes)
         if self.close_error is None:
             self._outlet.on_failed(publish.numbers.first, error)
         self._has_failed(publish)
-        if self._dedup.enabled or publish.txn is not None:
+        if self._dedup.is_enabled or publish.txn is not None:
             self.close(error)  # later entries of this connection must not pass it
         self._settled += 1
         self._go_on()
@@ -295,13 +295,13 @@ class Producer:
         while self._refused and self._refused[0][0] <= self._settled:
             _, sequence_id, error = self._refused.popleft()
             self._answer(sequence_id, error)
-        if self._idle is not None and not self.pending:
+        if self._idle is not None and not self.has_pending:
             self._wake()
 
     def _answer_in_place(self, sequence_id: int, error: MagnetarError | None) -> bool:
         """Answers an entry that was not given to the log, after all earlier entries have their outcome. `error` None:
         it is a duplicate. Returns False."""
-        if not self.pending:
+        if not self.has_pending:
             self._answer(sequence_id, error)
         else:
             if self._refused is None:
@@ -339,7 +339,8 @@ class Producer:
 #
 # A producer's session checks `must_wait` before it publishes, reports to `count_published` what it published, and
 # queues entries
-# that arrive while the gate is closed. `when_open` calls the session once for each entry that may be published then, in
+# that arrive while the gate is closed. `call_when_open` calls the session once for each entry that may be published
+# then, in
 # turn with the other sessions, so that no producer takes the share of another. So a producer that is too fast gets no
 # receipts, and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped,
 # and nothing else on the connection waits. One timer for all producers of a topic, and none while nothing is limited.
@@ -355,7 +356,7 @@ class PublishGate:
 
     __slots__ = ("_clock", "_held", "_loop", "_timer", "_waiting", "rates")
 
-    def __init__(self, clock: Clock, rates: tuple[Rate, Rate], held: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, rates: tuple[RateLimit, RateLimit], held: Callable[[], bool]) -> None:
         self._clock = clock
         self.rates = rates  # of the topic, and of the broker
         self._held = held  # by the backlog quota: `resume_waiting` is called when that may have changed
@@ -364,12 +365,12 @@ class PublishGate:
         self._timer: asyncio.Handle | None = None
 
     @property
-    def throttled(self) -> int:
+    def throttled_count(self) -> int:
         """Returns how often a publish rate of the topic made a producer wait."""
         return sum(rate.throttled for rate in self.rates[:1])
 
     @property
-    def limited(self) -> bool:
+    def is_limited(self) -> bool:
         """Returns True if a publish rate is set for the topic or the broker, so that publishes must be reported to
         `count_published`."""
         own, of_broker = self.rates
@@ -389,9 +390,9 @@ class PublishGate:
         own, of_broker = self.rates
         if not own.limited and not of_broker.limited:
             return False
-        return any(rate.limited and rate.wait_s(self._clock.monotonic()) > 0 for rate in self.rates)
+        return any(rate.limited and rate.delay_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
-    def when_open(self, step: Step) -> None:
+    def call_when_open(self, step: Step) -> None:
         """Queues `step`, which publishes one entry. It is called when the gate is open, in turn with others, until it
         returns False."""
         if self._waiting is None:
@@ -411,7 +412,7 @@ class PublishGate:
             self._timer.cancel()
             self._timer = None
         waiting, turns = self._waiting, TimeSlices(self._clock)
-        while waiting and not self.must_wait and not turns.is_over:
+        while waiting and not self.must_wait and not turns.is_slice_over:
             step = next(iter(waiting))
             del waiting[step]
             if step():
@@ -426,7 +427,7 @@ class PublishGate:
         producers."""
         if self._timer is not None or self._held():
             return
-        seconds = wait_s(self.rates, self._clock.monotonic())
+        seconds = longest_delay_s(self.rates, self._clock.monotonic())
         self._timer = (
             self._loop.call_later(seconds, self.resume_waiting)
             if seconds > 0

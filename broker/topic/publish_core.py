@@ -56,7 +56,8 @@ class ProducerRegistration(NamedTuple):
     instance: str
     connection: int = 0
     owner: str | None = None
-    """The role of the producer; None: one that may write for each (broker/common/transactions.py `writing_role`)."""
+    """The role of the producer; None: one that may write for each (broker/common/transactions.py
+    `transaction_role`)."""
 
     def may_replace(self, other: ProducerRegistration) -> bool:
         """Returns True if this registration may be a later connection of the same producer as `other`. One that names

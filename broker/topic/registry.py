@@ -44,7 +44,7 @@ class ProducerRegistry:
         the topic has ended at this broker."""
         topic = self._topic
         topic.check_open()
-        refusal = topic.maintenance.refusal()
+        refusal = topic.maintenance.publish_refusal()
         if refusal is not None:
             raise refusal
         if producer.mode is not AccessMode.EXCLUSIVE:  # that is alone, or fenced, whatever may be here

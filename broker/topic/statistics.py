@@ -10,7 +10,7 @@ from ...proto.errors import NotFound
 from ...proto.names import Position
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
-from ..common.token_bucket import Rate, TimeSlices
+from ..common.token_bucket import RateLimit, TimeSlices
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import Span
@@ -19,16 +19,16 @@ from ..subscription.subscription import Subscription
 from .admission_core import backlog_bytes
 
 
-class BrokerRates:
+class BrokerRateLimits:
     """The publish and dispatch rates of a broker, which all of its topics share."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.compacting = asyncio.Semaphore(1)  # one topic at a time
-        self.publish = Rate(config.broker_publish_rate_messages, config.broker_publish_rate_bytes)
-        self.dispatch = Rate(config.broker_dispatch_rate_messages, config.broker_dispatch_rate_bytes)
+        self.publish = RateLimit(config.broker_publish_rate_messages, config.broker_publish_rate_bytes)
+        self.dispatch = RateLimit(config.broker_dispatch_rate_messages, config.broker_dispatch_rate_bytes)
 
 
-class Rates(NamedTuple):
+class TrafficRates(NamedTuple):
     """The traffic of a topic per second."""
 
     messages_in: float
@@ -37,7 +37,7 @@ class Rates(NamedTuple):
     bytes_out: float
 
 
-NO_TRAFFIC = (Rates(0.0, 0.0, 0.0, 0.0), (0, 0, 0, 0))
+NO_TRAFFIC = (TrafficRates(0.0, 0.0, 0.0, 0.0), (0, 0, 0, 0))
 
 
 class TopicStatistics:
@@ -53,61 +53,64 @@ class TopicStatistics:
         self._rates, self._rated = NO_TRAFFIC
         self._rated_at = self._clock.monotonic()
 
-    def record_in(self, messages: int, size: int) -> None:
+    def record_published(self, messages: int, size: int) -> None:
         """Counts messages that were published and stored."""
         self.messages_in += messages
         self.bytes_in += size
 
-    def record_out(self, messages: int, size: int) -> None:
+    def record_delivered(self, messages: int, size: int) -> None:
         """Counts messages that were delivered to consumers."""
         self.messages_out += messages
         self.bytes_out += size
 
-    def rates(self) -> Rates:
+    def rates(self) -> TrafficRates:
         """Returns the traffic per second since the last call; within a second of it, the same rates again."""
         now = self._clock.monotonic()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:
             totals = (self.messages_in, self.messages_out, self.bytes_in, self.bytes_out)
-            self._rates = Rates(*((new - old) / passed_s for new, old in zip(totals, self._rated, strict=True)))
+            self._rates = TrafficRates(*((new - old) / passed_s for new, old in zip(totals, self._rated, strict=True)))
             self._rated, self._rated_at = totals, now
         return self._rates
 
 
 # ------------------------------------------------------------------------------------------------------- backlog
 # The backlog of a subscription: its size, a peek at its beginning, and skipping it. For operators; nothing here is in
-# the path of a message. `analyze` counts exactly, and reads for it; `count_messages` reads nothing but the place of the
+# the path of a message. `analyze_backlog` counts exactly, and reads for it; `count_unacknowledged` reads nothing but
+# the place of the
 # mark.
 
 
-async def count_messages(log: ReadableLog, subscription: Subscription) -> int:
+async def count_unacknowledged(log: ReadableLog, subscription: Subscription) -> int:
     """Returns the number of messages that the subscription has not acknowledged. Batches after the mark that are
     acknowledged as a whole are subtracted as one message each; the rest is exact."""
     return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
 
 
-def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
-    """Returns the same as `count_messages`, without reading an entry; None if one would have to be read."""
+def cached_backlog_size(log: ReadableLog, subscription: Subscription) -> int | None:
+    """Returns the same as `count_unacknowledged`, without reading an entry; None if one would have to be read."""
     after = log.reader.cached_index_after(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
 
 def _size(log: ReadableLog, subscription: Subscription, after: int) -> int:
     shape, acked = log.shape, subscription.cursor.acked
-    holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.span(ledger_id) is not None)
-    return max(0, shape.messages_from(after) - holes - subscription.cursor.partial_messages)
+    holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.find_span(ledger_id) is not None)
+    return max(0, shape.count_messages_from(after) - holes - subscription.cursor.partial_messages)
 
 
 PEEK_BYTES_MAX = 8 << 20
 """Bytes of one peek: an answer has to fit into a gRPC message."""
 
 
-async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
+async def peek_backlog(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
     """Returns the next entries that are not acknowledged, until they contain `messages` messages or PEEK_BYTES_MAX
     bytes; at least one if there is any."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, TimeSlices(log.world.clock)
     position = shape.after(subscription.cursor.mark)
-    while messages > 0 and shape.readable(position := subscription.cursor.next_unacked(shape.next_existing(position))):
+    while messages > 0 and shape.is_readable(
+        position := subscription.cursor.next_unacked(shape.next_existing(position))
+    ):
         entry = await log.reader.read_entry(position)
         size += entry.size
         if found and size > PEEK_BYTES_MAX:
@@ -115,12 +118,12 @@ async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> l
         found.append(entry)
         messages -= entry.count
         position = shape.after(position)
-        if turns.is_over:
-            await turns.next()
+        if turns.is_slice_over:
+            await turns.begin_slice()
     return found
 
 
-async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> None:
+async def skip_messages(log: ReadableLog, subscription: Subscription, messages: int) -> None:
     """Acknowledges the next `messages` messages (-1: all), durably, except those that are pending in a transaction.
     Each chunk counts as one message, as in the size of the backlog; if the last one is a chunk, all chunks of its
     message are acknowledged."""
@@ -128,9 +131,9 @@ async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> N
     mark, acked = shape.last, 0
     if messages >= 0:
         index = shape.index_ahead(await log.reader.index_after(subscription.cursor.mark), messages)
-        place = await log.reader.locate(index)
+        place = await log.reader.locate_index(index)
         mark, acked = shape.before(place.position), max(0, index - place.first_index)
-    subscription.skip_to(mark, acked if shape.readable(shape.after(mark)) else 0)
+    subscription.skip_to(mark, acked if shape.is_readable(shape.after(mark)) else 0)
     subscription.skip_entries(await find_remaining_chunks(log, mark))
     await subscription.wait_durable()
     subscription.pump.wake()
@@ -139,7 +142,8 @@ async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> N
 # ------------------------------------------------------------------------------------------------------- examine
 # Examining a topic's log for an operator: single messages, and exactly what a subscription has left.
 #
-# `analyze` reads the backlog as far as it must: where nothing after the mark is acknowledged, the index gives the
+# `analyze_backlog` reads the backlog as far as it must: where nothing after the mark is acknowledged, the index gives
+# the
 # number of messages there and nothing is read; ledgers with holes or partly acknowledged batches are read,
 # `entries_max` at most.
 
@@ -159,7 +163,9 @@ class Backlog(NamedTuple):
     complete: bool  # False: `ANALYZE_ENTRIES_MAX` was reached
 
 
-async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX) -> Backlog:
+async def analyze_backlog(
+    log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX
+) -> Backlog:
     """Returns the size of the subscription's backlog. Reads about `entries_max` entries at most."""
     shape, cursor = log.shape, subscription.cursor
     mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
@@ -167,7 +173,7 @@ async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int
         first = mark[1] + 1 if span.ledger_id == mark[0] else 0
         if span.ledger_id < mark[0] or first > span.last_entry:
             continue
-        entries += shape.count_shown(span.ledger_id, first)
+        entries += shape.count_visible(span.ledger_id, first)
         holes = len(cursor.acked.get(span.ledger_id, ()))
         entries -= holes
         partial = any(position[0] == span.ledger_id for position in cursor.partial)
@@ -176,7 +182,7 @@ async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int
             left -= span.last_entry - first + 1
         else:
             acknowledged += holes
-    messages = shape.messages_from(await log.reader.index_after(mark)) - acknowledged
+    messages = shape.count_messages_from(await log.reader.index_after(mark)) - acknowledged
     return Backlog(entries, max(0, messages), acknowledged, backlog_bytes(shape, mark), left >= 0)
 
 
@@ -184,7 +190,7 @@ async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span
     """Returns how many messages of the ledger, from entry `first` on, the subscription has acknowledged."""
     cursor, found = subscription.cursor, 0
     position = log.shape.next_existing(Position(span.ledger_id, first))
-    while position[0] == span.ledger_id and log.shape.readable(position):
+    while position[0] == span.ledger_id and log.shape.is_readable(position):
         for entry in await log.reader.read(position, CHUNK_BYTES):
             if cursor.is_acked(entry.position):
                 found += entry.count
@@ -198,16 +204,16 @@ async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) 
     """Returns the entry that contains the n-th message (`number`, from 1) of the topic, counted from the oldest or the
     newest, and the message's batch index. Raises NotFound if the topic has fewer messages."""
     shape = log.shape
-    count = shape.messages_from(shape.first_index)
+    count = shape.count_messages_from(shape.first_index)
     if not 1 <= number <= count:
         raise NotFound(f"topic {log.topic} has {count} messages; there is no message number {number}")
     index = shape.index_ahead(shape.first_index, count - number if from_latest else number - 1)
-    place = await log.reader.locate(index)
+    place = await log.reader.locate_index(index)
     return await log.reader.read_entry(place.position), max(0, index - place.first_index)
 
 
 async def read_message(log: ReadableLog, position: Position) -> StoredEntry:
     """Returns the entry at `position`. Raises NotFound if there is none, or it was trimmed."""
-    if not log.shape.readable(position) or log.shape.lost_run_end(position) is not None:
+    if not log.shape.is_readable(position) or log.shape.lost_run_end(position) is not None:
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.read_entry(position)

@@ -1,7 +1,7 @@
 """The storage of a topic's log and subscriptions: on bookies and in the metadata, or none (nonpersistent.py).
 
-A topic is constructed with its `Storage` and knows no more of the difference. `Deletion` checks and aborts the open
-transactions of a topic that is to be deleted.
+A topic is constructed with its `Storage` and knows no more of the difference. `DeletionTransactions` checks and aborts
+the open transactions of a topic that is to be deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..log.topic_log import TopicLog
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.delays import DelayIndex
-from ..subscription.cursors import DurableCursor, claims
+from ..subscription.cursors import DurableCursor, claim_changes
 from ..subscription.dead_letters import DeadLetters
 from ..subscription.delays import DelayedDelivery
 from ..subscription.subscription import Subscription
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Storage(Protocol):
     """Creates the log and the subscriptions of a topic."""
 
-    def log(self, topic: Topic) -> Log: ...
+    def create_log(self, topic: Topic) -> Log: ...
 
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         """Opens the stored subscriptions and returns them. The log must be taken over before. `shape`: that of a
@@ -73,13 +73,13 @@ class DurableStorage(msgspec.Struct, frozen=True):
     reads: ReadMemory
     publish_seconds: Histogram | None = None
 
-    def log(self, topic: Topic) -> TopicLog:
+    def create_log(self, topic: Topic) -> TopicLog:
         return TopicLog(
             self.world, self.metadata, self.ledgers, self.cache, self.config, topic.name,
-            replication=topic.replication, on_confirmed=topic.on_entries_confirmed, on_delayed=topic.on_delayed,
+            replication=topic.replication, on_confirmed=topic.on_entries_confirmed, on_delayed=topic.on_entry_delayed,
             on_lost=topic.abandon,
             owned=topic.owned, publish_seconds=self.publish_seconds, on_waits=topic.on_waiting,
-            claims=claims,
+            claims=claim_changes,
         )  # fmt: skip
 
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
@@ -95,12 +95,12 @@ class DurableStorage(msgspec.Struct, frozen=True):
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
         store = self._store(topic, name)
-        mark = shape.clamp(mark if mark is not None else LATEST)
+        mark = shape.clamp_mark(mark if mark is not None else LATEST)
         await store.create(shape, mark, properties, partial(topic.registry.commit, name))
         return self._subscription(topic, store)
 
     def make_transient(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
-        cursor, clock = Cursor(shape, CursorState(shape.clamp(mark))), self.world.clock
+        cursor, clock = Cursor(shape, CursorState(shape.clamp_mark(mark))), self.world.clock
         return Subscription(
             name, topic.shown, cursor, None, clock, self.config, topic.applied, tracks=tracks, memory=self.reads
         )
@@ -164,7 +164,7 @@ ENDED = (TxnState.COMMITTED, TxnState.ABORTED)
 Ask = Callable[[TxnId], Awaitable[TransactionFacts]]
 
 
-class Deletion:
+class DeletionTransactions:
     """Checks, and aborts, the open transactions of a topic before it is deleted. Asks their coordinators."""
 
     __slots__ = ("_clock", "_coordinators", "_name")

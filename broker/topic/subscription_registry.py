@@ -47,9 +47,9 @@ class SubscriptionRegistry:
         self._unnamed = False  # the record does not name the subscriptions that there are
         self.changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
 
-    def durable(self) -> list[Subscription]:
+    def durable_subscriptions(self) -> list[Subscription]:
         """Returns the durable subscriptions."""
-        return [each for each in self._by_name.values() if each.durable]
+        return [each for each in self._by_name.values() if each.is_durable]
 
     async def open(self) -> None:
         """Opens the stored subscriptions. The log must be taken over before."""
@@ -100,15 +100,18 @@ class SubscriptionRegistry:
     def _names(self, new: set[str]) -> tuple[str, ...] | None:
         """Returns the names of the durable subscriptions and of `new`; None if they are too long for the topic's
         record."""
-        names = () if self._topic.is_going else tuple(sorted(new.union(each.name for each in self.durable())))
+        names = (
+            () if self._topic.is_going else tuple(sorted(new.union(each.name for each in self.durable_subscriptions())))
+        )
         return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
 
     def add(self, subscription: Subscription) -> Subscription:
         """Adds a subscription, and applies the topic's policies to it. Returns it."""
         self._by_name[subscription.name], topic = subscription, self._topic
-        if topic.shown is not topic.log and not subscription.compacted:  # made before the first transaction, perhaps
-            subscription.switch_log(topic.readable(uncommitted=subscription.uncommitted))
-        topic.apply_to(subscription)
+        # made before the first transaction, perhaps
+        if topic.shown is not topic.log and not subscription.reads_compacted:
+            subscription.switch_log(topic.readable_log(uncommitted=subscription.reads_uncommitted))
+        topic.apply_to_subscription(subscription)
         return subscription
 
     async def subscribe(
@@ -127,7 +130,7 @@ class SubscriptionRegistry:
             if found is not None:
                 if exclusive:
                     raise AlreadyExists(f"subscription {name!r} of topic {self._topic.name} exists already")
-                if self._unnamed and found.durable:
+                if self._unnamed and found.is_durable:
                     await run_to_end(self._name_subscriptions())
                 return found
             self.check_subscription(name, by_consumer=by_consumer)
@@ -164,14 +167,14 @@ class SubscriptionRegistry:
         """Returns the non-durable subscription of that name that other consumers may join; None if there is none.
         Raises NotAllowed if the subscription of that name is durable."""
         found = self._by_name.get(name)
-        if found is not None and found.durable:
+        if found is not None and found.is_durable:
             raise SubscribeRefusal.LASTS.error(
                 f"subscription {name!r} of topic {self._topic.name} is durable: "
                 "ask for a durable one, or choose another name"
             )
         return found
 
-    def attach(self, subscription: Subscription) -> None:
+    def register_transient(self, subscription: Subscription) -> None:
         """Registers a non-durable subscription, under another name if its own is taken. Raises NotOwner if the topic
         has ended at this broker, since its consumer would not be notified of that."""
         self._topic.check_open()
@@ -181,9 +184,9 @@ class SubscriptionRegistry:
         subscription.name = key
         self.add(subscription)
 
-    async def detach(self, subscription: Subscription) -> None:
+    async def end_transient(self, subscription: Subscription) -> None:
         """Ends a non-durable subscription if no consumer is left."""
-        if subscription.durable or subscription.consumers:
+        if subscription.is_durable or subscription.consumers:
             return
         if self._by_name.get(subscription.name) is subscription:
             del self._by_name[subscription.name]

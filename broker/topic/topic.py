@@ -21,7 +21,7 @@ from ...runtime.network import World
 from ...runtime.tasks import run_to_end
 from ..common.config import BrokerConfig, Replication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
-from ..common.token_bucket import Rate
+from ..common.token_bucket import RateLimit
 from ..common.transactions import Coordinators, NoCoordinators, Settlement
 from ..log.compaction import Compaction
 from ..log.log import CommittedView, ReadableLog
@@ -29,11 +29,11 @@ from ..log.log_shape_core import NOTHING, LogShape, Retention, TrimLimit, find_t
 from ..subscription.subscription import Subscription
 from . import statistics as backlog
 from .admission_core import Admission
-from .dedup import Deduplication, TopicPart, replay
+from .dedup import Deduplication, TopicPart, replay_log
 from .maintenance import TopicMaintenance
 from .producer import PublishGate
 from .registry import ProducerRegistry
-from .statistics import BrokerRates, TopicStatistics
+from .statistics import BrokerRateLimits, TopicStatistics
 from .storage import Storage
 from .subscription_registry import SubscriptionRegistry
 from .transactions import TopicTransactions
@@ -79,7 +79,7 @@ class Topic:
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: Applied,
-        storage: Storage, *, rates: BrokerRates, owned: Callable[[], bool], settled: Callable[[], bool],
+        storage: Storage, *, rates: BrokerRateLimits, owned: Callable[[], bool], settled: Callable[[], bool],
         on_lost: Callable[[Topic], None], coordinators: Coordinators | None = None,
     ) -> None:  # fmt: skip
         self.name = name
@@ -93,14 +93,14 @@ class Topic:
         self._on_lost, self._settled = on_lost, settled
         self._deleting: asyncio.Lock | None = None
         self._ended = self.is_going = False  # it takes nothing any more; it is being deleted
-        self._publish_rate, self._dispatch_rate = Rate(), Rate()
+        self._publish_rate, self._dispatch_rate = RateLimit(), RateLimit()
         self._woken_at = NOWHERE  # the last stable position when subscriptions were woken
         self._broker_rates = rates
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
         self.maintenance = TopicMaintenance(world, self, config.roll_idle_s)
-        self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), self.maintenance.is_holding)
+        self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), self.maintenance.must_hold_producers)
         self.replication = self._replication  # one bound method for all that ask
-        self.log = storage.log(self)
+        self.log = storage.create_log(self)
         self.shown: ReadableLog = self.log  # what readers of committed entries see: whatever shows entries reads this
         self.dedup = Deduplication(world.clock, ledgers, config, self.log, self.replication)
         self.compaction = Compaction(
@@ -121,7 +121,7 @@ class Topic:
         return self.log.record.created_ms
 
     @property
-    def dropped(self) -> int:
+    def dropped_messages(self) -> int:
         """Returns the number of messages that were dropped before delivery; above 0 only in a non-persistent topic."""
         return sum(each.dropped for each in self.subscriptions.values())
 
@@ -135,9 +135,9 @@ class Topic:
         for producer in self.producers:
             producer.size_max = applied.max_message_bytes + producer.room
         for subscription in self.subscriptions.values():
-            self.apply_to(subscription)
+            self.apply_to_subscription(subscription)
 
-    def apply_to(self, subscription: Subscription) -> None:
+    def apply_to_subscription(self, subscription: Subscription) -> None:
         """Applies the topic's policies to a subscription."""
         applied, own = self.applied, subscription.pump.rates[0]
         messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
@@ -166,7 +166,7 @@ class Topic:
             await self.log.open(create)
             for part in self.parts:
                 await part.open(self.applied)
-            await replay(self.log, self.dedup, self.transactions)
+            await replay_log(self.log, self.dedup, self.transactions)
             await self.registry.open()
             self.transactions.on_loaded()
         except BaseException:
@@ -182,7 +182,7 @@ class Topic:
         if core is not None:
             self._woken_at = core.stable
         for subscription in self.subscriptions.values():
-            if subscription.consumers and (not waits or subscription.uncommitted):
+            if subscription.consumers and (not waits or subscription.reads_uncommitted):
                 subscription.pump.wake()
 
     def hand_out_now(self) -> None:
@@ -191,7 +191,7 @@ class Topic:
             if subscription.consumers:
                 subscription.pump.hand_out()
 
-    def on_delayed(self, position: Position, at_ms: int) -> None:
+    def on_entry_delayed(self, position: Position, at_ms: int) -> None:
         """Called when a new entry has a delivery time: each subscription holds it back until `at_ms` (ms since the
         epoch)."""
         for subscription in self.subscriptions.values():
@@ -208,9 +208,9 @@ class Topic:
 
     def shape(self, *, compacted: bool) -> LogShape:
         """Returns the shape of the topic for a consumer that reads the compacted form, or for one that does not."""
-        return self.readable(compacted=compacted).shape
+        return self.readable_log(compacted=compacted).shape
 
-    def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog:
+    def readable_log(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog:
         """Returns the log as a consumer reads it: the compacted form, or all stored entries (`uncommitted`), or else
         the committed ones."""
         if compacted:
@@ -223,10 +223,10 @@ class Topic:
 
         With the first consumer that reads the compacted form, the subscription skips what compactions have removed up
         to then."""
-        wanted = self.readable(compacted=compacted, uncommitted=subscription.uncommitted)
+        wanted = self.readable_log(compacted=compacted, uncommitted=subscription.reads_uncommitted)
         if subscription.consumers:
-            if subscription.compacted != compacted:
-                way = "compacted" if subscription.compacted else "everything"
+            if subscription.reads_compacted != compacted:
+                way = "compacted" if subscription.reads_compacted else "everything"
                 raise SubscribeRefusal.READS_OTHERWISE.error(
                     f"the consumers of subscription {subscription.name!r} read {way}", topic=self.name
                 )
@@ -241,14 +241,14 @@ class Topic:
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
         for subscription in list(self.subscriptions.values()):
-            if subscription.compacted and subscription.has_undelivered_before(horizon):
+            if subscription.reads_compacted and subscription.has_undelivered_before(horizon):
                 subscription.disconnect_all(Unavailable(f"topic {self.name} was compacted; subscribe again"))
 
     def find_subscription(self, name: str) -> Subscription:
         """Returns the subscription of that name. Raises SubscriptionNotFound if there is none; in a persistent topic,
         only durable ones are found."""
         found = self.subscriptions.get(name)
-        if found is None or (self.name.persistent and not found.durable):  # that of a reader has no name
+        if found is None or (self.name.persistent and not found.is_durable):  # that of a reader has no name
             raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}", subscription=name)
         return found
 
@@ -259,34 +259,34 @@ class Topic:
         self.check_open()
         return await self.transactions.settle(settlements, timeout_s)
 
-    def merge_numbers(self, end: TxnEnd) -> None:
+    def merge_sequence_ids(self, end: TxnEnd) -> None:
         """Passes the sequence ids of a transaction that has ended to deduplication."""
-        self.dedup.on_merged(end.numbers, end.sent, end.back)
+        self.dedup.on_transaction_ended(end.numbers, end.sent, end.back)
 
     def hide_uncommitted(self, core: Transactions) -> None:
         """Has all consumers read committed entries only, from the topic's first transaction on."""
         self.shown = CommittedView(self.log, core)
         self.compaction.hide_uncommitted(self.shown)
         for each in self.subscriptions.values():
-            each.switch_log(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
+            each.switch_log(self.readable_log(compacted=each.reads_compacted, uncommitted=each.reads_uncommitted))
 
-    def on_decided(self) -> None:
+    def on_outcomes_known(self) -> None:
         """Called when the last stable position has moved, or entries were aborted: wakes the subscriptions."""
         if self.transactions.core is not None:
             self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():
-            each.on_decided()
+            each.on_outcomes_known()
 
     async def truncate(self) -> None:
         """Acknowledges everything for each durable subscription, and deletes all ledgers but the one that is
         written."""
         await self.log.roll()
-        for subscription in self.registry.durable():
-            await backlog.skip(self.shown, subscription, -1)
+        for subscription in self.registry.durable_subscriptions():
+            await backlog.skip_messages(self.shown, subscription, -1)
         await self.trim(retained=False)
 
     @property
-    def users(self) -> int:
+    def user_count(self) -> int:
         """Returns the number of connected producers and consumers."""
         return len(self.producers) + sum(len(each.consumers) for each in self.subscriptions.values())
 
@@ -298,7 +298,7 @@ class Topic:
     def unsubscribed_retention(self) -> Retention:
         """Returns the retention for a topic without durable subscriptions; none if it has one, or is compacted, so that
         its messages are kept for that."""
-        durable = any(each.durable for each in self.subscriptions.values())
+        durable = any(each.is_durable for each in self.subscriptions.values())
         if durable or self.compaction.trim_limit(self.applied) is not None:
             return NOTHING
         return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
@@ -320,14 +320,14 @@ class Topic:
         )
         for ledger_id in gone:
             self.transactions.on_trimmed(ledger_id, before[ledger_id].first_index, before[ledger_id].end_index)
-            if self.compaction.shape.span(ledger_id) is None:
+            if self.compaction.shape.find_span(ledger_id) is None:
                 for subscription in self.subscriptions.values():
                     subscription.cursor.on_trimmed(ledger_id)
         return gone
 
     def trim_limits(self) -> list[TrimLimit]:
         """Returns what each durable subscription and each part no longer needs of the log."""
-        cursors = [each.cursor.trim_limit for each in self.subscriptions.values() if each.durable]
+        cursors = [each.cursor.trim_limit for each in self.subscriptions.values() if each.is_durable]
         parts = [part.trim_limit(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
@@ -351,7 +351,7 @@ class Topic:
         if self._ended or self.is_going or self.log.state is TopicState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
-    def check_end(self) -> None:
+    def check_end_reached(self) -> None:
         """Must be called before a client gets the answer that it has reached the end of the topic. Raises NotOwner if
         the topic has ended at this broker; Unavailable if another broker may have continued it by now."""
         self.check_open()
@@ -412,8 +412,8 @@ class Topic:
         await self.log.close()
 
     def _check_unused(self) -> None:
-        durable = len(self.registry.durable())
-        if self.users or durable:
+        durable = len(self.registry.durable_subscriptions())
+        if self.user_count or durable:
             raise Busy(
                 f"topic {self.name} has {len(self.producers)} producers and {durable} subscriptions; "
                 "remove them first, or delete by force",
@@ -444,7 +444,7 @@ class Topic:
                 if not force:
                     self._check_unused()  # in the same turn as the next line
                 self.is_going = True  # publishing is refused from here on: the message would have no subscriber
-                for name in [each.name for each in self.registry.durable()]:
+                for name in [each.name for each in self.registry.durable_subscriptions()]:
                     await self.registry.unsubscribe(name, force=True)
             except BaseException:
                 self.is_going = False

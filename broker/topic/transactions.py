@@ -50,9 +50,9 @@ from ..log.log_shape_core import TrimLimit
 from ..subscription.subscription import Subscription
 from .dedup_core import DedupVerdict
 from .outcomes import OutcomesLedger
-from .storage import Deletion
+from .storage import DeletionTransactions
 from .transactions_core import NOT_KNOWN, OpenTxnStats, Transactions, TxnSnapshot
-from .txn_joins import TransactionRuns, TxnJoins, TxnQuestions, error_of
+from .txn_joins import OutcomeResolver, TransactionRuns, TxnJoins, error_of
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -110,7 +110,7 @@ class _TxnWork:
 
     def __init__(self, of: TopicTransactions) -> None:
         self.runs = TransactionRuns(of.topic.name, is_over=of.ended)
-        self.questions = TxnQuestions(of, self.runs)
+        self.questions = OutcomeResolver(of, self.runs)
         self.joins = TxnJoins(of, self.runs, self.questions)
         self.settles: dict[TxnId, asyncio.Future[None]] = {}
         self.landing: dict[TxnId, asyncio.Future[None]] = {}  # until nothing of it is on its way
@@ -152,12 +152,12 @@ class TopicTransactions:
         return self._here.joins
 
     @property
-    def questions(self) -> TxnQuestions:
+    def questions(self) -> OutcomeResolver:
         return self._here.questions
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
-        """Restores the stored state, if the topic's record says that there is one. `replay` must be called after
+        """Restores the stored state, if the topic's record says that there is one. `add_replayed` must be called after
         that."""
         place = self._log.record.transactions
         if place is None:
@@ -178,7 +178,7 @@ class TopicTransactions:
         """Returns the position after which the log is replayed; None if nothing is."""
         return self.core.position if self.core is not None else None
 
-    def replay(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
+    def add_replayed(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
         """Adds an entry of a transaction when the topic is loaded; must be called in log order. Returns True if the
         entry is aborted."""
         if self.core is None:
@@ -210,11 +210,11 @@ class TopicTransactions:
         now on, and coordinators are asked for outcomes."""
         if self.core is None:
             return
-        self.questions.ask_for_pending(self.core)
+        self.questions.register_pending(self.core)
         self.topic.hide_uncommitted(self.core)
         now = self.world.clock.monotonic()
-        self.joins.since = dict.fromkeys(self.core.open, now)
-        self.questions.go_on()
+        self.joins.since = dict.fromkeys(self.core.open_txns, now)
+        self.questions.start_asking()
 
     # ------------------------------------------------------------------ joining
     def is_open(self, txn: TxnId) -> bool:
@@ -232,7 +232,7 @@ class TopicTransactions:
             return
         self.joins.start_join(awaited.txn, awaited.owner).add_done_callback(lambda done: then(error_of(done)))
 
-    async def store_seen(self) -> Transactions:
+    async def store_first_use(self) -> Transactions:
         """Stores in the topic's record, before its first transaction, that it has seen one. Returns the state of the
         topic's transactions."""
         async with self._here.seeing:
@@ -264,7 +264,7 @@ class TopicTransactions:
         self.core.on_publish_confirmed(txn, name, numbers, position, first_index, count, size)
         if self.core.version != late:
             self._stored_soon()
-            self.topic.on_decided()
+            self.topic.on_outcomes_known()
         self._landed(txn)
 
     def on_publish_failed(self, txn: TxnId, name: str) -> None:
@@ -327,7 +327,7 @@ class TopicTransactions:
         for txn, each in {each.txn: each for each in settlements if each.txn not in self._here.settles}.items():
             groups.setdefault(self._apply(each), []).append(txn)
         if any(writes.outcome for writes in groups):
-            self.topic.on_decided()
+            self.topic.on_outcomes_known()
         for writes, txns in groups.items():
             self._here.runs.start(self._here.settles, txns, partial(self._written, writes))
         return [self._here.settles[each.txn] for each in settlements]
@@ -336,7 +336,7 @@ class TopicTransactions:
         """Applies a settlement to the transaction's entries, and to the pending acknowledgements of each subscription.
         Returns what must be durable before it is answered."""
         txn, core = settlement.txn, self.core
-        touched = [each for each in self.topic.registry.durable() if each.has_pending(txn)]
+        touched = [each for each in self.topic.registry.durable_subscriptions() if each.has_pending(txn)]
         end = core.settle(settlement) if core is not None else NOT_KNOWN
         if end.missing:
             _LOG.error(
@@ -344,7 +344,7 @@ class TopicTransactions:
                 self.topic.name, txn, end.missing,
             )  # fmt: skip
         if end.numbers or end.back:
-            self.topic.merge_numbers(end)
+            self.topic.merge_sequence_ids(end)
         for each in touched:
             each.settle(txn, settlement.committed)
         if end.shown:
@@ -380,7 +380,7 @@ class TopicTransactions:
     def run_due(self, applied: Applied) -> None:
         """Stores the outcomes again if a large part of the log is after the last write."""
         if self._ledger is not None and not self.ended:
-            self._ledger.refresh()
+            self._ledger.write_if_lagging()
 
     def trim_limit(self, applied: Applied) -> TrimLimit | None:
         """Returns the last position that transactions no longer need: not after the position of the last stored write,
@@ -397,9 +397,9 @@ class TopicTransactions:
             self.core.on_trimmed(ledger_id, first_index, end_index)
 
     @property
-    def still_open(self) -> list[TxnId]:
+    def open_transactions(self) -> list[TxnId]:
         """Returns the transactions that have not ended at this topic, the one with the earliest entry first."""
-        return self.core.open if self.core is not None else []
+        return self.core.open_txns if self.core is not None else []
 
     # ------------------------------------------------------------------ deletion (storage.py)
     async def block_joins(self, *, force: bool) -> None:
@@ -407,16 +407,16 @@ class TopicTransactions:
         `force`: aborts open ones. Raises TransactionsOpen if one is left."""
         self.joins.is_leaving = True
         await self.check_deletable(force=force)
-        if force and (opened := self.still_open):
+        if force and (opened := self.open_transactions):
             await self._deletion().abort(opened)
 
     async def check_deletable(self, *, force: bool) -> None:
         """Raises TransactionsOpen if `block_joins` would. Changes nothing."""
-        if opened := self.still_open:
+        if opened := self.open_transactions:
             await self._deletion().check(opened, force=force)
 
-    def _deletion(self) -> Deletion:
-        return Deletion(self.world.clock, self.topic.name, self.coordinators)
+    def _deletion(self) -> DeletionTransactions:
+        return DeletionTransactions(self.world.clock, self.topic.name, self.coordinators)
 
     def allow_joins(self) -> None:
         """Allows joins again, because the topic is not deleted after all."""
@@ -427,7 +427,7 @@ class TopicTransactions:
         core = self.core
         if core is None:
             return None
-        opened = core.open
+        opened = core.open_txns
         oldest = opened[0] if opened else None
         now = self.world.clock.monotonic()
         age_s = now - self.joins.since.get(oldest, now) if oldest is not None else 0.0

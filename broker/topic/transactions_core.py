@@ -61,7 +61,7 @@ _NONE = BitMap64()
 """An empty bitmap; never changed."""
 
 
-class TxnNumbers:
+class TxnSentEntries:
     """The entries that one producer sent in a transaction. `in_flight`: the number of those in flight; `sent`: the
     sequence ids of all of them."""
 
@@ -96,7 +96,7 @@ class TopicTxn:
         self.indexes = self.starts = _NONE  # until there is an entry: most only acknowledge
         self.first: Position | None = None
         self.size = 0  # bytes
-        self.numbers: dict[str, TxnNumbers] = {}
+        self.numbers: dict[str, TxnSentEntries] = {}
         self.in_flight = 0
 
     def add(self, position: Position, first_index: int, count: int, size: int) -> None:
@@ -111,19 +111,19 @@ class TopicTxn:
         self.size += size
 
     @property
-    def count(self) -> int:
+    def entry_count(self) -> int:
         """Returns the number of stored entries."""
         return len(self.starts)
 
-    def after(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
+    def late_entries(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
         """Returns the entries that do not count, because they had no receipt: those after `last`, unless they are among
         the first `entries` ones. Returns them by ledger, the indexes of their messages, and the last entry that counts.
         (A receipt for a duplicate has no position, so the number of entries counts too.)"""
-        kept = min(entries, self.count)
+        kept = min(entries, self.entry_count)
         kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()
                              if id_ < last[0] or (id_ == last[0] and last[1] >= 0)))  # fmt: skip
         indexes = self.indexes.copy()
-        indexes.remove_range(0, self.starts[kept] if kept < self.count else 1 << 63)
+        indexes.remove_range(0, self.starts[kept] if kept < self.entry_count else 1 << 63)
         late: dict[int, BitMap] = {}
         end = NOWHERE
         for ledger_id in sorted(self.entries):
@@ -183,7 +183,7 @@ class TxnEnd(NamedTuple):
 NOT_KNOWN = TxnEnd({}, shown=False)
 
 
-def _above(own: TxnNumbers) -> BitMap64:
+def _above(own: TxnSentEntries) -> BitMap64:
     """Returns the sequence ids that the producer sent and the log has not confirmed."""
     above = own.sent.copy()
     above.remove_range(0, own.progress.number + 1)
@@ -226,14 +226,14 @@ class Transactions:
         self._flying: dict[str, int] = {}  # producer → its entries on their way, in any transaction
         self._senders: dict[str, _Sender] = {}  # producer → where it sent something
         for ledger_id, part in snapshot.aborted.items():
-            if shape.span(ledger_id) is not None:
+            if shape.find_span(ledger_id) is not None:
                 self.aborted[ledger_id], self.sizes[ledger_id] = part.entries, part.size
                 self.aborted_indexes |= part.indexes
         for each in sorted(snapshot.open, key=lambda each: each.first):
             txn = self.known[each.txn] = self._hidden[each.txn] = TopicTxn()
             txn.first, txn.entries, txn.size = each.first, each.entries, each.size
             txn.indexes, txn.starts = each.indexes, each.starts
-            txn.numbers = {name: TxnNumbers(*numbers) for name, numbers in each.numbers.items()}
+            txn.numbers = {name: TxnSentEntries(*numbers) for name, numbers in each.numbers.items()}
             for name, own in txn.numbers.items():
                 self._sends(each.txn, name, own.progress.number)
 
@@ -268,7 +268,7 @@ class Transactions:
         """Called when the coordinator refused the join or did not answer. A transaction with entries here stays known:
         its coordinator is asked again."""
         found = self.known.get(txn)
-        if found is not None and found.phase is TxnPhase.ASKED and not found.count:
+        if found is not None and found.phase is TxnPhase.ASKED and not found.entry_count:
             del self.known[txn]
 
     def is_open(self, txn: TxnId) -> bool:
@@ -283,7 +283,7 @@ class Transactions:
         assert found.phase is TxnPhase.OPEN, "an entry is judged in an open transaction"
         own = found.numbers.get(name)
         if own is None:
-            own = found.numbers[name] = TxnNumbers()
+            own = found.numbers[name] = TxnSentEntries()
         answer = judge_range(own.progress, own.pushed, numbers)
         if answer is DedupVerdict.NEW:
             own.pushed = own.pushed.after(numbers)
@@ -388,7 +388,7 @@ class Transactions:
         self._hidden.setdefault(txn, found)
         own = found.numbers.get(name)
         if own is None:
-            own = found.numbers[name] = TxnNumbers()
+            own = found.numbers[name] = TxnSentEntries()
         own.progress, own.last = own.progress.after(numbers), position
         numbers.add_to(own.sent)
         self._sends(txn, name, numbers.last)
@@ -405,19 +405,19 @@ class Transactions:
         self.aborts += not settlement.committed
         numbers: dict[str, SequenceProgress] = {}
         missing = 0
-        if settlement.committed and 0 <= settlement.entries < found.count:
-            late, indexes, end = found.after(settlement.last, settlement.entries)
+        if settlement.committed and 0 <= settlement.entries < found.entry_count:
+            late, indexes, end = found.late_entries(settlement.last, settlement.entries)
             late_count = sum(map(len, late.values()))
-            self._abort(late, found.size * late_count // max(1, found.count))
+            self._abort(late, found.size * late_count // max(1, found.entry_count))
             self.aborted_indexes |= indexes
             numbers = {
                 name: own.progress for name, own in found.numbers.items()
                 if own.progress != NOTHING and own.last <= end
             }  # fmt: skip
-            missing = max(0, settlement.entries - (found.count - late_count))
+            missing = max(0, settlement.entries - (found.entry_count - late_count))
         elif settlement.committed:  # all of it counts
             numbers = {name: own.progress for name, own in found.numbers.items() if own.progress != NOTHING}
-            missing = max(0, settlement.entries - found.count)
+            missing = max(0, settlement.entries - found.entry_count)
         else:
             self._abort(found.entries, found.size)
             self.aborted_indexes |= found.indexes
@@ -503,7 +503,7 @@ class Transactions:
         return found is not None and found.phase is not TxnPhase.ENDED
 
     @property
-    def open(self) -> list[TxnId]:
+    def open_txns(self) -> list[TxnId]:
         """Returns the transactions that have not ended, the one with the earliest entry first."""
         rest = [txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and txn not in self._hidden]
         return [*self._hidden, *rest]
@@ -530,7 +530,7 @@ class Transactions:
             return None
         holds = found.first is not None and found.first == self.first_hidden
         waiting = self._shape.end_index - self.stable_index if holds else 0
-        return OpenTxnStats(found.first, found.count, found.size, holds, waiting)
+        return OpenTxnStats(found.first, found.entry_count, found.size, holds, waiting)
 
     @property
     def aborted_entries(self) -> int:
@@ -541,9 +541,9 @@ class Transactions:
         return sum(self.sizes.values())
 
     # ------------------------------------------------------------------ snapshots
-    def part(self, ledger_id: int) -> AbortedPart:
+    def aborted_part(self, ledger_id: int) -> AbortedPart:
         """Returns the aborted entries of the ledger, for a snapshot."""
-        span = self._shape.span(ledger_id)
+        span = self._shape.find_span(ledger_id)
         indexes = BitMap64()
         if span is not None:
             indexes.add_range(span.first_index, span.end_index)
@@ -570,7 +570,7 @@ class Transactions:
 
     def snapshot(self) -> TxnSnapshot:
         """Returns a snapshot as of the last confirmed entry."""
-        parts = {each: self.part(each) for each in self.aborted}
+        parts = {each: self.aborted_part(each) for each in self.aborted}
         return TxnSnapshot(self._shape.last_confirmed, self.open_transactions(), parts, self.ended_in_flight())
 
     def check(self) -> None:
@@ -585,7 +585,9 @@ class Transactions:
         assert self._hidden.keys() <= self.known.keys(), "entries are hidden that no outcome will show"
         for txn, each in self.known.items():
             assert each.phase is not TxnPhase.ENDED or each.in_flight, "a transaction that is over is kept"
-            assert (txn in self._hidden) is (each.phase is not TxnPhase.ENDED and each.count > 0), "wrongly hidden"
+            assert (txn in self._hidden) is (each.phase is not TxnPhase.ENDED and each.entry_count > 0), (
+                "wrongly hidden"
+            )
             assert each.in_flight == sum(own.in_flight for own in each.numbers.values()), (
                 "entries on their way are lost"
             )
@@ -597,7 +599,7 @@ class Transactions:
             name: txns for name, txns in senders.items() if txns
         }, "where a producer sent something is not known"
         for each in self._hidden.values():
-            assert each.count == sum(map(len, each.entries.values())), "an entry has no start"
+            assert each.entry_count == sum(map(len, each.entries.values())), "an entry has no start"
             for ledger_id, entries in each.entries.items():
                 assert entries.isdisjoint(self.aborted.get(ledger_id, BitMap())), "an entry is open and aborted"
             assert self.aborted_indexes.isdisjoint(each.indexes), "a message is open and aborted"

@@ -1,6 +1,6 @@
 """The joins of a topic's transactions: each is asked of its coordinator before the first entry (transactions.py, "Join
 first"). Before them, runs that several callers wait for (`TransactionRuns`), and the questions to coordinators about
-open transactions (`TxnQuestions`)."""
+open transactions (`OutcomeResolver`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...proto.errors import (
 from ...proto.names import TopicName
 from ...proto.states import TxnId, TxnState
 from ...runtime.tasks import Tasks
-from ..common.transactions import Joined, Settlement, state_of
+from ..common.transactions import Joined, Settlement, state_of_join
 from .transactions_core import OPEN_MAX, Transactions, TxnPhase
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ SETTLEMENT_S = 10.0
 ASK_AT_ONCE = 1_000
 
 
-class TxnQuestions:
+class OutcomeResolver:
     """Asks coordinators for the outcomes of one topic's open transactions. Its task runs as long as the topic has open
     ones."""
 
@@ -136,7 +136,7 @@ class TxnQuestions:
         """Drops the state of a transaction, because it has ended at this topic."""
         self._committed_at.pop(txn, None)
 
-    async def outcome(self, txn: TxnId) -> TxnState | None:
+    async def resolve_outcome(self, txn: TxnId) -> TxnState | None:
         """Asks for the outcome of a transaction. Returns COMMITTED or ABORTED if it has ended, after its end was
         applied here; None if it is open, or its coordinator does not answer within JOIN_S. Raises NotOwner if the topic
         has ended at this broker."""
@@ -154,7 +154,7 @@ class TxnQuestions:
         if core is None or not core.is_known(txn):
             return None
         joined = await self._of.coordinators.join(txn, self._of.topic.name)
-        state = state_of(joined)
+        state = state_of_join(joined)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             return None
         if core.is_known(txn):
@@ -169,15 +169,15 @@ class TxnQuestions:
             await over
         return state
 
-    def ask_for_pending(self, core: Transactions) -> None:
+    def register_pending(self, core: Transactions) -> None:
         """Registers the transactions of all pending acknowledgements, so that their coordinators are asked, too."""
-        for each in self._of.topic.registry.durable():
+        for each in self._of.topic.registry.durable_subscriptions():
             for txn in each.pending_transactions:
                 core.begin_resolving(txn)
 
-    def go_on(self) -> None:
+    def start_asking(self) -> None:
         """Starts the task that asks, if transactions are open and it is not running yet."""
-        if self._asking is None and not self._of.ended and self._of.core is not None and self._of.core.open:
+        if self._asking is None and not self._of.ended and self._of.core is not None and self._of.core.open_txns:
             self._asking = self._runs.tasks.spawn(self._keep_asking(), "open transactions of a topic")
 
     async def _keep_asking(self) -> None:
@@ -186,15 +186,15 @@ class TxnQuestions:
         pause_s, swept = ASK_S, clock.monotonic()
         try:
             while not self._of.ended:
-                self.ask_for_pending(core)
-                if not core.open:
+                self.register_pending(core)
+                if not core.open_txns:
                     break
                 every = clock.monotonic() - swept >= OPEN_ASK_S
                 if every:
                     swept = clock.monotonic()
                 wanted = [
-                    txn for txn in core.open
-                    if (every or core.known[txn].phase is TxnPhase.ASKED) and not self._of.joins.is_asked(txn)
+                    txn for txn in core.open_txns
+                    if (every or core.known[txn].phase is TxnPhase.ASKED) and not self._of.joins.is_joining(txn)
                 ]  # fmt: skip
                 await self._ask_all(wanted)
                 pause_s = min(2 * pause_s, ASK_S_MAX) if wanted else ASK_S
@@ -209,7 +209,11 @@ class TxnQuestions:
     def ask_others(self, number: int) -> None:
         """Asks the coordinator `number` about its other open transactions at this topic. Called when it refused a join
         because the transaction is aborted: this topic did not know that, so it may not know other outcomes either."""
-        others = [txn for txn in self._of.still_open if txn.coordinator == number and not self._of.joins.is_asked(txn)]
+        others = [
+            txn
+            for txn in self._of.open_transactions
+            if txn.coordinator == number and not self._of.joins.is_joining(txn)
+        ]
         if others and number not in self._suspects:
             asked = self._runs.tasks.spawn(self._ask_all(others), "lost transactions of a topic")
             self._suspects[number] = asked
@@ -228,7 +232,7 @@ class TxnQuestions:
             return
         if txn not in self._of.core.known:
             return  # it was settled meanwhile
-        if state_of(joined) in (TxnState.OPEN, TxnState.PREPARED):
+        if state_of_join(joined) in (TxnState.OPEN, TxnState.PREPARED):
             self._of.core.on_joined(txn)
         else:
             self.on_outcome(txn, joined)
@@ -261,7 +265,7 @@ class TxnJoins:
 
     __slots__ = ("_asked", "_of", "_questions", "_runs", "_under_way", "_writers", "is_leaving", "since")
 
-    def __init__(self, of: TopicTransactions, runs: TransactionRuns, questions: TxnQuestions) -> None:
+    def __init__(self, of: TopicTransactions, runs: TransactionRuns, questions: OutcomeResolver) -> None:
         self._of = of
         self._runs = runs
         self._questions = questions
@@ -273,7 +277,7 @@ class TxnJoins:
         self.since: dict[TxnId, float] = {}  # when it was joined or found, on the monotonic clock
         self.is_leaving = False  # the topic is about to be deleted
 
-    def is_asked(self, txn: TxnId) -> bool:
+    def is_joining(self, txn: TxnId) -> bool:
         """Returns True if a join of the transaction is in progress."""
         return txn in self._asked
 
@@ -288,7 +292,7 @@ class TxnJoins:
         self._under_way.clear()
         return waiting
 
-    def join_now(self, txn: TxnId, owner: str | None = None) -> bool:
+    def join_nowait(self, txn: TxnId, owner: str | None = None) -> bool:
         """Returns True if the topic has joined the transaction and `owner` may write in it; joins it at once if its
         coordinator is in this process. If False, the caller must await `join`, which also raises the reason of a
         refusal. `owner` None: the caller may write in every transaction."""
@@ -299,7 +303,7 @@ class TxnJoins:
             return True
         if self.is_leaving or not core.may_join(txn):
             return False
-        if not self._of.coordinators.join_now(txn, self._of.topic.name.full, owner):
+        if not self._of.coordinators.join_nowait(txn, self._of.topic.name.full, owner):
             return False
         core.begin_resolving(txn)
         return self._is_in(core, txn, owner)
@@ -332,7 +336,7 @@ class TxnJoins:
         if not self._of.topic.name.persistent:
             raise NotAllowed(f"topic {self._of.topic.name} keeps nothing, and takes part in no transaction")
         self._check_leaving()
-        core = await self._of.store_seen()
+        core = await self._of.store_first_use()
         if core.is_full(txn):
             raise BackPressure(f"topic {self._of.topic.name} has {OPEN_MAX} open transactions")
         if core.begin_resolving(txn) is TxnPhase.ENDED:
@@ -343,7 +347,7 @@ class TxnJoins:
         except BaseException:
             self._join_refused(core, txn)
             raise
-        state = state_of(joined)
+        state = state_of_join(joined)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             if not self._is_in(core, txn, owner):
                 raise TransactionEnded(f"transaction {txn} ended meanwhile", txn=str(txn))
@@ -371,7 +375,7 @@ class TxnJoins:
         if owner is not None:
             self._writers[txn] = owner
         self.since.setdefault(txn, self._of.world.clock.monotonic())
-        self._questions.go_on()
+        self._questions.start_asking()
         return True
 
     def _check_leaving(self) -> None:

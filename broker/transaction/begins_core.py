@@ -27,7 +27,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.states import COUNTER_BITS, TxnState
-from .halves_core import MustWait
+from .halves_core import IntentQueued
 from .intents_core import (
     NAME_MAX,
     AbortByAdmin,
@@ -43,7 +43,7 @@ from .intents_core import (
     Limits,
     RemoveParticipant,
 )
-from .outcomes_core import OutcomeDecisions
+from .outcomes_core import OutcomeDecider
 from .records_core import (
     FORGOTTEN,
     AnyRecord,
@@ -56,7 +56,7 @@ from .records_core import (
     SinkTag,
     TransactionOwner,
     Unnamed,
-    commit_record,
+    make_commit_record,
 )
 from .state_core import CoordinatorState, Key
 from .table_core import COUNTER_MAX, EPOCH_MAX, IN_DOUBT, LiveTransaction, Phase, UnsettledTransaction, txn_state_of
@@ -75,7 +75,7 @@ RECORD_BYTES_MAX = 4 << 20
 """Largest estimated size of a commit record in bytes: a record must fit into one entry of the ledger."""
 
 
-class EndDecisions(OutcomeDecisions):
+class EndDecider(OutcomeDecider):
     """The part of a coordinator that decides joins and ends."""
 
     # ------------------------------------------------------------------ join
@@ -149,7 +149,7 @@ class EndDecisions(OutcomeDecisions):
             return
         else:
             live.phase = Phase.COMMITTING
-            self._decide(commit_record({live.txn: listed}, owner=live.owned.owner), None)
+            self._decide(make_commit_record({live.txn: listed}, owner=live.owned.owner), None)
         live.participants = {each.topic: each for each in listed}
         live.waiting_intents.append(intent)
 
@@ -220,7 +220,7 @@ def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
 # in doubt, what is asked about the sink waits. Guards: tests/broker/transaction/test_names_and_sinks.py.
 
 
-class BatchDecisions(EndDecisions):
+class BatchDecider(EndDecider):
     """The part of a coordinator that decides batches of sinks."""
 
     def __init__(self, number: int, epoch: int, state: CoordinatorState, limits: Limits) -> None:
@@ -237,7 +237,7 @@ class BatchDecisions(EndDecisions):
         waiting = self._sinks_in_doubt.get((owner, tag.sink_id))
         if waiting is not None:
             waiting.append(intent)
-            raise MustWait
+            raise IntentQueued
         sinks = self.state.sinks
         if not sinks.has_room(owner, tag.sink_id, limits.sinks_max, limits.sinks_per_role_max):
             raise BackPressure(f"coordinator {self.number} knows as many sinks as it may, of all roles or of this one")
@@ -284,7 +284,7 @@ class BatchDecisions(EndDecisions):
             each.participants = {share.topic: share for share in shares[each.txn]}
         if sink is not None:
             self._sinks_in_doubt[sink.owner, sink.sink_id] = []
-        self._decide(commit_record(shares, sink, owner=intent.owner), intent)
+        self._decide(make_commit_record(shares, sink, owner=intent.owner), intent)
 
     def _check_batch(self, intent: CommitBatch, live: list[LiveTransaction]) -> None:
         for each in live:
@@ -319,7 +319,7 @@ NOTES = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
 
-class BeginDecisions(BatchDecisions):
+class BeginDecider(BatchDecider):
     """The part of a coordinator that decides begins."""
 
     def __init__(

@@ -42,6 +42,7 @@ from .intents_core import (
     End,
     EndHalf,
     EndVerb,
+    GetStatus,
     HalfChange,
     HalfRow,
     HalfVerb,
@@ -52,16 +53,15 @@ from .intents_core import (
     PublishHalf,
     RemoveParticipant,
     Result,
-    Settle,
-    Status,
+    SendOutcome,
     TransactionRow,
     WarnParked,
     WatchHalves,
 )
 from .log import CoordinatorLog
-from .peers import Settler, SettlingTopics
+from .peers import SettlementSender, SettlementTargets
 from .records_core import HalfMessage, Participant, SinkTag
-from .together import Question
+from .together import CoordinatorRequest
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
@@ -83,7 +83,7 @@ class RunningCoordinator:
     """A transaction coordinator that runs at this broker, in one epoch."""
 
     def __init__(
-        self, world: World, log: CoordinatorLog, core: Coordinator, topics: SettlingTopics, publish: Publish,
+        self, world: World, log: CoordinatorLog, core: Coordinator, topics: SettlementTargets, publish: Publish,
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> None:  # fmt: skip
@@ -94,7 +94,7 @@ class RunningCoordinator:
         self.core = core
         self._close_s = close_s
         self._on_over = on_over
-        self._settler = Settler(world, topics, self._settled)
+        self._settler = SettlementSender(world, topics, self._settled)
         self._halves = HalfDriver(
             lambda txn, messages: publish(TxnId(core.number, txn), messages), self._published, self._not_published
         )
@@ -108,7 +108,7 @@ class RunningCoordinator:
 
     @classmethod
     async def load(
-        cls, world: World, log: CoordinatorLog, limits: Limits, topics: SettlingTopics, publish: Publish,
+        cls, world: World, log: CoordinatorLog, limits: Limits, topics: SettlementTargets, publish: Publish,
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
@@ -153,8 +153,9 @@ class RunningCoordinator:
         last = Position(participant.ledger, participant.entry)
         return Settlement(TxnId(self.number, txn), committed, participant.entries, last)
 
-    def start_end(
-        self, to: Question, txn: TxnId, verb: EndVerb, owner: str, participants: Sequence[Participant] = (), *,
+    def end_nowait(
+        self, to: CoordinatorRequest, txn: TxnId, verb: EndVerb, owner: str, participants: Sequence[Participant] = (),
+        *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
         """Ends a transaction like `end`, without waiting: `to` gets the answer, a TxnState or an error."""
@@ -186,7 +187,7 @@ class RunningCoordinator:
     async def get_status(self, txn: TxnId, owner: str | None = None) -> TxnState:
         """Returns the state of a transaction. `owner` is the role that asks; None: an operator. Raises InvalidRequest
         if another role began it."""
-        return await self._state(lambda to: Status(to, txn.least, owner))
+        return await self._state(lambda to: GetStatus(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
@@ -195,7 +196,7 @@ class RunningCoordinator:
         """Aborts the transaction if it is open; returns its row afterwards. With `only_tell`, returns the row and
         aborts nothing. Raises InvalidRequest if the id was never used."""
         if only_tell:
-            rows = self.transaction_rows(txn, 1)
+            rows = self.list_transactions(txn, 1)
             if not rows:
                 raise InvalidRequest(f"{txn} has not begun")
             return rows[0]
@@ -231,20 +232,20 @@ class RunningCoordinator:
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskHalf, None]:
         """Makes the caller a member of the group and yields the checks that it must answer, until the generator is
         closed. Raises NotOwner if the coordinator moves."""
-        with self._halves.join_member() as member:
+        with self._halves.connect_member() as member:
             try:
                 await self._ask(lambda to: WatchHalves(to, member, owner, group))
                 while True:
-                    yield await member.next_check()
+                    yield await member.wait_check()
             finally:
                 self.core.halves.remove_member(member, self._clock.monotonic())
                 self._do(self.core.take_effects())
 
-    def half_rows(self, half: TxnId | None, group: str, limit: int) -> list[HalfRow]:
+    def list_halves(self, half: TxnId | None, group: str, limit: int) -> list[HalfRow]:
         now = self._clock.monotonic()
         return self.core.halves.half_rows(now, half.least if half is not None else None, group, limit)
 
-    def half_statistics(self) -> dict[str, int]:
+    def half_message_counts(self) -> dict[str, int]:
         """Returns the numbers of open and parked half messages and their bytes, and counters since the take-over."""
         return {**self.core.halves.counters, **self.core.halves.statistics()}
 
@@ -257,7 +258,7 @@ class RunningCoordinator:
         self.core.halves.on_not_published(each.half, each.txn, error, self._clock.monotonic())
         self._do(self.core.take_effects())
 
-    def transaction_rows(self, txn: TxnId | None, limit: int) -> list[TransactionRow]:
+    def list_transactions(self, txn: TxnId | None, limit: int) -> list[TransactionRow]:
         return self.core.transaction_rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
@@ -266,10 +267,10 @@ class RunningCoordinator:
         return {
             **self.core.statistics(), "begun": counters.begun, "settled": counters.settled,
             "records": counters.records, "settle_failures": self._settler.failures,
-            "settling_topics": self._settler.topics_waiting,
+            "settling_topics": self._settler.waiting_topic_count,
         }  # fmt: skip
 
-    def abort_counts(self) -> dict[str, int]:
+    def aborts_by_reason(self) -> dict[str, int]:
         """Returns the number of aborts since the take-over, by reason."""
         return {reason.name.lower(): self.core.counters.aborted.get(reason, 0) for reason in AbortReason}
 
@@ -304,21 +305,21 @@ class RunningCoordinator:
             match effect:
                 case Answer(request, result):
                     _answer(request, result)
-                case Settle(txn, committed, participant):
+                case SendOutcome(txn, committed, participant):
                     self._settler.add(participant.topic, self._settlement(txn, committed, participant))
                 case AbandonEpoch(why):
                     _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, why)
                     self._start_ending(self._close())
                 case AskHalf():
-                    self._halves.put_check(effect)
+                    self._halves.send_check(effect)
                 case PublishHalf():
-                    self._halves.publish(effect)
+                    self._halves.start_publishing(effect)
                 case WarnParked(half, group, why):
                     text = TxnId(self.number, half)
                     _LOG.warning("half %s of group %r is parked, an operator decides: %s", text, group, why)
                 case _:
                     assert_never(effect)
-        if self.core.has_decisions and not self._is_writing:
+        if self.core.has_decided_records and not self._is_writing:
             self._is_writing = True
             self._quiet.clear()
             self._loop.call_soon(self._write)  # what is asked in this turn goes together
@@ -386,8 +387,8 @@ class RunningCoordinator:
         while True:
             await asyncio.sleep(TICK_S)
             self._do(self.core.tick(self._clock.monotonic()))
-            if self.core.has_lazy:
-                self.core.promote_lazy()
+            if self.core.has_deferred_records:
+                self.core.promote_deferred_records()
                 self._do(())
 
     # ------------------------------------------------------------------ the end
@@ -395,9 +396,9 @@ class RunningCoordinator:
     def has_ended(self) -> bool:
         return self.core.has_ended
 
-    async def is_ours(self) -> bool:
+    async def is_owner(self) -> bool:
         """Whether the metadata says that no other broker has taken the coordinator over."""
-        return await self.log.is_ours()
+        return await self.log.is_owner()
 
     def _start_ending(self, work: Any) -> None:
         if self._ending is not None:
@@ -425,7 +426,7 @@ class RunningCoordinator:
                 await self._quiet.wait()
                 await self._background.close()
                 await self._halves.close()
-                records = core.hand_over(self._clock.monotonic())
+                records = core.make_hand_over(self._clock.monotonic())
                 await self.log.close(records, core.state, idle=core.is_idle)
         except (MagnetarError, TimeoutError) as error:
             _LOG.warning("coordinator %d is not handed over in order: %s", self.number, error)
@@ -450,7 +451,7 @@ class RunningCoordinator:
 
 
 def _answer(request: object, result: Result) -> None:
-    if isinstance(request, Question):
+    if isinstance(request, CoordinatorRequest):
         request.answer(result)
         return
     assert isinstance(request, asyncio.Future), "every other question here has a future"

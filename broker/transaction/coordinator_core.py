@@ -40,8 +40,8 @@ from typing import assert_never
 
 from ...proto.errors import MagnetarError, NotOwner, OutcomeUnknown, TransactionForgotten
 from ...proto.states import COUNTER_BITS, TxnState
-from .begins_core import BLOCK_MAX, BeginDecisions
-from .halves_core import Halves, MustWait
+from .begins_core import BLOCK_MAX, BeginDecider
+from .halves_core import HalfMessages, IntentQueued
 from .intents_core import (
     AbortByAdmin,
     AbortOpen,
@@ -53,13 +53,13 @@ from .intents_core import (
     Effect,
     End,
     EndHalf,
+    GetStatus,
     Intent,
     Join,
     Limits,
     PrepareHalf,
     RemoveParticipant,
     Result,
-    Status,
     WatchHalves,
 )
 from .outcomes_core import Decision
@@ -81,8 +81,8 @@ from .records_core import (
     Participant,
     Prepared,
     TransactionOwner,
-    commit_record,
-    participants_of,
+    decode_participants,
+    make_commit_record,
 )
 from .state_core import CoordinatorState
 from .table_core import IN_DOUBT, IdLease, LiveTransaction, Phase, txn_state_of
@@ -93,7 +93,7 @@ HANDED_MAX = 500
 """Most open transactions, and most leases, in one record of a hand-over."""
 
 
-class Coordinator(BeginDecisions):
+class Coordinator(BeginDecider):
     """The core of one epoch of a coordinator. `state` is what was read from its ledger; from now on only this object
     applies records to `state`."""
 
@@ -103,7 +103,7 @@ class Coordinator(BeginDecisions):
         """Begins an epoch. `gap` returns the random number of ids to leave out before the next block."""
         super().__init__(number, epoch, state, limits, now, gap)
         self._marks: deque[tuple[float, int]] = deque()
-        self.halves = Halves(state.halves, limits.halves, self, epoch, now)
+        self.halves = HalfMessages(state.halves, limits.halves, self, epoch, now)
 
     # ------------------------------------------------------------------ intents
     def start(self, now: float) -> list[Effect]:
@@ -147,7 +147,7 @@ class Coordinator(BeginDecisions):
                     self._end_of(intent, now)
                 case CommitBatch():
                     self._commit_batch(intent, now)
-                case Status():
+                case GetStatus():
                     self._answer(intent, self._status(intent, now))
                 case AbortByAdmin():
                     self._abort_by_admin(intent, now)
@@ -159,12 +159,12 @@ class Coordinator(BeginDecisions):
                     self.halves.receive(intent, now)
                 case _:
                     assert_never(intent)
-        except MustWait:
+        except IntentQueued:
             pass
         except MagnetarError as error:
             self._answer(intent, error)
 
-    def _status(self, intent: Status, now: float) -> TxnState:
+    def _status(self, intent: GetStatus, now: float) -> TxnState:
         self._check_owner(intent.txn, intent.owner)
         if intent.txn in self._unused:
             return TxnState.OPEN
@@ -182,26 +182,26 @@ class Coordinator(BeginDecisions):
     def add_effect(self, effect: Effect) -> None:
         self._effects.append(effect)
 
-    def receive_again(self, intents: Iterable[Intent], now: float) -> None:
+    def receive_waiting(self, intents: Iterable[Intent], now: float) -> None:
         self._again(intents, now)
 
     def describe_half(self, half: int) -> str:
         return f"half {self._id(half)}"
 
-    def check_id(self, half: int) -> None:
+    def check_half_id(self, half: int) -> None:
         if half >> COUNTER_BITS > self.epoch:
             raise NotOwner(f"coordinator {self.number} has a later epoch elsewhere; look it up again")
         if half >= self._next:
             raise self._unknown_id_error(half)
 
-    def check_owner(self, half: int, owner: str | None) -> None:
+    def check_half_owner(self, half: int, owner: str | None) -> None:
         self._check_owner(half, owner)
 
     def _has_other_owner(self, txn: int, owner: str) -> bool:
         return self.halves.has_other_owner(txn, owner) or super()._has_other_owner(txn, owner)
 
-    def use_half_id(self, half: int, now: float) -> bool:
-        self.check_id(half)
+    def claim_half_id(self, half: int, now: float) -> bool:
+        self.check_half_id(half)
         lease = self._unused.get(half)
         if lease is None:
             return False
@@ -223,7 +223,7 @@ class Coordinator(BeginDecisions):
             raise self._why_aborted(txn)
         found = self._participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
-        self._decide(commit_record({txn: found}, half=half, owner=live.owned.owner), None)
+        self._decide(make_commit_record({txn: found}, half=half, owner=live.owned.owner), None)
 
     def abort_for_half(self, txn: int, now: float) -> None:
         live = self._live.get(txn)
@@ -268,7 +268,7 @@ class Coordinator(BeginDecisions):
             if live is None:
                 continue  # it was empty, and is counted
             self._remove(live)
-            self._decide_end(txn, True, participants_of(record, shares), live.owned, live.began, is_durable=True)
+            self._decide_end(txn, True, decode_participants(record, shares), live.owned, live.began, is_durable=True)
             self.counters.committed += 1
             self.counters.count_ended(now - live.began)
             ended.append(live)
@@ -324,11 +324,12 @@ class Coordinator(BeginDecisions):
         waiting: list[Intent] = [intent for live in self._live.values() for intent in live.waiting_intents]
         waiting += [each.intent for each in (*self._gathered, *self._writing) if each.intent is not None]
         waiting += [intent for intents in self._sinks_in_doubt.values() for intent in intents]
-        waiting += self.halves.take_intents()
+        waiting += self.halves.take_waiting_intents()
         unknown = OutcomeUnknown(f"coordinator {self.number} is moving: ask it again")
         nothing = NotOwner(f"coordinator {self.number} is moving; look it up again")
         answers: dict[object, Result] = {
-            intent.request: nothing if isinstance(intent, Join | Status | AbortOpen) else unknown for intent in waiting
+            intent.request: nothing if isinstance(intent, Join | GetStatus | AbortOpen) else unknown
+            for intent in waiting
         }
         answers |= {request: unknown for ending in self._ending.values() for request in ending.waiting_requests}
         self._effects += [Answer(request, result) for request, result in answers.items()]
@@ -339,7 +340,7 @@ class Coordinator(BeginDecisions):
         self._sinks_in_doubt.clear()
         return self.take_effects()
 
-    def hand_over(self, now: float) -> list[AnyRecord]:
+    def make_hand_over(self, now: float) -> list[AnyRecord]:
         """Returns the records with which the next epoch goes on. `has_ended` must be True, no append may be in flight,
         and nothing may be decided afterwards."""
         assert self.has_ended, "nothing is decided after a hand-over"
@@ -353,7 +354,7 @@ class Coordinator(BeginDecisions):
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
         leases = [HandedLease(txns, lease.owned) for lease, txns in grouped.values()]
         records: list[AnyRecord] = [
-            *(each.record for each in self._lazy), *self.halves.age_records(now), *self._idle_notes(now)
+            *(each.record for each in self._lazy), *self.halves.make_age_records(now), *self._idle_notes(now)
         ]  # fmt: skip
         for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
             end = start + HANDED_MAX

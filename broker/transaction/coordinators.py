@@ -47,7 +47,7 @@ from .peers import BrokerPeers
 if TYPE_CHECKING:
     from .coordinator import Publish, RunningCoordinator
     from .intents_core import Limits
-    from .peers import SettlingTopics
+    from .peers import SettlementTargets
 
 Answer = TypeVar("Answer")
 _LOG = logging.getLogger("magnetar.broker.transactions")
@@ -90,7 +90,7 @@ class TransactionCoordinators:
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
-        topics: SettlingTopics, publish: Publish, is_settled: Callable[[], bool],
+        topics: SettlementTargets, publish: Publish, is_settled: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._world = world
         self._config = config
@@ -162,7 +162,7 @@ class TransactionCoordinators:
         """Returns the coordinator if it runs at this broker, else None."""
         return self._loaded.get(number)
 
-    async def load_here(self, number: int) -> RunningCoordinator:
+    async def load_owned(self, number: int) -> RunningCoordinator:
         """Returns a coordinator that this broker owns, after loading it if necessary. Raises NotOwner if another broker
         owns the coordinator; its field `owner` is that broker's endpoint."""
         found = self._loaded.get(number)
@@ -238,7 +238,7 @@ class TransactionCoordinators:
         self, number: int, here: Callable[[RunningCoordinator], Awaitable[Answer]],
         there: Callable[[str], Awaitable[Answer]],
     ) -> Answer:  # fmt: skip
-        """Asks a coordinator by `load_here`, or by `there` with the endpoint of the broker that owns it."""
+        """Asks a coordinator by `load_owned`, or by `there` with the endpoint of the broker that owns it."""
         running = self._loaded.get(number)
         if running is not None:
             return await here(running)
@@ -254,11 +254,11 @@ class TransactionCoordinators:
         owner = await self.find_owner(number)
         if owner.name == self._ownership.me.name:
             self._owners.pop(number, None)
-            return await here(await self.load_here(number))
+            return await here(await self.load_owned(number))
         self._owners[number] = owner.endpoint
         return await there(owner.endpoint)
 
-    def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+    def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         running = self._loaded.get(txn[0])
         return running is not None and running.join_nowait(txn, topic, owner)
 
@@ -273,7 +273,7 @@ class TransactionCoordinators:
                 continue
             try:
                 if await self._is_left(number):
-                    await self.load_here(number)
+                    await self.load_owned(number)
             except NotOwner:
                 pass  # another broker was faster
             except MagnetarError as error:
@@ -287,26 +287,26 @@ class TransactionCoordinators:
         found = await get_record(self._metadata, paths.coordinator(number), CoordinatorRecord)
         return found is not None and not found[0].idle
 
-    async def drop_taken_over(self) -> None:
+    async def abandon_taken_over(self) -> None:
         """Drops, after a new metadata session, the coordinators that another broker took over meanwhile."""
         for running in list(self._loaded.values()):
-            if not self._ownership.is_owned(owner_path(running.number)) or not await running.is_ours():
+            if not self._ownership.is_owned(owner_path(running.number)) or not await running.is_owner():
                 await running.abandon_epoch(NotOwner(f"coordinator {running.number} was taken over; look it up again"))
 
     @property
-    def loaded(self) -> Sequence[RunningCoordinator]:
+    def loaded_coordinators(self) -> Sequence[RunningCoordinator]:
         return list(self._loaded.values())
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
         """Closes all coordinators. The caller must release the ownership of the coordinators afterwards."""
         self._closed = True
-        await self._loading.drain()
-        await asyncio.gather(*[running.close() for running in self.loaded])
+        await self._loading.wait_idle()
+        await asyncio.gather(*[running.close() for running in self.loaded_coordinators])
         await self.peers.close()
 
-    async def drop_all(self, error: MagnetarError) -> None:
+    async def abandon_all(self, error: MagnetarError) -> None:
         """Drops all coordinators at once, without a hand-over: other brokers may own them already."""
         self._closed = True
-        await asyncio.gather(*[running.abandon_epoch(error) for running in self.loaded])
+        await asyncio.gather(*[running.abandon_epoch(error) for running in self.loaded_coordinators])
         await self.peers.close()

@@ -48,7 +48,7 @@ class GroupMember:
         self._changed = asyncio.Event()
         self._over: MagnetarError | None = None
 
-    def put_check(self, asked: AskHalf) -> None:
+    def add_check(self, asked: AskHalf) -> None:
         self._asked.append(asked)
         self._changed.set()
 
@@ -56,7 +56,7 @@ class GroupMember:
         self._over = error
         self._changed.set()
 
-    async def next_check(self) -> AskHalf:
+    async def wait_check(self) -> AskHalf:
         """Waits for the next check and returns it. Raises NotOwner if the coordinator moves."""
         while not self._asked:
             if self._over is not None:
@@ -82,7 +82,7 @@ class HalfDriver:
 
     # ------------------------------------------------------------------ members
     @contextmanager
-    def join_member(self) -> Iterator[GroupMember]:
+    def connect_member(self) -> Iterator[GroupMember]:
         member = GroupMember()
         self._members[member] = None
         try:
@@ -90,12 +90,12 @@ class HalfDriver:
         finally:
             self._members.pop(member, None)
 
-    def put_check(self, effect: AskHalf) -> None:
+    def send_check(self, effect: AskHalf) -> None:
         assert isinstance(effect.member, GroupMember), "members are of this object"
-        effect.member.put_check(effect)
+        effect.member.add_check(effect)
 
     # ------------------------------------------------------------------ publishing
-    def publish(self, effect: PublishHalf) -> None:
+    def start_publishing(self, effect: PublishHalf) -> None:
         self._tasks.spawn(self._work(effect), f"publish of half {effect.half}")
 
     async def _work(self, effect: PublishHalf) -> None:

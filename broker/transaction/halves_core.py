@@ -75,7 +75,7 @@ from .intents_core import (
     WatchHalves,
 )
 from .records_core import HalfNoted, HalfRecord, HalfRolledBack, HalfStored, HalvesForgotten, Participant
-from .state_core import StoredHalves, half_bytes
+from .state_core import StoredHalves, half_size_bytes
 
 if TYPE_CHECKING:
     from .coordinator_core import Coordinator
@@ -119,11 +119,11 @@ _SHOWN = {
 }  # fmt: skip
 
 
-class MustWait(Exception):
+class IntentQueued(Exception):
     """Raised when an intent cannot be answered before a record in flight is durable: it was queued until then."""
 
 
-class Half(msgspec.Struct):
+class OpenHalf(msgspec.Struct):
     """A half message that has no outcome."""
 
     record: HalfStored
@@ -151,7 +151,7 @@ class MemberChecks(msgspec.Struct):
     asked: set[int] = msgspec.field(default_factory=set)
 
 
-class Group(msgspec.Struct):
+class HalfGroup(msgspec.Struct):
     """A group of half messages, by role and name. A group exists while it has half messages or members."""
 
     halves: int = 0
@@ -160,7 +160,7 @@ class Group(msgspec.Struct):
     ready: dict[int, None] = msgspec.field(default_factory=dict)  # halves that wait for a member with room
 
 
-class Halves:
+class HalfMessages:
     """The half messages of one coordinator."""
 
     def __init__(
@@ -171,8 +171,8 @@ class Halves:
         self._limits = limits
         self._coordinator = coordinator
         self._check = epoch << 40  # the last number of a question: none is used in two epochs
-        self._halves: dict[int, Half] = {}
-        self._groups: dict[tuple[str, str], Group] = {}
+        self._halves: dict[int, OpenHalf] = {}
+        self._groups: dict[tuple[str, str], HalfGroup] = {}
         self._group_of: dict[object, tuple[str, str]] = {}  # by member
         self._storing_bytes = 0
         self._bytes_of: dict[str, int] = {}  # by role, of all that have no outcome
@@ -184,11 +184,11 @@ class Halves:
     def start(self, now: float) -> None:
         """Starts with the half messages that earlier epochs stored; the pauses before their checks begin anew."""
         for record in self._state.open.values():
-            half = Half(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
+            half = OpenHalf(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
             self._add(half)
             if half.phase is Phase.WAITING:
                 self._arm(half, now + record.check_after_s)
-        if ended := self._state.ended_ids():
+        if ended := self._state.ended_half_ids():
             self._ended.append((now, ended))
 
     # ------------------------------------------------------------------ intents
@@ -216,13 +216,13 @@ class Halves:
     def find_state(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
         """Returns the state of a half message, or None if `half` is not the id of one. Raises InvalidRequest if another
         role prepared it, MustWait while it is being decided: then `intent` waits."""
-        self._coordinator.check_owner(half, owner)
+        self._coordinator.check_half_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
             return self._state.find_outcome(half)
         if found.phase in DECIDING:
             found.waiting_intents.append(intent)
-            raise MustWait
+            raise IntentQueued
         return TxnState.PREPARED
 
     # ------------------------------------------------------------------ prepare
@@ -235,13 +235,13 @@ class Halves:
             return
         group = self._groups.get((intent.owner, intent.group))
         self._check_size(intent, group.halves if group is not None else 0)
-        if not self._coordinator.use_half_id(intent.half, now):
+        if not self._coordinator.claim_half_id(intent.half, now):
             text = self._coordinator.describe_half(intent.half)
             raise TransactionAborted(f"the id {text} is void: prepare the half under another one", reason="void")
         after_s = min(intent.check_after_s or self._limits.check_after_s, self._limits.open_s)
         record = HalfStored(intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages))
-        self._add(Half(record, now, Phase.STORING, [intent]))
-        self._storing_bytes += half_bytes(record)
+        self._add(OpenHalf(record, now, Phase.STORING, [intent]))
+        self._storing_bytes += half_size_bytes(record)
         self._coordinator.add_decision(record)
 
     def _check_size(self, intent: PrepareHalf, open_halves: int) -> None:
@@ -269,7 +269,7 @@ class Halves:
 
     # ------------------------------------------------------------------ decisions
     def _end(self, intent: EndHalf, now: float) -> None:
-        self._coordinator.check_owner(intent.half, intent.owner)
+        self._coordinator.check_half_owner(intent.half, intent.owner)
         half = self._halves.get(intent.half)
         if half is None:
             self._answer(intent, self._ended_as(intent, now))
@@ -292,10 +292,10 @@ class Halves:
         """Returns the answer to an EndHalf of a half message that is not open. A rollback of an id that was not used
         yet makes the id void. Raises TransactionAborted for a commit after a rollback, TransactionEnded for a rollback
         after a commit, TransactionForgotten if the outcome is not known any more."""
-        self._coordinator.check_id(intent.half)
+        self._coordinator.check_half_id(intent.half)
         outcome = self._state.find_outcome(intent.half)
         if outcome is None:
-            taken = intent.verb is HalfVerb.ROLLBACK and self._coordinator.use_half_id(intent.half, now)
+            taken = intent.verb is HalfVerb.ROLLBACK and self._coordinator.claim_half_id(intent.half, now)
             if not taken:
                 raise TransactionForgotten(
                     f"{self._coordinator.describe_half(intent.half)} is not known: it was never stored, or ended long "
@@ -311,12 +311,12 @@ class Halves:
     def _rolled_back(self, half: int) -> MagnetarError:
         return TransactionAborted(f"{self._coordinator.describe_half(half)} is rolled back", reason="rolled back")
 
-    def _wait_if_deciding(self, half: Half, intent: Intent) -> None:
+    def _wait_if_deciding(self, half: OpenHalf, intent: Intent) -> None:
         if half.phase in DECIDING:
             half.waiting_intents.append(intent)
-            raise MustWait
+            raise IntentQueued
 
-    def _decided(self, half: Half, intent: Intent, *, is_commit: bool, now: float) -> None:
+    def _decided(self, half: OpenHalf, intent: Intent, *, is_commit: bool, now: float) -> None:
         self._leave(half)
         if is_commit:
             self._publish(half, now)
@@ -330,7 +330,7 @@ class Halves:
     def _change(self, intent: ChangeHalf, now: float) -> None:
         half = self._halves.get(intent.half)
         if half is None:
-            self._coordinator.check_id(intent.half)
+            self._coordinator.check_half_id(intent.half)
             wanted = {HalfChange.COMMIT: TxnState.COMMITTED, HalfChange.ROLLBACK: TxnState.ABORTED}.get(intent.verb)
             outcome = self._state.find_outcome(intent.half)
             if outcome is None:
@@ -357,7 +357,7 @@ class Halves:
                 self._answer(intent, None)
 
     # ------------------------------------------------------------------ publishing
-    def _publish(self, half: Half, now: float) -> None:
+    def _publish(self, half: OpenHalf, now: float) -> None:
         """Publishes the half in a new transaction. Raises NotOwner if this epoch has no ids left, and ends."""
         half.txn = self._coordinator.begin_for_half(half.record.owner, PUBLISH_S, now)
         half.phase = Phase.PUBLISHING
@@ -381,7 +381,7 @@ class Halves:
         if found is not None and found.phase is Phase.PUBLISHING and found.txn == txn:
             self._on_publish_failed(found, error, now)
 
-    def _on_publish_failed(self, half: Half, error: MagnetarError, now: float) -> None:
+    def _on_publish_failed(self, half: OpenHalf, error: MagnetarError, now: float) -> None:
         half.txn, half.why = 0, f"it is not published: {error.message}"[:WHY_MAX]
         stays = error.definite and not error.retryable and not isinstance(error, TransactionAborted)
         if not stays and now < half.try_until:
@@ -402,7 +402,7 @@ class Halves:
             self._wait(half, now)
             self._resolved(half, now)
 
-    def _refuse(self, half: Half, error: MagnetarError) -> None:
+    def _refuse(self, half: OpenHalf, error: MagnetarError) -> None:
         """Answers the intents that wait for the commit with `error`; the other waiting intents are not answered."""
         later, half.waiting_intents = half.waiting_intents, []
         for intent in later:
@@ -421,7 +421,7 @@ class Halves:
         self._members_of[intent.owner] = of_role + 1
         key = intent.owner, intent.group
         self._group_of[intent.member] = key
-        self._groups.setdefault(key, Group()).members[intent.member] = MemberChecks()
+        self._groups.setdefault(key, HalfGroup()).members[intent.member] = MemberChecks()
         self._answer(intent, None)
         self._ask(key, now)
 
@@ -469,7 +469,7 @@ class Halves:
                 self._limits.answer_s, record.messages,
             ))  # fmt: skip
 
-    def _undecided(self, half: Half, intent: EndHalf, now: float) -> None:
+    def _undecided(self, half: OpenHalf, intent: EndHalf, now: float) -> None:
         """Handles the answer UNKNOWN or FAILED of the member that was asked: parks the half, or checks it again
         later."""
         self._leave(half)
@@ -486,7 +486,7 @@ class Halves:
             self._coordinator.add_decision(noted)
         self._ask(half.group_key, now)
 
-    def _leave(self, half: Half) -> None:
+    def _leave(self, half: OpenHalf) -> None:
         """Ends the check of the half message: it is removed from the member that was asked, or from those that wait for
         a member."""
         group = self._groups[half.group_key]
@@ -494,15 +494,15 @@ class Halves:
         if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
             member.asked.discard(half.record.half)
 
-    def _wait(self, half: Half, now: float) -> None:
+    def _wait(self, half: OpenHalf, now: float) -> None:
         half.phase = Phase.WAITING
         self._arm(half, now + self._pause(half))
 
-    def _pause(self, half: Half) -> float:
+    def _pause(self, half: OpenHalf) -> float:
         doubled = self._limits.pause_s * 2.0 ** min(30, max(0, half.asks - 1))
         return min(self._limits.pause_s_max, doubled)
 
-    def _make_ready(self, half: Half, now: float, *, ask: bool = True) -> None:
+    def _make_ready(self, half: OpenHalf, now: float, *, ask: bool = True) -> None:
         """Makes the half message ready for a check by the next member with room. Until there is one, only its age is
         counted."""
         self._groups[half.group_key].ready[half.record.half] = None
@@ -510,7 +510,7 @@ class Halves:
         if ask:
             self._ask(half.group_key, now)
 
-    def _park(self, half: Half, why: str, now: float, *, unknown: int = 0) -> None:
+    def _park(self, half: OpenHalf, why: str, now: float, *, unknown: int = 0) -> None:
         self._leave(half)
         half.phase = Phase.PARKING
         self._coordinator.add_decision(
@@ -523,7 +523,7 @@ class Halves:
         match record:
             case HalfStored():
                 half = self._halves[record.half]
-                self._storing_bytes -= half_bytes(record)
+                self._storing_bytes -= half_size_bytes(record)
                 self.counters["prepared"] += 1
                 half.phase = Phase.WAITING
                 self._arm(half, now + record.check_after_s)
@@ -556,7 +556,7 @@ class Halves:
         self.counters[how] += 1
         self._groups[half.group_key].halves -= 1
         owner = half.record.owner
-        self._bytes_of[owner] -= half_bytes(half.record)
+        self._bytes_of[owner] -= half_size_bytes(half.record)
         if not self._bytes_of[owner]:
             del self._bytes_of[owner]
         self._discard_group(half.group_key)
@@ -565,15 +565,15 @@ class Halves:
         self._ended[-1][1].add(number)
         self._resolved(half, now)
 
-    def _resolved(self, half: Half, now: float) -> None:
+    def _resolved(self, half: OpenHalf, now: float) -> None:
         later, half.waiting_intents = half.waiting_intents, []
-        self._coordinator.receive_again(later, now)
+        self._coordinator.receive_waiting(later, now)
 
-    def _add(self, half: Half) -> None:
+    def _add(self, half: OpenHalf) -> None:
         self._halves[half.record.half] = half
         owner = half.record.owner
-        self._bytes_of[owner] = self._bytes_of.get(owner, 0) + half_bytes(half.record)
-        self._groups.setdefault(half.group_key, Group()).halves += 1
+        self._bytes_of[owner] = self._bytes_of.get(owner, 0) + half_size_bytes(half.record)
+        self._groups.setdefault(half.group_key, HalfGroup()).halves += 1
 
     def _discard_group(self, key: tuple[str, str]) -> None:
         group = self._groups[key]
@@ -581,7 +581,7 @@ class Halves:
             del self._groups[key]
 
     # ------------------------------------------------------------------ time
-    def _arm(self, half: Half, due: float) -> None:
+    def _arm(self, half: OpenHalf, due: float) -> None:
         half.due = due if half.phase is not Phase.WAITING else min(due, half.age_start + self._limits.open_s)
         heapq.heappush(self._due, (half.due, half.record.half))
 
@@ -598,10 +598,10 @@ class Halves:
         self._expire_outcomes(now)
         if now - self._noted >= self._limits.open_s / NOTES:
             self._noted = now
-            for note in self.age_records(now):
+            for note in self.make_age_records(now):
                 self._coordinator.add_decision(note)
 
-    def _passed(self, half: Half, now: float) -> None:
+    def _passed(self, half: OpenHalf, now: float) -> None:
         match half.phase:
             case Phase.ASKED:
                 self._leave(half)
@@ -623,7 +623,7 @@ class Halves:
         while self._ended and now - self._ended[0][0] >= kept_s:
             self._coordinator.add_decision(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
 
-    def age_records(self, now: float) -> list[HalfNoted]:
+    def make_age_records(self, now: float) -> list[HalfNoted]:
         """Returns records that store the current age of each half message that waits for a check, or is being
         checked."""
         return [
@@ -632,7 +632,7 @@ class Halves:
         ]  # fmt: skip
 
     # ------------------------------------------------------------------ the end of the epoch
-    def take_intents(self) -> list[Intent]:
+    def take_waiting_intents(self) -> list[Intent]:
         """Removes all waiting intents from their half messages and returns them."""
         waiting = [intent for half in self._halves.values() for intent in half.waiting_intents]
         for half in self._halves.values():
@@ -658,11 +658,11 @@ class Halves:
             chosen = [each for each in self._halves.values() if group in ("", each.record.group)]
         return [self._row(each, now) for each in sorted(chosen, key=lambda each: each.age_start)[:limit]]
 
-    def _row(self, half: Half, now: float) -> HalfRow:
+    def _row(self, half: OpenHalf, now: float) -> HalfRow:
         record = half.record
         return HalfRow(
             record.half, _SHOWN.get(half.phase, HalfPhase.ENDING), record.owner, record.group, record.check_key,
-            now - half.age_start, record.unknown, len(self._groups[half.group_key].members), half_bytes(record),
+            now - half.age_start, record.unknown, len(self._groups[half.group_key].members), half_size_bytes(record),
             list(dict.fromkeys(each.topic for each in record.messages)), record.parked or half.why,
         )  # fmt: skip
 

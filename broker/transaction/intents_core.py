@@ -92,7 +92,7 @@ class CommitBatch(msgspec.Struct, frozen=True):
     adopt: bool = False
 
 
-class Status(msgspec.Struct, frozen=True):
+class GetStatus(msgspec.Struct, frozen=True):
     """Asks for the state of a transaction. `owner`: the role that asks; None: an operator."""
 
     request: object
@@ -173,7 +173,8 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 
 class WatchHalves(msgspec.Struct, frozen=True):
-    """Makes a process a member of the group, to which checks of half messages are sent until `Halves.remove_member`."""
+    """Makes a process a member of the group, to which checks of half messages are sent until
+    `HalfMessages.remove_member`."""
 
     request: object
     member: object
@@ -182,7 +183,7 @@ class WatchHalves(msgspec.Struct, frozen=True):
 
 
 HalfIntent = PrepareHalf | EndHalf | ChangeHalf | WatchHalves
-Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | AbortOpen | RemoveParticipant | HalfIntent
+Intent = Begin | Join | End | CommitBatch | GetStatus | AbortByAdmin | AbortOpen | RemoveParticipant | HalfIntent
 
 
 # ---------------------------------------------------------------------------------- effects
@@ -224,7 +225,7 @@ class Answer(NamedTuple):
     result: Result
 
 
-class Settle(NamedTuple):
+class SendOutcome(NamedTuple):
     """Sends the outcome of the transaction to the participant, repeatedly until it answers; then `on_settled`."""
 
     txn: int
@@ -253,7 +254,8 @@ class AskHalf(NamedTuple):
 
 
 class PublishHalf(NamedTuple):
-    """Publishes the messages in transaction `txn`; then `Halves.on_published` or `Halves.on_not_published`."""
+    """Publishes the messages in transaction `txn`; then `HalfMessages.on_published` or
+    `HalfMessages.on_not_published`."""
 
     half: int
     txn: int
@@ -268,7 +270,7 @@ class WarnParked(NamedTuple):
     why: str
 
 
-Effect = Answer | Settle | AbandonEpoch | AskHalf | PublishHalf | WarnParked
+Effect = Answer | SendOutcome | AbandonEpoch | AskHalf | PublishHalf | WarnParked
 
 
 class Append(NamedTuple):

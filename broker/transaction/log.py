@@ -8,11 +8,11 @@
 
 **Take-over** is the order of `TAKE_OVER` and nothing else:
 
-    read_record      the claim, the epoch and the ledger
+    read_claim       the claim, the epoch and the ledger
     recover_ledger   its writer is fenced for good, and all that was confirmed is read
     claim_record     compare-and-set against what was read: the next epoch, and a claim that no other owner has; then
                      it is noted that this coordinator has begun: without its record it is not taken over any more
-    serve            nothing is answered before
+    check_taken_over nothing is answered before
 
 What the former owner confirmed is in the ledger that was recovered: the claim succeeds only if the record still names
 that ledger. The former owner can confirm nothing after the fence, and name no other ledger after the claim.
@@ -41,7 +41,7 @@ from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarErro
 from ...proto.states import EPOCH_BITS
 from ...runtime.network import World
 from ..common.retry import LogThrottle
-from ..log.snapshot_ledger import StateLedgers, append_all
+from ..log.snapshot_ledger import StateLedgers, append_and_wait
 from . import entries_format as stored
 from .entries_format import RECORDS, SNAPSHOT_END, DamagedCoordinator
 from .records_core import AnyRecord
@@ -102,7 +102,7 @@ class CoordinatorLog:
             await step(self)
         return self._state, self.epoch
 
-    async def read_record(self) -> None:
+    async def read_claim(self) -> None:
         self._found = await self._metadata.get(self._path)
         if self._found is None:
             fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
@@ -172,10 +172,10 @@ class CoordinatorLog:
 
         await update_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord, noted)
 
-    async def serve(self) -> None:
+    async def check_taken_over(self) -> None:
         self._found = None
 
-    async def is_ours(self) -> bool:
+    async def is_owner(self) -> bool:
         """Whether the record in the metadata is still the one that this owner wrote last."""
         node = await self._metadata.get(self._path)
         return node is not None and node.value == self._stored
@@ -195,7 +195,7 @@ class CoordinatorLog:
         self._record, self._stored = record, value
 
     @property
-    def ledger_usage(self) -> tuple[int, int, int]:
+    def ledger_size(self) -> tuple[int, int, int]:
         """The id of the ledger (-1: there is none), and how many entries and bytes this owner has written to it."""
         return self._record.ledger_id, self._next_entry, self._bytes
 
@@ -204,7 +204,7 @@ class CoordinatorLog:
         """Appends the records without waiting if they fit into one entry and a ledger is open; returns a future that is
         done when they are durable. If the future fails, call `append` with its error. Returns None if nothing was
         appended: then call `append`."""
-        if self._writer is None or not self._writer.writable or self._is_full:
+        if self._writer is None or not self._writer.is_writable or self._is_full:
             return None
         found = stored.encode_records(records, self._next_entry)
         if len(found) != 1:
@@ -226,7 +226,7 @@ class CoordinatorLog:
                 if failed is not None:
                     error, failed = failed, None
                     raise error
-                if self._writer is None or not self._writer.writable or self._is_full:
+                if self._writer is None or not self._writer.is_writable or self._is_full:
                     await self._roll(state)
                 await self._append(records)
                 return
@@ -247,7 +247,7 @@ class CoordinatorLog:
     async def _append(self, records: Sequence[AnyRecord]) -> None:
         assert self._writer is not None, "a roll came before"
         found = stored.encode_records(records, self._next_entry)
-        await append_all(self._writer, found)
+        await append_and_wait(self._writer, found)
         self._next_entry += len(found)
         self._bytes += sum(map(len, found))
 
@@ -258,7 +258,7 @@ class CoordinatorLog:
         try:
             snapshot = stored.encode_snapshot(state.snapshot())
             for start in range(0, len(snapshot), AT_ONCE):
-                await append_all(writer, snapshot[start : start + AT_ONCE])
+                await append_and_wait(writer, snapshot[start : start + AT_ONCE])
             unnamed, self._unknown = False, True
             old = self._record.ledger_id
             await self._change(msgspec.structs.replace(self._record, ledger_id=writer.ledger_id))
@@ -293,6 +293,7 @@ class CoordinatorLog:
 
 
 TAKE_OVER = (
-    CoordinatorLog.read_record, CoordinatorLog.recover_ledger, CoordinatorLog.claim_record, CoordinatorLog.serve,
+    CoordinatorLog.read_claim, CoordinatorLog.recover_ledger, CoordinatorLog.claim_record,
+    CoordinatorLog.check_taken_over,
 )  # fmt: skip
 """The order of a take-over."""

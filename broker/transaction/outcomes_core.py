@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from ...proto.errors import NotOwner
 from ...proto.states import COUNTER_BITS, TxnState
-from .halves_core import MustWait
-from .intents_core import AbandonEpoch, AbortReason, Answer, Append, Effect, Intent, Limits, Result, Settle
-from .records_core import Aborted, AnyRecord, Done, Participant, TransactionOwner, commit_record
+from .halves_core import IntentQueued
+from .intents_core import AbandonEpoch, AbortReason, Answer, Append, Effect, Intent, Limits, Result, SendOutcome
+from .records_core import Aborted, AnyRecord, Done, Participant, TransactionOwner, make_commit_record
 from .state_core import CoordinatorState
 from .table_core import IN_DOUBT, LiveTransaction, Phase, TransactionTable, UnsettledTransaction
 
@@ -32,7 +32,7 @@ class Decision(NamedTuple):
     intent: Intent | None = None
 
 
-class OutcomeDecisions(TransactionTable, abc.ABC):
+class OutcomeDecider(TransactionTable, abc.ABC):
     """The part of a coordinator that gathers decisions, aborts and settles. Its subclasses receive the intents."""
 
     def __init__(self, number: int, epoch: int, state: CoordinatorState, limits: Limits) -> None:
@@ -56,7 +56,7 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
     def _decide(self, record: AnyRecord, intent: Intent | None) -> None:
         self._gathered.append(Decision(record, intent))
 
-    def promote_lazy(self) -> None:
+    def promote_deferred_records(self) -> None:
         """Makes an append due for the records that could wait for another append: they have waited long enough."""
         self._gathered += self._lazy
         self._lazy = []
@@ -82,11 +82,11 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
         return self.take_effects()
 
     @property
-    def has_decisions(self) -> bool:
+    def has_decided_records(self) -> bool:
         return bool(self._gathered)
 
     @property
-    def has_lazy(self) -> bool:
+    def has_deferred_records(self) -> bool:
         return bool(self._lazy)
 
     # ------------------------------------------------------------------ effects
@@ -151,7 +151,7 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
         found = self._find(txn, now, owner)
         if isinstance(found, LiveTransaction) and found.phase in IN_DOUBT:
             found.waiting_intents.append(intent)
-            raise MustWait
+            raise IntentQueued
         return found
 
     # ------------------------------------------------------------------ outcomes
@@ -159,7 +159,7 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
         """Commits a transaction without participants. Its record is added to the next append; it does no harm if the
         record is lost."""
         self._remove(live)
-        record = commit_record({live.txn: []}, owner=live.owned.owner)
+        record = make_commit_record({live.txn: []}, owner=live.owned.owner)
         self.state.apply(record)
         self._lazy.append(Decision(record))
         self.counters.committed += 1
@@ -215,7 +215,7 @@ class OutcomeDecisions(TransactionTable, abc.ABC):
                 self._lazy.append(Decision(Done([txn])))
             return
         self._ending[txn] = UnsettledTransaction(is_committed, each_waiting, owned, began, is_durable)
-        self._effects += [Settle(txn, is_committed, each) for each in each_waiting.values()]
+        self._effects += [SendOutcome(txn, is_committed, each) for each in each_waiting.values()]
 
     def on_settled(self, txn: int, topic: str) -> list[Effect]:
         """Fact: the topic has stored the outcome. Returns the effects. Repeated calls do nothing."""

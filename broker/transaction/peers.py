@@ -74,7 +74,7 @@ class BrokerPeers:
     async def settle(
         self, endpoint: str, topic: TopicName, settlements: Sequence[Settlement]
     ) -> list[MagnetarError | None]:
-        items = [settlement_to_wire(each, topic) for each in settlements]
+        items = [wire_settlement(each, topic) for each in settlements]
         replies = await asyncio.gather(*[self._ask(endpoint, "Settle", item) for item in items])
         return [from_wire(each.error) if each.HasField("error") else None for each in replies]
 
@@ -134,7 +134,7 @@ class BrokerPeers:
         self._channels.clear()
 
 
-def settlement_to_wire(settlement: Settlement, topic: TopicName) -> wire.Settlement:
+def wire_settlement(settlement: Settlement, topic: TopicName) -> wire.Settlement:
     txn, last = settlement.txn, settlement.last
     return wire.Settlement(
         txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, committed=settlement.committed,
@@ -157,7 +157,7 @@ def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
 #
 # One worker per topic sends all settlements that wait for that topic together, and repeats those that failed after a
 # pause that grows to PAUSE_S_MAX. New ones do not wait for that pause: a transaction that a topic cannot store delays
-# no other. A topic that is certainly gone counts as settled (`SettlingTopics.settle`). Bound: an outcome is in the
+# no other. A topic that is certainly gone counts as settled (`SettlementTargets.settle`). Bound: an outcome is in the
 # coordinator's table until it is settled, so there are never more here than there; AT_ONCE workers send at a time.
 # Guards: tests/broker/transaction/test_settling.py.
 
@@ -173,7 +173,7 @@ TOGETHER = 1_000
 """Most settlements of one topic in one request."""
 
 
-class SettlingTopics(Protocol):
+class SettlementTargets(Protocol):
     """The topics of the cluster, at whichever broker they are loaded."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
@@ -189,11 +189,11 @@ class _Waiting(NamedTuple):
     wake: asyncio.Event
 
 
-class Settler:
+class SettlementSender:
     """Sends outcomes of transactions to topics until each topic has stored its own. Calls `settled(settlement, topic)`
     once for each settlement that was added, when it is stored."""
 
-    def __init__(self, world: World, topics: SettlingTopics, settled: Callable[[Settlement, str], None]) -> None:
+    def __init__(self, world: World, topics: SettlementTargets, settled: Callable[[Settlement, str], None]) -> None:
         self._world = world
         self._topics = topics
         self._settled = settled
@@ -258,7 +258,7 @@ class Settler:
         return failed
 
     @property
-    def topics_waiting(self) -> int:
+    def waiting_topic_count(self) -> int:
         return len(self._waiting)
 
     async def close(self) -> None:

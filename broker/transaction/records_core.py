@@ -245,7 +245,7 @@ AnyRecord = (
 )  # fmt: skip
 
 
-def commit_record(
+def make_commit_record(
     txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
 ) -> Committed:
     """Returns the record that commits these transactions with their participants."""
@@ -257,5 +257,5 @@ def commit_record(
     return Committed(rows, list(topics), sink, half, owner)
 
 
-def participants_of(record: Committed, shares: list[Share]) -> list[Participant]:
+def decode_participants(record: Committed, shares: list[Share]) -> list[Participant]:
     return [Participant(record.topics[share.topic], *share[1:]) for share in shares]

@@ -41,8 +41,8 @@ from .records_core import (
     SinkKept,
     TransactionOwner,
     Unnamed,
-    commit_record,
-    participants_of,
+    decode_participants,
+    make_commit_record,
 )
 
 # -------------------------------------------------------------------------------------------- stored_halves_core
@@ -73,7 +73,7 @@ class StoredHalves:
         match record:
             case HalfStored():
                 self.open[record.half] = record
-                self.size_bytes += half_bytes(record)
+                self.size_bytes += half_size_bytes(record)
             case HalfNoted():
                 found = self.open.get(record.half)
                 if found is not None:
@@ -102,7 +102,7 @@ class StoredHalves:
 
     def _remove(self, half: int) -> None:
         stored = self.open.pop(half)
-        self.size_bytes -= half_bytes(stored)
+        self.size_bytes -= half_size_bytes(stored)
         if stored.owner:
             self._of.setdefault(stored.owner, BitMap64()).add(half)
 
@@ -118,7 +118,7 @@ class StoredHalves:
             return False
         return any(half in ids for ids in self._of.values())
 
-    def ended_ids(self) -> BitMap64:
+    def ended_half_ids(self) -> BitMap64:
         """Returns the ids of the half messages that have an outcome which is not discarded yet."""
         return self._committed | self._rolled_back
 
@@ -137,10 +137,12 @@ class StoredHalves:
         """Raises AssertionError if an invariant is broken."""
         assert not self._committed & self._rolled_back, "a half has at most one outcome"
         assert not any(self.find_outcome(half) for half in self.open), "an open half has no outcome"
-        assert self.size_bytes == sum(map(half_bytes, self.open.values())), "the bytes of all open halves are counted"
+        assert self.size_bytes == sum(map(half_size_bytes, self.open.values())), (
+            "the bytes of all open halves are counted"
+        )
 
 
-def half_bytes(half: HalfStored) -> int:
+def half_size_bytes(half: HalfStored) -> int:
     return sum(len(each.topic) + len(each.entry) for each in half.messages)
 
 
@@ -166,7 +168,7 @@ Ids = dict[int, BitMap]
 """Upper bits of ids → a bitmap of their lower ones."""
 
 
-class OwnedTable(Generic[Value]):
+class ByRoleAndName(Generic[Value]):
     """Values by role and name."""
 
     __slots__ = ("_counts", "_values")
@@ -236,12 +238,12 @@ class CommittedIds:
     def has_other_owner(self, txn: int, owner: str) -> bool:
         return _has(self._owned, txn) and not _has(self._of.get(owner, {}), txn)
 
-    def discard_below(self, below: int) -> None:
+    def discard_ids_below(self, below: int) -> None:
         for ids in (self._free, self._owned, *self._of.values()):
-            discard_below(ids, below)
+            discard_ids_below(ids, below)
         self._of = {owner: ids for owner, ids in self._of.items() if ids}
 
-    def restore(self, record: Kept) -> None:
+    def restore_ids(self, record: Kept) -> None:
         everything, owned = BitMap.deserialize(record.committed), BitMap()
         for owner, ids in record.owners.items():
             found = self._of.setdefault(owner, {})[record.high] = BitMap.deserialize(ids)
@@ -278,7 +280,7 @@ def _has(ids: Ids, txn: int) -> bool:
     return found is not None and txn & _LOW in found
 
 
-def discard_below(ids: Ids, below: int) -> None:
+def discard_ids_below(ids: Ids, below: int) -> None:
     high, low = below >> LOW_BITS, below & _LOW
     for each in [each for each in ids if each < high]:
         del ids[each]
@@ -328,8 +330,8 @@ class CoordinatorState:
         self.kept = CommittedIds()
         self.unsettled: dict[int, UnsettledOutcome] = {}
         self.prepared: dict[int, Prepared] = {}
-        self.names: OwnedTable[NameHolder] = OwnedTable()
-        self.sinks: OwnedTable[SinkBatch] = OwnedTable()
+        self.names: ByRoleAndName[NameHolder] = ByRoleAndName()
+        self.sinks: ByRoleAndName[SinkBatch] = ByRoleAndName()
         self.last_holder = 0  # the largest number of a holder of any name: none is given twice
         self.forgotten_below = 0  # the outcomes of ids below are not known any more
         self.handed: list[HandedOver] = []
@@ -363,11 +365,11 @@ class CoordinatorState:
                     self.names.remove(owner, name)
             case Forgotten():
                 self.forgotten_below = record.below
-                self.kept.discard_below(record.below)
+                self.kept.discard_ids_below(record.below)
             case HandedOver():
                 self.handed.append(record)
             case Kept():
-                self.kept.restore(record)
+                self.kept.restore_ids(record)
             case Counted():
                 self.last_holder = record.holders
             case SinkKept():
@@ -382,7 +384,7 @@ class CoordinatorState:
             self.prepared.pop(txn, None)
             self.kept.add(txn, record.owner)
             if shares:
-                found = participants_of(record, shares)
+                found = decode_participants(record, shares)
                 self.unsettled[txn] = UnsettledOutcome(True, {each.topic: each for each in found}, record.owner)
         if record.sink is not None:
             self._sink(record.sink)
@@ -401,7 +403,7 @@ class CoordinatorState:
         yield Forgotten(self.forgotten_below)
         for txn, outcome in self.unsettled.items():
             if outcome.committed:
-                yield commit_record({txn: list(outcome.waiting.values())}, owner=outcome.owner)
+                yield make_commit_record({txn: list(outcome.waiting.values())}, owner=outcome.owner)
             else:
                 yield from (Prepared(txn, _NOBODY, [], 0.0), Aborted(txn, list(outcome.waiting), outcome.owner))
         # after the unsettled ones, whose bits are in it

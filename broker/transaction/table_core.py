@@ -220,7 +220,7 @@ class TransactionTable:
         return self._next
 
     @property
-    def settled_below(self) -> int:
+    def lowest_unsettled_id(self) -> int:
         """The id below which all transactions have ended and every participant has stored the outcome."""
         return self._lowest()
 

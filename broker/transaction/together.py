@@ -1,6 +1,6 @@
 """Several requests to coordinators that came in one RPC: one wait for all of their answers, without a task for each.
 
-    questions = QuestionSet()
+    questions = CoordinatorRequests()
     running.start_end(questions.add_question(), txn, EndVerb.COMMIT, …)    each is sent to the core in this turn
     results = await questions.wait_answers(timeout_s)           in the order in which they were added
 
@@ -18,12 +18,12 @@ from ...proto.errors import MagnetarError, TimedOut
 from .intents_core import Result
 
 
-class Question:
+class CoordinatorRequest:
     """One request to a coordinator, and its answer as soon as it is answered."""
 
     __slots__ = ("_together", "is_answered", "result")
 
-    def __init__(self, together: QuestionSet) -> None:
+    def __init__(self, together: CoordinatorRequests) -> None:
         self._together = together
         self.is_answered = False
         self.result: Result = None
@@ -34,16 +34,16 @@ class Question:
             self._together.on_answered()
 
 
-class QuestionSet:
+class CoordinatorRequests:
     """The requests to coordinators that came in one RPC."""
 
     def __init__(self) -> None:
-        self._questions: list[Question] = []
+        self._questions: list[CoordinatorRequest] = []
         self._left = 0
         self._all: asyncio.Future[None] | None = None
 
-    def add_question(self) -> Question:
-        question = Question(self)
+    def add_request(self) -> CoordinatorRequest:
+        question = CoordinatorRequest(self)
         self._questions.append(question)
         self._left += 1
         return question

@@ -11,33 +11,41 @@ import click
 from click import option
 
 from ..common.exits import NOT_FOUND, Failure
-from ..common.lazy import Lazy, LazyGroup
+from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, verb
-from ..storage.admin_port import operating
+from ..storage.admin_port import with_operator
 
 if TYPE_CHECKING:
     from ...proto.statistics import SubscriptionStats
 
 brokers = LazyGroup(
     "brokers",
-    {"list": Lazy(".admin.cluster", "list_brokers", "Brokers and how many topics they own.")},
+    {"list": LazyCommand(".admin.cluster", "list_brokers", "Brokers and how many topics they own.")},
     help="Brokers of the cluster.\n\nExample: magnetar brokers list",
 )
 bookies = LazyGroup(
     "bookies",
     {
-        "list": Lazy(".admin.cluster", "list_bookies", "Bookies: state, disk, how many ledgers lie on them."),
-        "state": Lazy(".storage.gc", "state", "What each says of itself: disk, limbo, scrubber, garbage collection."),
-        "accept-loss": Lazy(".storage.gc", "accept_loss", "Let one leave limbo with entries that are lost for good."),
-        "gc": Lazy(".storage.gc", "gc", "Garbage collection: what would be done (--plan), or do it (--now)."),
-        "racks": Lazy(".storage.identity", "racks", "Where bookies stand, as the metadata says."),
-        "set-rack": Lazy(".storage.identity", "set_rack", "Say where one stands, above what it says itself."),
-        "delete-rack": Lazy(".storage.identity", "delete_rack", "… and go back to what it says itself."),
-        "decommission": Lazy(".storage.ledgers", "decommission", "Empty one before it is taken away."),
-        "recover": Lazy(".storage.ledgers", "recover", "Make every copy again that lay on a dead one, now."),
-        "forget": Lazy(".storage.identity", "forget", "A bookie's data is lost for good: its place may be taken."),
-        "move": Lazy(".storage.identity", "move", "A bookie's directory has moved to another place."),
-        "accept-metadata": Lazy(".storage.identity", "accept_metadata", "Start on metadata older than the directory."),
+        "list": LazyCommand(".admin.cluster", "list_bookies", "Bookies: state, disk, how many ledgers lie on them."),
+        "state": LazyCommand(
+            ".storage.gc", "state", "What each says of itself: disk, limbo, scrubber, garbage collection."
+        ),
+        "accept-loss": LazyCommand(
+            ".storage.gc", "accept_loss", "Let one leave limbo with entries that are lost for good."
+        ),
+        "gc": LazyCommand(".storage.gc", "gc", "Garbage collection: what would be done (--plan), or do it (--now)."),
+        "racks": LazyCommand(".storage.identity", "racks", "Where bookies stand, as the metadata says."),
+        "set-rack": LazyCommand(".storage.identity", "set_rack", "Say where one stands, above what it says itself."),
+        "delete-rack": LazyCommand(".storage.identity", "delete_rack", "… and go back to what it says itself."),
+        "decommission": LazyCommand(".storage.ledgers", "decommission", "Empty one before it is taken away."),
+        "recover": LazyCommand(".storage.ledgers", "recover", "Make every copy again that lay on a dead one, now."),
+        "forget": LazyCommand(
+            ".storage.identity", "forget", "A bookie's data is lost for good: its place may be taken."
+        ),
+        "move": LazyCommand(".storage.identity", "move", "A bookie's directory has moved to another place."),
+        "accept-metadata": LazyCommand(
+            ".storage.identity", "accept_metadata", "Start on metadata older than the directory."
+        ),
     },
     {"list-bookies": "list"},
     help="Bookies of the cluster.\n\nExample: magnetar bookies list",
@@ -51,12 +59,12 @@ def list_brokers(session: Session) -> None:
     Example: magnetar brokers list -o json
     """
     rows = [asdict(broker) for broker in session.admin.brokers()]
-    session.out.rows(rows, ("name", "endpoint", "topics"), empty="no brokers")
+    session.out.print_rows(rows, ("name", "endpoint", "topics"), empty="no brokers")
 
 
 @click.command("list")
 @option("--registered", is_flag=True, help="Only those that are registered; asks no bookie.")
-@operating
+@with_operator
 def list_bookies(session: Session, registered: bool) -> None:
     """Bookies: their state, their disks, and how many ledgers name them; also those that are away.
 
@@ -71,8 +79,8 @@ def list_bookies(session: Session, registered: bool) -> None:
     """
     from ...proto.errors import MagnetarError
     from ..common.exits import Failure
-    from ..storage.admin_port import answers
-    from ..storage.ledgers import ask_any
+    from ..storage.admin_port import ask_answering
+    from ..storage.ledgers import ask_any_bookie
 
     known = {
         bookie.id: {
@@ -87,17 +95,17 @@ def list_bookies(session: Session, registered: bool) -> None:
         for bookie in session.admin.bookies()
     }
     if known and not registered:
-        for id_, state in answers(session, "state").items():
+        for id_, state in ask_answering(session, "state").items():
             if id_ in known:
                 known[id_].update(freeBytes=state["freeBytes"], totalBytes=state["totalBytes"])
         try:
-            for each in ask_any(session, "bookies")["bookies"]:
+            for each in ask_any_bookie(session, "bookies")["bookies"]:
                 read_only = each["state"] in ("read-only", "departing")
                 known[each["id"]] = {**each, **known.get(each["id"], {}), "state": each["state"], "readOnly": read_only}
         except (MagnetarError, Failure) as error:
             click.echo(f"only what is registered, no bookie answers: {error}", err=True)
     columns = ("id", "endpoint", "state", "rack", "freeBytes", "totalBytes", "ledgers")
-    session.out.rows(list(known.values()), columns, empty="no bookies")
+    session.out.print_rows(list(known.values()), columns, empty="no bookies")
 
 
 # --------------------------------------------------------------------------------------------------------- spark
@@ -112,8 +120,8 @@ NAMESPACE = option("-n", "--namespace", default="public/default", show_default=T
 spark = LazyGroup(
     "spark",
     {
-        "queries": Lazy(".admin.cluster", "queries", "The queries that hold data, and how far each lags."),
-        "forget": Lazy(".admin.cluster", "forget", "Delete what a query that is no more holds."),
+        "queries": LazyCommand(".admin.cluster", "queries", "The queries that hold data, and how far each lags."),
+        "forget": LazyCommand(".admin.cluster", "forget", "Delete what a query that is no more holds."),
     },
     help="Streaming queries of Spark.\n\nExample: magnetar spark queries",
 )
@@ -130,7 +138,9 @@ def queries(session: Session, namespace: str) -> None:
         {"query": query, "topic": part, "lag": each.backlog, "bytes": each.backlog_bytes}
         for part, query, each in _found(session, namespace)
     ]
-    session.out.rows(sorted(rows, key=lambda row: (str(row["query"]), str(row["topic"]))), COLUMNS, empty="no queries")
+    session.out.print_rows(
+        sorted(rows, key=lambda row: (str(row["query"]), str(row["topic"]))), COLUMNS, empty="no queries"
+    )
 
 
 @verb(NAMESPACE)

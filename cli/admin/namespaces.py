@@ -9,9 +9,9 @@ import click
 from click import option
 
 from ...proto.policy_table import NAMESPACES, POLICIES
-from ..common.lazy import Lazy, LazyGroup
+from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, confirm, verb
-from .policies import ALIASES, change, given_fields, options_of, read, verbs
+from .policies import ALIASES, change_policies, given_fields, policy_commands, policy_options, read
 from .properties import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
 
 # --------------------------------------------------------------------------------------------------- permissions
@@ -22,23 +22,25 @@ from .properties import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
 
 
 OF_NAMESPACES = {
-    "grant-permission": Lazy(".admin.namespaces", "grant_namespace", "Let a role produce or consume in it."),
-    "revoke-permission": Lazy(".admin.namespaces", "revoke_namespace", "Take that from a role."),
-    "permissions": Lazy(".admin.namespaces", "of_namespace", "Which roles may do what in it."),
-    "grant-subscription-permission": Lazy(
+    "grant-permission": LazyCommand(".admin.namespaces", "grant_namespace", "Let a role produce or consume in it."),
+    "revoke-permission": LazyCommand(".admin.namespaces", "revoke_namespace", "Take that from a role."),
+    "permissions": LazyCommand(".admin.namespaces", "of_namespace", "Which roles may do what in it."),
+    "grant-subscription-permission": LazyCommand(
         ".admin.namespaces", "grant_subscription", "Only these roles may use a subscription."
     ),
-    "revoke-subscription-permission": Lazy(".admin.namespaces", "revoke_subscription", "Take a role off that list."),
-    "subscription-permission": Lazy(".admin.namespaces", "of_subscriptions", "The lists of its subscriptions."),
-    "set-subscription-auth-mode": Lazy(
+    "revoke-subscription-permission": LazyCommand(
+        ".admin.namespaces", "revoke_subscription", "Take a role off that list."
+    ),
+    "subscription-permission": LazyCommand(".admin.namespaces", "of_subscriptions", "The lists of its subscriptions."),
+    "set-subscription-auth-mode": LazyCommand(
         ".admin.namespaces", "set_auth_mode", "Whether subscriptions are named by their role."
     ),
-    "get-subscription-auth-mode": Lazy(".admin.namespaces", "get_auth_mode", "Show that."),
+    "get-subscription-auth-mode": LazyCommand(".admin.namespaces", "get_auth_mode", "Show that."),
 }
 OF_TOPICS = {
-    "grant-permission": Lazy(".admin.namespaces", "grant_topic", "Let a role produce or consume."),
-    "revoke-permission": Lazy(".admin.namespaces", "revoke_topic", "Take that from a role."),
-    "permissions": Lazy(".admin.namespaces", "of_topic", "Which roles were granted what for the topic alone."),
+    "grant-permission": LazyCommand(".admin.namespaces", "grant_topic", "Let a role produce or consume."),
+    "revoke-permission": LazyCommand(".admin.namespaces", "revoke_topic", "Take that from a role."),
+    "permissions": LazyCommand(".admin.namespaces", "of_topic", "Which roles were granted what for the topic alone."),
 }
 
 ROLE = option("-r", "--role", required=True, metavar="ROLE")
@@ -138,7 +140,7 @@ def of_subscriptions(session: Session, namespace: str) -> None:
     """
     found = session.admin.namespace_permissions(namespace).subscriptions
     rows = [{"subscription": name, "roles": ", ".join(roles)} for name, roles in sorted(found.items())]
-    session.out.rows(rows, ("subscription", "roles"), empty=f"no subscription of {namespace} has a list of roles")
+    session.out.print_rows(rows, ("subscription", "roles"), empty=f"no subscription of {namespace} has a list of roles")
 
 
 @verb(
@@ -171,7 +173,7 @@ def _granted(session: Session, role: str, actions: str, place: str) -> None:
 def _roles(session: Session, roles: object, place: str) -> None:
     assert isinstance(roles, dict), "a mapping of roles to actions"
     rows = [{"role": role, "actions": ", ".join(actions)} for role, actions in sorted(roles.items())]
-    session.out.rows(rows, ("role", "actions"), empty=f"no role was granted anything at {place}")
+    session.out.print_rows(rows, ("role", "actions"), empty=f"no role was granted anything at {place}")
 
 
 # ---------------------------------------------------------------------------------------------------- namespaces
@@ -180,29 +182,33 @@ def _roles(session: Session, roles: object, place: str) -> None:
 namespaces = LazyGroup(
     "namespaces",
     {
-        "list": Lazy(".admin.namespaces", "list_", "Namespaces of a tenant."),
-        "create": Lazy(".admin.namespaces", "create", "Make a namespace."),
-        "policies": Lazy(".admin.namespaces", "policies", "A namespace's policies."),
-        "update": Lazy(".admin.namespaces", "update", "Change policies."),
-        "topics": Lazy(".admin.topics", "list_", "Topics of a namespace."),
-        "stats": Lazy(".admin.namespaces", "stats", "Messages, storage and backlog of its topics."),
-        "delete": Lazy(".admin.namespaces", "delete", "Delete a namespace."),
-        "bundles": Lazy(".admin.namespaces", "bundles", "The hash ranges that brokers own."),
-        "unload": Lazy(".admin.namespaces", "unload", "Let its brokers give it up; the next lookups find new owners."),
-        "clear-backlog": Lazy(
+        "list": LazyCommand(".admin.namespaces", "list_", "Namespaces of a tenant."),
+        "create": LazyCommand(".admin.namespaces", "create", "Make a namespace."),
+        "policies": LazyCommand(".admin.namespaces", "policies", "A namespace's policies."),
+        "update": LazyCommand(".admin.namespaces", "update", "Change policies."),
+        "topics": LazyCommand(".admin.topics", "list_", "Topics of a namespace."),
+        "stats": LazyCommand(".admin.namespaces", "stats", "Messages, storage and backlog of its topics."),
+        "delete": LazyCommand(".admin.namespaces", "delete", "Delete a namespace."),
+        "bundles": LazyCommand(".admin.namespaces", "bundles", "The hash ranges that brokers own."),
+        "unload": LazyCommand(
+            ".admin.namespaces", "unload", "Let its brokers give it up; the next lookups find new owners."
+        ),
+        "clear-backlog": LazyCommand(
             ".admin.namespaces", "clear_backlog", "Acknowledge everything unseen, in all its topics."
         ),
-        "unsubscribe": Lazy(".admin.namespaces", "unsubscribe", "Delete a subscription of all its topics."),
-        "set-auto-topic-creation": Lazy(
+        "unsubscribe": LazyCommand(".admin.namespaces", "unsubscribe", "Delete a subscription of all its topics."),
+        "set-auto-topic-creation": LazyCommand(
             ".admin.namespaces", "set_creation", "Whether and how topics are made at first use."
         ),
-        "get-auto-topic-creation": Lazy(".admin.namespaces", "get_creation", "Show that."),
-        "remove-auto-topic-creation": Lazy(".admin.namespaces", "remove_creation", "Topics are made at first use."),
+        "get-auto-topic-creation": LazyCommand(".admin.namespaces", "get_creation", "Show that."),
+        "remove-auto-topic-creation": LazyCommand(
+            ".admin.namespaces", "remove_creation", "Topics are made at first use."
+        ),
         **OF_NAMESPACES,
         **PROPERTIES_OF_NAMESPACES,
     },
     {"get": "policies", **ALIASES},
-    policies=verbs(NAMESPACES),
+    policies=policy_commands(NAMESPACES),
     with_rows=True,
     help="TENANT/NAMESPACE: its topics share policies.\n\nExample: magnetar namespaces create public/orders",
 )
@@ -225,9 +231,9 @@ AT_CREATION = tuple(
 """The policies that are usually set with a new namespace; the others have commands of their own."""
 
 
-def policies_given(function: Callable[..., None]) -> Callable[..., None]:
+def with_policies(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command: adds the options that set policies. An option that is not given is None."""
-    function = options_of(AT_CREATION)(function)
+    function = policy_options(AT_CREATION)(function)
     for each in (
         option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),
         option("--default-partitions", type=click.IntRange(0), help="Of topics made automatically; 0: none."),
@@ -237,7 +243,7 @@ def policies_given(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def _divided(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _divide_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divides the given options into the settings of the namespace itself, and policies, which a call of their own
     sets."""
     found = given_fields(given)
@@ -250,23 +256,23 @@ def list_(session: Session, tenant: str = "public") -> None:
 
     Example: magnetar namespaces list public
     """
-    session.out.names(session.admin.namespaces(tenant), empty=f"no namespaces in {tenant}")
+    session.out.print_names(session.admin.namespaces(tenant), empty=f"no namespaces in {tenant}")
 
 
-@verb(policies_given)
+@verb(with_policies)
 def create(session: Session, namespace: str, **given: Any) -> None:
     """Make a namespace.
 
     Example: magnetar namespaces create public/orders --retention-time 3d
     """
-    own, policies = _divided(given)
+    own, policies = _divide_options(given)
     session.admin.create_namespace(namespace, **own)
     if policies:
-        change(session, NAMESPACES, namespace, policies)
+        change_policies(session, NAMESPACES, namespace, policies)
     session.out.print_done(f"namespace {namespace} created", namespace=namespace)
 
 
-@verb(policies_given)
+@verb(with_policies)
 def update(session: Session, namespace: str, **given: Any) -> None:
     """Change policies of a namespace; what is not given stays.
 
@@ -274,10 +280,10 @@ def update(session: Session, namespace: str, **given: Any) -> None:
     """
     if all(value is None for value in given.values()):
         raise click.UsageError("nothing to change; see 'magnetar namespaces update --help'")
-    own, policies = _divided(given)
+    own, policies = _divide_options(given)
     session.admin.update_namespace(namespace, **own)
     if policies:
-        change(session, NAMESPACES, namespace, policies)
+        change_policies(session, NAMESPACES, namespace, policies)
     session.out.print_done(f"namespace {namespace} updated", namespace=namespace)
 
 
@@ -314,7 +320,7 @@ def stats(session: Session, namespace: str = "public/default") -> None:
     for each in session.admin.namespace_stats(namespace):
         topics.setdefault(TopicName.parse(each.name).base.full, []).append(each)
     rows = [record_of(session, topic, found) for topic, found in topics.items()]
-    session.out.rows(rows, COLUMNS, empty=f"no topics in {namespace}")
+    session.out.print_rows(rows, COLUMNS, empty=f"no topics in {namespace}")
 
 
 @verb(option("-f", "--force", is_flag=True, help="Delete its topics too."))
@@ -337,7 +343,7 @@ def bundles(session: Session, namespace: str = "public/default") -> None:
     from ...broker.cluster.bundles_core import bundle_name
 
     count = session.admin.namespace(namespace).bundles
-    session.out.names([bundle_name(number, count) for number in range(count)], empty="no bundles")
+    session.out.print_names([bundle_name(number, count) for number in range(count)], empty="no bundles")
 
 
 @verb(option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000."))

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...proto.policy_table import NAMESPACES, POLICIES, Field, Policy
-from ..common.lazy import Lazy
-from ..common.session import Session, connected
-from ..common.units import NUMBER, duration, mebibytes
+from ..common.lazy import LazyCommand
+from ..common.session import Session, with_session
+from ..common.units import NUMBER, parse_duration, parse_mebibytes
 
 if TYPE_CHECKING:
     from ...proto.policies import Policies
@@ -45,7 +45,7 @@ def _limit(text: str) -> int:
 def _ladder(text: str) -> tuple[float, ...]:
     if text.lower() == "rocketmq":
         return tuple(float(step) for step in ROCKETMQ[2:])
-    return tuple(float(duration(step.strip(), 1) or 0) for step in text.split(",") if step.strip())
+    return tuple(float(parse_duration(step.strip(), 1) or 0) for step in text.split(",") if step.strip())
 
 
 def _switch(text: str) -> bool:
@@ -53,16 +53,16 @@ def _switch(text: str) -> bool:
 
 
 def _seconds(text: str) -> int:
-    return max(0, duration(text, 1) or 0)
+    return max(0, parse_duration(text, 1) or 0)
 
 
 CONVERTERS: dict[str, Callable[[str], Any]] = {
-    "minutes": lambda text: duration(text, 60),
-    "MiB": mebibytes,
+    "minutes": lambda text: parse_duration(text, 60),
+    "MiB": parse_mebibytes,
     "bytes limit": lambda text: 0 if text == "-1" else _bytes(text),
     "s": _seconds,
     "ms": lambda text: 1000 * _seconds(text),
-    "expiry": lambda text: 60 * max(0, duration(text, 60) or 0),
+    "expiry": lambda text: 60 * max(0, parse_duration(text, 60) or 0),
     "bytes": _bytes,
     "limit": _limit,
     "ladder": _ladder,
@@ -79,10 +79,10 @@ ALIASES = {
 }
 
 
-def verbs(level: str) -> dict[str, Lazy]:
+def policy_commands(level: str) -> dict[str, LazyCommand]:
     """Returns the commands of policies for the LazyGroup of `level`: `namespaces` or `topics`."""
     return {
-        f"{act}-{verb.spelt(level)}": Lazy(".admin.policies", f"{level} {act} {verb.name}", verb.help)
+        f"{act}-{verb.spelt(level)}": LazyCommand(".admin.policies", f"{level} {act} {verb.name}", verb.help)
         for verb in POLICIES
         if level in verb.levels
         for act in ("set", "get", "remove")
@@ -94,7 +94,7 @@ def given_fields(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def options_of(fields: tuple[Field, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def policy_options(fields: tuple[Field, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns a decorator that adds the click options of these policies. An option that is not given is None."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
@@ -142,14 +142,14 @@ def _set(level: str, verb: Policy) -> click.Command:
         given = given_fields(options)
         if not given:
             raise click.UsageError(f"nothing to set; for instance: {verb.example}")
-        found = change(session, level, target, given)
+        found = change_policies(session, level, target, given)
         if verb.name == "persistence":
             _warn_of_risks(session, found)
         shown = {field.name: getattr(found, field.name) for field in verb.fields}
         said = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
         session.out.print_done(f"{verb.spelt(level)} of {target}: {said}{verb.note}", target=target, **shown)
 
-    return _command(level, "set", verb, f"Set: {verb.help}", options_of(verb.fields)(connected(command)))
+    return _command(level, "set", verb, f"Set: {verb.help}", policy_options(verb.fields)(with_session(command)))
 
 
 def _get(level: str, verb: Policy) -> click.Command:
@@ -158,7 +158,7 @@ def _get(level: str, verb: Policy) -> click.Command:
         session.out.print_record({field.name: getattr(found, field.name) for field in verb.fields})
 
     applied = click.option("-ap", "--applied", is_flag=True, help="With what is inherited: topic, namespace, broker.")
-    return _command(level, "get", verb, f"Show: {verb.help}", applied(connected(command)))
+    return _command(level, "get", verb, f"Show: {verb.help}", applied(with_session(command)))
 
 
 def _remove(level: str, verb: Policy) -> click.Command:
@@ -168,7 +168,7 @@ def _remove(level: str, verb: Policy) -> click.Command:
         remove(target, *(field.name for field in verb.fields))
         session.out.print_done(f"{verb.spelt(level)} of {target} is inherited again{verb.note}", target=target)
 
-    return _command(level, "remove", verb, f"Inherit again: {verb.help}", connected(command))
+    return _command(level, "remove", verb, f"Inherit again: {verb.help}", with_session(command))
 
 
 def read(session: Session, level: str, target: str, *, applied: bool = False) -> Policies:
@@ -176,7 +176,7 @@ def read(session: Session, level: str, target: str, *, applied: bool = False) ->
     return (admin.namespace_policies if level == NAMESPACES else admin.topic_policies)(target, applied=applied)
 
 
-def change(session: Session, level: str, target: str, given: dict[str, Any]) -> Policies:
+def change_policies(session: Session, level: str, target: str, given: dict[str, Any]) -> Policies:
     """Sets the given policies, then returns the policies that are set at that level."""
     import msgspec
 
@@ -192,9 +192,9 @@ def change(session: Session, level: str, target: str, given: dict[str, Any]) -> 
 
 
 def _warn_of_risks(session: Session, policies: Policies) -> None:
-    from ...broker.log.log_shape_core import risks
+    from ...broker.log.log_shape_core import quorum_risks
 
     bookies = sum(not each.read_only for each in session.admin.bookies())
     shape = (policies.ensemble_size or 0, policies.write_quorum or 0, policies.ack_quorum or 0)
-    for risk in risks(*shape, bookies):
+    for risk in quorum_risks(*shape, bookies):
         click.echo(f"warning: {risk}", err=True)

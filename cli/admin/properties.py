@@ -6,19 +6,19 @@ import click
 from click import option
 
 from ..common import units
-from ..common.lazy import Lazy
+from ..common.lazy import LazyCommand
 from ..common.session import Session, verb
 
 OF_NAMESPACES = {
-    "get-properties": Lazy(".admin.properties", "of_namespace", "What was noted of it."),
-    "set-properties": Lazy(".admin.properties", "set_of_namespace", "Note properties; others stay."),
-    "remove-property": Lazy(".admin.properties", "remove_of_namespace", "A property is gone."),
-    "clear-properties": Lazy(".admin.properties", "clear_of_namespace", "All are gone."),
+    "get-properties": LazyCommand(".admin.properties", "of_namespace", "What was noted of it."),
+    "set-properties": LazyCommand(".admin.properties", "set_of_namespace", "Note properties; others stay."),
+    "remove-property": LazyCommand(".admin.properties", "remove_of_namespace", "A property is gone."),
+    "clear-properties": LazyCommand(".admin.properties", "clear_of_namespace", "All are gone."),
 }
 OF_TOPICS = {
-    "get-properties": Lazy(".admin.properties", "of_topic", "What was noted of it."),
-    "update-properties": Lazy(".admin.properties", "set_of_topic", "Note properties; others stay."),
-    "remove-properties": Lazy(".admin.properties", "remove_of_topic", "A property is gone."),
+    "get-properties": LazyCommand(".admin.properties", "of_topic", "What was noted of it."),
+    "update-properties": LazyCommand(".admin.properties", "set_of_topic", "Note properties; others stay."),
+    "remove-properties": LazyCommand(".admin.properties", "remove_of_topic", "A property is gone."),
 }
 PROPERTIES = option("-p", "--property", "--properties", "pairs", multiple=True, help="KEY=VALUE, several too.")
 KEYS = option("-k", "--key", "keys", multiple=True, required=True, metavar="KEY", help="Several too.")
@@ -26,13 +26,13 @@ KEYS = option("-k", "--key", "keys", multiple=True, required=True, metavar="KEY"
 
 def _show(session: Session, place: str, found: dict[str, str]) -> None:
     rows = [{"property": key, "value": value} for key, value in sorted(found.items())]
-    session.out.rows(rows, ("property", "value"), empty=f"{place} has no properties")
+    session.out.print_rows(rows, ("property", "value"), empty=f"{place} has no properties")
 
 
 def _given(pairs: tuple[str, ...]) -> dict[str, str]:
     if not pairs:
         raise click.UsageError("which property? -p KEY=VALUE")
-    return units.properties(pairs)
+    return units.parse_properties(pairs)
 
 
 def _noted(session: Session, place: str, given: dict[str, str]) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 import click
 
 from ...proto.operations import OPERATIONS, AskedOf, Cli, Operation, PermissionPlace
-from ..common.lazy import Lazy
-from ..common.session import SUBSCRIPTION, YES, Session, confirm, connected
+from ..common.lazy import LazyCommand
+from ..common.session import SUBSCRIPTION, YES, Session, confirm, with_session
 
 
-def verbs(group: str) -> dict[str, Lazy]:
+def verbs(group: str) -> dict[str, LazyCommand]:
     """Returns the commands of a group that follow from rows, by their last word."""
     found = (each.cli for each in OPERATIONS.values() if each.cli is not None)
     return {
-        each.words.removeprefix(f"{group} "): Lazy(".admin.rows", each.words, each.line)
+        each.words.removeprefix(f"{group} "): LazyCommand(".admin.rows", each.words, each.line)
         for each in found if each.words.rpartition(" ")[0] == group
     }  # fmt: skip
 
@@ -52,7 +52,7 @@ def _command(row: Operation[Any], cli: Cli) -> click.Command:
         else:
             _show(session, found, place, cli.empty.format(**texts))
 
-    command = connected(run)
+    command = with_session(run)
     if cli.confirm:
         command = YES(command)
     for take in reversed(row.takes):
@@ -78,10 +78,10 @@ def _show(session: Session, found: Mapping[str, Any], place: str, empty: str) ->
     from dataclasses import asdict, is_dataclass
 
     if all(isinstance(each, str) for names in found.values() for each in (names if isinstance(names, list) else [0])):
-        session.out.names(sorted({each for names in found.values() for each in names}), empty=empty)
+        session.out.print_names(sorted({each for names in found.values() for each in names}), empty=empty)
         return
     rows = [
         {**({place: part} if part else {}), **(asdict(each) if is_dataclass(each) else {"answer": each})}  # type: ignore[arg-type]
         for part, answer in found.items() for each in (answer if isinstance(answer, list) else [answer])
     ]  # fmt: skip
-    session.out.rows(rows, [*(rows[0] if rows else ())], empty=empty)
+    session.out.print_rows(rows, [*(rows[0] if rows else ())], empty=empty)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ..common.lazy import Lazy, LazyGroup
+from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, verb
 from .topics import full_name
 
@@ -28,12 +28,12 @@ FILE = option(
 schemas = LazyGroup(
     "schemas",
     {
-        "get": Lazy(".admin.schemas", "get", "The newest schema of a topic, or a version."),
-        "list": Lazy(".admin.schemas", "list_", "All versions."),
-        "upload": Lazy(".admin.schemas", "upload", "Register a schema from a file."),
-        "extract": Lazy(".admin.schemas", "extract", "Register the schema of a Python class."),
-        "compatibility": Lazy(".admin.schemas", "compatibility", "Whether a schema could be registered."),
-        "delete": Lazy(".admin.schemas", "delete", "Delete the schemas of a topic."),
+        "get": LazyCommand(".admin.schemas", "get", "The newest schema of a topic, or a version."),
+        "list": LazyCommand(".admin.schemas", "list_", "All versions."),
+        "upload": LazyCommand(".admin.schemas", "upload", "Register a schema from a file."),
+        "extract": LazyCommand(".admin.schemas", "extract", "Register the schema of a Python class."),
+        "compatibility": LazyCommand(".admin.schemas", "compatibility", "Whether a schema could be registered."),
+        "delete": LazyCommand(".admin.schemas", "delete", "Delete the schemas of a topic."),
     },
     with_rows=True,
     help="Schemas of topics.\n\nExample: magnetar schemas get orders",
@@ -50,7 +50,7 @@ def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
     Example: magnetar schemas get orders -v 0
     """
     if all_:
-        session.out.rows([_row(each) for each in session.admin.schemas(topic)], COLUMNS)
+        session.out.print_rows([_row(each) for each in session.admin.schemas(topic)], COLUMNS)
     else:
         session.out.print_record(_row(session.admin.schema(topic, version)))
 
@@ -61,19 +61,19 @@ def list_(session: Session, topic: str) -> None:
 
     Example: magnetar schemas list orders
     """
-    session.out.rows([_row(each) for each in session.admin.schemas(topic)], COLUMNS)
+    session.out.print_rows([_row(each) for each in session.admin.schemas(topic)], COLUMNS)
 
 
 def _row(found: TopicSchema) -> dict[str, Any]:
     from datetime import UTC, datetime
 
-    from ...proto.schema import text_of
+    from ...proto.schema import definition_text
 
     info = found.schema
     return {
         "version": found.version, "type": info.type.name, "name": info.name, "properties": info.properties,
         "created": datetime.fromtimestamp(found.created_ms / 1000, UTC).isoformat(timespec="seconds"),
-        "user": found.user, "deleted": found.deleted, "schema": text_of(info),
+        "user": found.user, "deleted": found.deleted, "schema": definition_text(info),
     }  # fmt: skip
 
 

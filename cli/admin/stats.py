@@ -40,14 +40,14 @@ _OF_SUBSCRIPTION = (
 _CAUGHT_UP = "everything was delivered"
 
 
-def replies(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
+def partition_stats(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
     """Returns the statistics of each partition, from its owner; of a topic without partitions, its own."""
     return [session.admin.topic_stats(part, precise=precise) for part in session.admin.parts(topic)]
 
 
 def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
     """Returns one record for the topic: the sum over its partitions."""
-    return record_of(session, topic, replies(session, topic, precise=precise))
+    return record_of(session, topic, partition_stats(session, topic, precise=precise))
 
 
 def record_of(session: Session, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
@@ -124,13 +124,13 @@ def _earlier(known: int, other: int) -> int:
     return min(known, other) if known and other else known or other
 
 
-def _telling(known: str, other: str) -> str:
+def _more_telling(known: str, other: str) -> str:
     """Returns the more informative of two states of partitions: one that waits for something."""
     return known if known not in ("", _CAUGHT_UP) else other or known
 
 
 _JOINED: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(("type", "durable", "keySharedMode", "allowOutOfOrderDelivery"), _first), "blocked": _telling,
+    **dict.fromkeys(("type", "durable", "keySharedMode", "allowOutOfOrderDelivery"), _first), "blocked": _more_telling,
     **dict.fromkeys(("activeConsumerName", "blockedSubscriptionOnUnackedMsgs"), _either),
     "earliestMsgPublishTimeInBacklog": _earlier,
 }  # fmt: skip

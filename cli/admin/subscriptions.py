@@ -11,10 +11,10 @@ import click
 from click import option
 
 from ..common import units
-from ..common.lazy import ROW, Lazy, LazyGroup
+from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.output import id_text
 from ..common.session import SUBSCRIPTION, Session, confirm, verb
-from ..common.units import duration, message_id
+from ..common.units import parse_duration, parse_message_id
 from .properties import PROPERTIES
 from .topics import full_name
 
@@ -22,16 +22,18 @@ subscriptions = LazyGroup(
     "subscriptions",
     {
         "list": ROW,
-        "create": Lazy(".admin.subscriptions", "create", "Make a subscription."),
-        "stats": Lazy(
+        "create": LazyCommand(".admin.subscriptions", "create", "Make a subscription."),
+        "stats": LazyCommand(
             ".admin.subscriptions", "stats", "Backlog, holes, consumers, and why the next message is not delivered."
         ),
-        "peek": Lazy(".admin.subscriptions", "peek", "Show the next messages without taking them."),
-        "skip": Lazy(".admin.subscriptions", "skip", "Acknowledge the next messages unseen."),
-        "clear-backlog": Lazy(".admin.subscriptions", "clear", "Acknowledge everything unseen."),
-        "reset": Lazy(".admin.subscriptions", "reset", "Move it to a message or a time."),
-        "properties": Lazy(".admin.subscriptions", "properties", "Its properties."),
-        "set-properties": Lazy(".admin.subscriptions", "set_properties", "Give it these properties and no others."),
+        "peek": LazyCommand(".admin.subscriptions", "peek", "Show the next messages without taking them."),
+        "skip": LazyCommand(".admin.subscriptions", "skip", "Acknowledge the next messages unseen."),
+        "clear-backlog": LazyCommand(".admin.subscriptions", "clear", "Acknowledge everything unseen."),
+        "reset": LazyCommand(".admin.subscriptions", "reset", "Move it to a message or a time."),
+        "properties": LazyCommand(".admin.subscriptions", "properties", "Its properties."),
+        "set-properties": LazyCommand(
+            ".admin.subscriptions", "set_properties", "Give it these properties and no others."
+        ),
         "delete": ROW,
     },
     {"seek": "reset", "reset-cursor": "reset", "peek-messages": "peek", "unsubscribe": "delete"},
@@ -54,7 +56,7 @@ def create(session: Session, topic: str, subscription: str, position: str, pairs
 
     Example: magnetar subscriptions create orders -s billing -m earliest
     """
-    place, given = message_id(position), units.properties(pairs)
+    place, given = parse_message_id(position), units.parse_properties(pairs)
     for part in session.admin.parts(topic):
         session.admin.create_subscription(part, subscription, place, given)
     _done(session, f"subscription {subscription} of {full_name(topic)} created", topic, subscription)
@@ -71,7 +73,7 @@ def properties(session: Session, topic: str, subscription: str) -> None:
         for part in session.admin.parts(topic)
         for key, value in sorted(session.admin.subscription_properties(part, subscription).items())
     ]
-    session.out.rows(rows, ("topic", "property", "value"), empty=f"{subscription} has no properties")
+    session.out.print_rows(rows, ("topic", "property", "value"), empty=f"{subscription} has no properties")
 
 
 @verb(
@@ -88,7 +90,7 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
     """
     if clear == bool(pairs):
         raise click.UsageError("either -p KEY=VALUE or --clear")
-    given = units.properties(pairs)
+    given = units.parse_properties(pairs)
     for part in session.admin.parts(topic):
         session.admin.set_subscription_properties(part, subscription, given)
     said = ", ".join(f"{key}={value}" for key, value in given.items()) or "no properties"
@@ -104,15 +106,15 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
     from ..common.exits import NOT_FOUND, Failure
     from . import stats as tables
 
-    found = tables.subscriptions(tables.replies(session, full_name(topic)))
+    found = tables.subscriptions(tables.partition_stats(session, full_name(topic)))
     if subscription is not None:
         if subscription not in found:
             raise Failure(f"{full_name(topic)} has no subscription {subscription!r}", NOT_FOUND)
         found = {subscription: found[subscription]}
     if session.out.json:
-        session.out.document(found if subscription is None else found[subscription])
+        session.out.print_document(found if subscription is None else found[subscription])
         return
-    session.out.rows(tables.subscription_rows(found), tables.SUBSCRIPTION_COLUMNS, empty="no subscriptions")
+    session.out.print_rows(tables.subscription_rows(found), tables.SUBSCRIPTION_COLUMNS, empty="no subscriptions")
 
 
 @verb(
@@ -124,11 +126,11 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
 
     Example: magnetar topics peek-messages orders -s billing -n 5
     """
-    from ..common.output import print_message, shown_of
+    from ..common.output import print_message, printed_stored_message
 
     for part in session.admin.parts(topic):
         for message in session.admin.peek_messages(part, subscription, count):
-            print_message(shown_of(message), session.out)
+            print_message(printed_stored_message(message), session.out)
 
 
 @verb(
@@ -179,7 +181,11 @@ def reset(
 
     if (moment is None) == (position is None):
         raise click.UsageError("either -t TIME or -m POSITION")
-    to = units.moment_ms(moment, SystemClock().wall_ms()) if moment is not None else message_id(position or "")
+    to = (
+        units.parse_moment_ms(moment, SystemClock().wall_ms())
+        if moment is not None
+        else parse_message_id(position or "")
+    )
     for part in session.admin.parts(topic):
         session.admin.reset_subscription(part, subscription, to, exclusive=exclude)
     _done(session, f"subscription {subscription} moved to {moment or position}", topic, subscription)
@@ -197,7 +203,7 @@ OLDER = option("-t", "--expireTime", "--time", "older", default=None, help="Olde
 def _expire(session: Session, topic: str, name: str, older: str | None, position: str | None) -> None:
     if (older is None) == (position is None):
         raise click.UsageError("either -t TIME or -m POSITION")
-    limit = duration(older, 1) or 0 if older is not None else message_id(position or "")
+    limit = parse_duration(older, 1) or 0 if older is not None else parse_message_id(position or "")
     if isinstance(limit, int) and limit < 1:
         raise click.UsageError("a time is 1 s or more; 'magnetar topics clear-backlog' acknowledges everything")
     admin = session.admin
@@ -244,12 +250,15 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
     Example: magnetar topics examine-messages orders -i latest -m 1
     """
     from ...proto.errors import NotFound
-    from ..common.output import print_message, shown_of
+    from ..common.output import print_message, printed_stored_message
 
     parts, failed = session.admin.parts(topic), list[NotFound]()
     for part in parts:
         try:
-            print_message(shown_of(session.admin.nth_message(part, number, from_latest=end == "latest")), session.out)
+            print_message(
+                printed_stored_message(session.admin.nth_message(part, number, from_latest=end == "latest")),
+                session.out,
+            )
         except NotFound as error:  # it has not so many
             failed.append(error)
     if len(failed) == len(parts):
@@ -266,10 +275,10 @@ def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
 
     Example: magnetar topics get-message-by-id orders-partition-0 -l 17 -e 3
     """
-    from ..common.output import print_message, shown_of
+    from ..common.output import print_message, printed_stored_message
 
     for message in session.admin.messages(topic, ledger, entry):
-        print_message(shown_of(message), session.out)
+        print_message(printed_stored_message(message), session.out)
 
 
 @verb(option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds."))
@@ -279,14 +288,14 @@ def get_message_id(session: Session, topic: str, moment: str) -> None:
     Example: magnetar topics get-message-id orders -d 2h
     """
     from ...runtime.clock import SystemClock
-    from ..common.units import moment_ms
+    from ..common.units import parse_moment_ms
 
-    at = moment_ms(moment, SystemClock().wall_ms())
+    at = parse_moment_ms(moment, SystemClock().wall_ms())
     rows = []
     for part in session.admin.parts(topic):
         found = session.admin.message_id_by_time(part, at)
         rows.append({"topic": part, "messageId": f"{found.position()}:{found.partition()}"})
-    session.out.rows(rows, ("topic", "messageId"))
+    session.out.print_rows(rows, ("topic", "messageId"))
 
 
 @verb(
@@ -298,9 +307,9 @@ def backlog_size(session: Session, topic: str, position: str) -> None:
 
     Example: magnetar topics get-backlog-size orders -m 17:3
     """
-    admin, place = session.admin, message_id(position)
+    admin, place = session.admin, parse_message_id(position)
     rows = [{"topic": part, "bytes": admin.backlog_size(part, place)} for part in admin.parts(topic)]
-    session.out.rows(rows, ("topic", "bytes"))
+    session.out.print_rows(rows, ("topic", "bytes"))
 
 
 @verb()
@@ -311,7 +320,7 @@ def last_message_id(session: Session, topic: str) -> None:
     """
     admin = session.admin
     rows = [{"topic": part, "lastMessageId": id_text(admin.last_message_id(part))} for part in admin.parts(topic)]
-    session.out.rows(rows, ("topic", "lastMessageId"))
+    session.out.print_rows(rows, ("topic", "lastMessageId"))
 
 
 @verb(
@@ -338,12 +347,12 @@ def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes
         rows += [{"topic": part, **asdict(each)} for each in found.ranges]
         missed += [{"topic": part, **asdict(each)} for each in found.subscriptions] if found.ranges else []
     if session.out.json:
-        session.out.document({"ranges": rows, "subscriptions": missed})
+        session.out.print_document({"ranges": rows, "subscriptions": missed})
         return
     columns = ("topic", "ledger_id", "first_entry", "last_entry", "first_index", "end_index", "forced")
-    session.out.rows(rows, columns, empty="nothing is lost")
+    session.out.print_rows(rows, columns, empty="nothing is lost")
     if missed:
-        session.out.rows(missed, ("topic", "name", "messages"))
+        session.out.print_rows(missed, ("topic", "name", "messages"))
 
 
 @verb(
@@ -366,4 +375,6 @@ def orphans(session: Session, remove: bool, unexplained: bool) -> None:
         for state, ledgers in (("orphan", found.orphans), ("missing", found.missing))
         for each in ledgers
     ]
-    session.out.rows(rows, ("ledger", "topic", "subscription", "state"), empty="no orphans, and nothing is missing")
+    session.out.print_rows(
+        rows, ("ledger", "topic", "subscription", "state"), empty="no orphans, and nothing is missing"
+    )

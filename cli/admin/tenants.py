@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from click import option
 
-from ..common.lazy import ROW, Lazy, LazyGroup
+from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.session import Session, confirm, verb
 
 tenants = LazyGroup(
     "tenants",
     {
         "list": ROW,
-        "create": Lazy(".admin.tenants", "create", "Make a tenant."),
-        "get": Lazy(".admin.tenants", "get", "A tenant's settings."),
-        "update": Lazy(".admin.tenants", "update", "Change a tenant's settings."),
-        "stats": Lazy(".admin.tenants", "stats", "What a tenant holds."),
-        "delete": Lazy(".admin.tenants", "delete", "Delete a tenant without namespaces."),
+        "create": LazyCommand(".admin.tenants", "create", "Make a tenant."),
+        "get": LazyCommand(".admin.tenants", "get", "A tenant's settings."),
+        "update": LazyCommand(".admin.tenants", "update", "Change a tenant's settings."),
+        "stats": LazyCommand(".admin.tenants", "stats", "What a tenant holds."),
+        "delete": LazyCommand(".admin.tenants", "delete", "Delete a tenant without namespaces."),
     },
     with_rows=True,
     help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
@@ -74,7 +74,7 @@ def stats(session: Session, tenant: str) -> None:
     admin = session.admin
     admin.tenant(tenant)
     rows = [{"namespace": each, "topics": len(admin.topics(each))} for each in admin.namespaces(tenant)]
-    session.out.rows(rows, ("namespace", "topics"), empty=f"no namespaces in {tenant}")
+    session.out.print_rows(rows, ("namespace", "topics"), empty=f"no namespaces in {tenant}")
 
 
 @verb()

@@ -9,57 +9,61 @@ import click
 from click import option
 
 from ...proto.policy_table import TOPICS
-from ..common.lazy import ROW, Lazy, LazyGroup
+from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.session import Session, confirm, verb
 from .namespaces import OF_TOPICS
-from .policies import ALIASES, verbs
+from .policies import ALIASES, policy_commands
 from .properties import OF_TOPICS as PROPERTIES_OF_TOPICS
 
 topics = LazyGroup(
     "topics",
     {
-        "list": Lazy(".admin.topics", "list_", "Topics of a namespace."),
-        "create": Lazy(".admin.topics", "create", "Make a topic, with or without partitions."),
-        "update": Lazy(".admin.topics", "update", "Give a partitioned topic more partitions."),
-        "stats": Lazy(".admin.topics", "stats", "Messages, storage, producers, subscriptions."),
-        "stats-internal": Lazy(".admin.topics", "stats_internal", "Ledgers of a topic, and why each stays."),
-        "lookup": Lazy(".admin.topics", "lookup", "Which broker owns it."),
-        "get-partitioned-topic-metadata": Lazy(".admin.topics", "metadata", "How many partitions it has."),
-        "bundle-range": Lazy(".admin.topics", "bundle_range", "The bundle that it is in, and is owned with."),
-        "offsets": Lazy(".admin.topics", "offsets", "First and next index of each partition."),
-        "subscriptions": Lazy(".admin.rows", "subscriptions list", "Its subscriptions."),
-        "create-subscription": Lazy(".admin.subscriptions", "create", "Make a subscription."),
-        "get-subscription-properties": Lazy(".admin.subscriptions", "properties", "A subscription's properties."),
-        "update-subscription-properties": Lazy(
+        "list": LazyCommand(".admin.topics", "list_", "Topics of a namespace."),
+        "create": LazyCommand(".admin.topics", "create", "Make a topic, with or without partitions."),
+        "update": LazyCommand(".admin.topics", "update", "Give a partitioned topic more partitions."),
+        "stats": LazyCommand(".admin.topics", "stats", "Messages, storage, producers, subscriptions."),
+        "stats-internal": LazyCommand(".admin.topics", "stats_internal", "Ledgers of a topic, and why each stays."),
+        "lookup": LazyCommand(".admin.topics", "lookup", "Which broker owns it."),
+        "get-partitioned-topic-metadata": LazyCommand(".admin.topics", "metadata", "How many partitions it has."),
+        "bundle-range": LazyCommand(".admin.topics", "bundle_range", "The bundle that it is in, and is owned with."),
+        "offsets": LazyCommand(".admin.topics", "offsets", "First and next index of each partition."),
+        "subscriptions": LazyCommand(".admin.rows", "subscriptions list", "Its subscriptions."),
+        "create-subscription": LazyCommand(".admin.subscriptions", "create", "Make a subscription."),
+        "get-subscription-properties": LazyCommand(
+            ".admin.subscriptions", "properties", "A subscription's properties."
+        ),
+        "update-subscription-properties": LazyCommand(
             ".admin.subscriptions", "set_properties", "Give it these and no others."
         ),
-        "unsubscribe": Lazy(".admin.rows", "subscriptions delete", "Delete a subscription."),
-        "peek-messages": Lazy(".admin.subscriptions", "peek", "Show the next messages without taking them."),
-        "skip": Lazy(".admin.subscriptions", "skip", "Acknowledge the next messages unseen."),
-        "clear-backlog": Lazy(".admin.subscriptions", "clear", "Acknowledge everything unseen."),
-        "reset-cursor": Lazy(".admin.subscriptions", "reset", "Move a subscription back or on."),
-        "expire-messages": Lazy(".admin.subscriptions", "expire", "Acknowledge what is older than a time."),
-        "expire-messages-all-subscriptions": Lazy(".admin.subscriptions", "expire_all", "… for every subscription."),
-        "examine-messages": Lazy(
+        "unsubscribe": LazyCommand(".admin.rows", "subscriptions delete", "Delete a subscription."),
+        "peek-messages": LazyCommand(".admin.subscriptions", "peek", "Show the next messages without taking them."),
+        "skip": LazyCommand(".admin.subscriptions", "skip", "Acknowledge the next messages unseen."),
+        "clear-backlog": LazyCommand(".admin.subscriptions", "clear", "Acknowledge everything unseen."),
+        "reset-cursor": LazyCommand(".admin.subscriptions", "reset", "Move a subscription back or on."),
+        "expire-messages": LazyCommand(".admin.subscriptions", "expire", "Acknowledge what is older than a time."),
+        "expire-messages-all-subscriptions": LazyCommand(
+            ".admin.subscriptions", "expire_all", "… for every subscription."
+        ),
+        "examine-messages": LazyCommand(
             ".admin.subscriptions", "examine", "Show the n-th message from the oldest or the newest."
         ),
-        "get-message-by-id": Lazy(".admin.subscriptions", "get_message", "Show the messages of an entry."),
-        "get-message-id": Lazy(
+        "get-message-by-id": LazyCommand(".admin.subscriptions", "get_message", "Show the messages of an entry."),
+        "get-message-id": LazyCommand(
             ".admin.subscriptions", "get_message_id", "Id of the first message that arrived at a time."
         ),
-        "get-backlog-size": Lazy(".admin.subscriptions", "backlog_size", "Bytes after a message."),
-        "last-message-id": Lazy(".admin.subscriptions", "last_message_id", "Id of the newest message."),
+        "get-backlog-size": LazyCommand(".admin.subscriptions", "backlog_size", "Bytes after a message."),
+        "last-message-id": LazyCommand(".admin.subscriptions", "last_message_id", "Id of the newest message."),
         "analyze-backlog": ROW,
         "truncate": ROW,
         "unload": ROW,
         "trim": ROW,
         "compact": ROW,
-        "compaction-status": Lazy(
+        "compaction-status": LazyCommand(
             ".admin.topics", "compaction_status", "How far the last compaction is, and what it left."
         ),
-        "skip-lost": Lazy(".admin.subscriptions", "skip_lost", "Pass over entries that every replica lost."),
-        "terminate": Lazy(".admin.topics", "terminate", "Seal it: it can be read and not written."),
-        "delete": Lazy(".admin.topics", "delete", "Delete a topic and its messages."),
+        "skip-lost": LazyCommand(".admin.subscriptions", "skip_lost", "Pass over entries that every replica lost."),
+        "terminate": LazyCommand(".admin.topics", "terminate", "Seal it: it can be read and not written."),
+        "delete": LazyCommand(".admin.topics", "delete", "Delete a topic and its messages."),
         **OF_TOPICS,
         **PROPERTIES_OF_TOPICS,
     },
@@ -80,7 +84,7 @@ topics = LazyGroup(
         "examine-message": "examine-messages",
         **ALIASES,
     },
-    policies=verbs(TOPICS),
+    policies=policy_commands(TOPICS),
     with_rows=True,
     help="Topics: [persistent://]TENANT/NAMESPACE/NAME, or just NAME.\n\nExample: magnetar topics create orders -p 4",
 )
@@ -102,7 +106,7 @@ def list_(session: Session, namespace: str = "public/default", *, partitions: bo
     Example: magnetar topics list public/default
     """
     found = session.admin.topics(namespace, partitions=partitions)
-    session.out.names(found, empty=f"no topics in {namespace}")
+    session.out.print_names(found, empty=f"no topics in {namespace}")
 
 
 @verb(option("-p", "--partitions", type=click.IntRange(0, 10_000), default=0, help="0: not partitioned (default)."))
@@ -144,16 +148,16 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
     parts = session.admin.parts(topic) if per_partition else [full_name(topic)]
     records = [tables.topic_stats(session, part, precise=precise) for part in parts]
     if session.out.json:
-        session.out.document(records if per_partition else records[0])
+        session.out.print_document(records if per_partition else records[0])
         return
-    session.out.rows(records, tables.COLUMNS)
+    session.out.print_rows(records, tables.COLUMNS)
     for record in records:
         if record["subscriptions"]:
             print()
-            session.out.rows(tables.subscription_rows(record["subscriptions"]), tables.SUBSCRIPTION_COLUMNS)
+            session.out.print_rows(tables.subscription_rows(record["subscriptions"]), tables.SUBSCRIPTION_COLUMNS)
     if transacted := [tables.transaction_row(record) for record in records if record["transactions"]]:
         print()
-        session.out.rows(transacted, tables.TRANSACTION_COLUMNS)
+        session.out.print_rows(transacted, tables.TRANSACTION_COLUMNS)
 
 
 @verb()
@@ -168,11 +172,11 @@ def stats_internal(session: Session, topic: str) -> None:
     admin = session.admin
     found = {part: pick(LOG, admin.topic_internal_stats(part), " ".join(LOG)) for part in admin.parts(topic)}
     if session.out.json:
-        session.out.document(found if len(found) > 1 else next(iter(found.values())))
+        session.out.print_document(found if len(found) > 1 else next(iter(found.values())))
         return
     for part, record in found.items():
         print(f"{part}: {record['state']}, last confirmed {record['lastConfirmedEntry']}")
-        session.out.rows(record["ledgers"], LEDGER_COLUMNS, empty="no ledgers")
+        session.out.print_rows(record["ledgers"], LEDGER_COLUMNS, empty="no ledgers")
 
 
 @verb()
@@ -182,7 +186,7 @@ def lookup(session: Session, topic: str) -> None:
     Example: magnetar topics lookup orders
     """
     rows = [{"topic": part, "broker": session.admin.owner(part)} for part in session.admin.parts(topic)]
-    session.out.rows(rows, ("topic", "broker"))
+    session.out.print_rows(rows, ("topic", "broker"))
 
 
 @verb(name="get-partitioned-topic-metadata")
@@ -200,13 +204,13 @@ def bundle_range(session: Session, topic: str) -> None:
 
     Example: magnetar topics bundle-range orders
     """
-    from ...broker.cluster.bundles_core import bundle_of
+    from ...broker.cluster.bundles_core import bundle_name_of
     from ...proto.names import TopicName
 
     bundles = session.admin.namespace(str(TopicName.parse(topic).namespace_name)).bundles
     parts = session.admin.parts(topic)
-    rows = [{"topic": part, "bundle": bundle_of(TopicName.parse(part), bundles)} for part in parts]
-    session.out.rows(rows, ("topic", "bundle"))
+    rows = [{"topic": part, "bundle": bundle_name_of(TopicName.parse(part), bundles)} for part in parts]
+    session.out.print_rows(rows, ("topic", "bundle"))
 
 
 @verb()
@@ -219,7 +223,7 @@ def offsets(session: Session, topic: str) -> None:
     for part in session.admin.parts(topic):
         found = session.admin.offsets(part)
         rows.append({"topic": part, "earliest": found.earliest_index, "end": found.end_index, "bytes": found.bytes})
-    session.out.rows(rows, ("topic", "earliest", "end", "bytes"))
+    session.out.print_rows(rows, ("topic", "earliest", "end", "bytes"))
 
 
 @verb()
@@ -258,7 +262,7 @@ def compaction_status(session: Session, topic: str, wait_complete: bool) -> None
     while wait_complete and any(row["state"] == "RUNNING" for row in rows):
         time.sleep(POLL_S)
         rows = _compactions(session, topic)
-    session.out.rows(rows, COMPACTION)
+    session.out.print_rows(rows, COMPACTION)
 
 
 def _compactions(session: Session, topic: str) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.pulsar_json import coordinator_form, half_form, here_form, in_seconds, transaction_form
-from ..common.lazy import Lazy, LazyGroup
+from ...proto.pulsar_json import coordinator_form, half_form, in_seconds, topic_transaction_form, transaction_form
+from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, verb
 
 if TYPE_CHECKING:
@@ -22,12 +22,16 @@ HALF_COLUMNS = ("half", "state", "group", "check_key", "age_s", "unknown", "memb
 transactions = LazyGroup(
     "transactions",
     {
-        "list": Lazy(".admin.transactions", "list_", "Those that are not done, the oldest first."),
-        "show": Lazy(".admin.transactions", "show", "One transaction."),
-        "status": Lazy(".admin.transactions", "status", "The coordinators: epochs and counts."),
-        "abort": Lazy(".admin.transactions", "abort", "Abort an open or prepared transaction."),
-        "detach": Lazy(".admin.transactions", "detach", "Stop waiting for a topic that cannot store the outcome."),
-        "halves": Lazy(".admin.transactions", "halves", "Half messages: list, show, park, revive, commit, rollback."),
+        "list": LazyCommand(".admin.transactions", "list_", "Those that are not done, the oldest first."),
+        "show": LazyCommand(".admin.transactions", "show", "One transaction."),
+        "status": LazyCommand(".admin.transactions", "status", "The coordinators: epochs and counts."),
+        "abort": LazyCommand(".admin.transactions", "abort", "Abort an open or prepared transaction."),
+        "detach": LazyCommand(
+            ".admin.transactions", "detach", "Stop waiting for a topic that cannot store the outcome."
+        ),
+        "halves": LazyCommand(
+            ".admin.transactions", "halves", "Half messages: list, show, park, revive, commit, rollback."
+        ),
     },
     with_rows=True,
     help="Transactions over several topics.\n\nExample: magnetar transactions list",
@@ -35,12 +39,12 @@ transactions = LazyGroup(
 halves = LazyGroup(
     "halves",
     {
-        "list": Lazy(".admin.transactions", "list_halves", "Those that are not decided, the oldest first."),
-        "show": Lazy(".admin.transactions", "show_half", "One half message."),
-        "park": Lazy(".admin.transactions", "park", "Do not ask any more; keep it until an operator decides."),
-        "revive": Lazy(".admin.transactions", "revive", "Ask its group again, at once."),
-        "commit": Lazy(".admin.transactions", "commit", "Publish it, whatever its group says."),
-        "rollback": Lazy(".admin.transactions", "rollback", "Drop it, whatever its group says."),
+        "list": LazyCommand(".admin.transactions", "list_halves", "Those that are not decided, the oldest first."),
+        "show": LazyCommand(".admin.transactions", "show_half", "One half message."),
+        "park": LazyCommand(".admin.transactions", "park", "Do not ask any more; keep it until an operator decides."),
+        "revive": LazyCommand(".admin.transactions", "revive", "Ask its group again, at once."),
+        "commit": LazyCommand(".admin.transactions", "commit", "Publish it, whatever its group says."),
+        "rollback": LazyCommand(".admin.transactions", "rollback", "Drop it, whatever its group says."),
     },
     help="Half messages: stored, and published when their group says so.\n\n"
     "Example: magnetar transactions halves list --parked",
@@ -63,7 +67,7 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
     else:
         found = [session.admin.transactions(coordinator, limit)]
     listed = sorted((each for group in found for each in group.items), key=lambda each: -each.age_ms)
-    session.out.rows([in_seconds(transaction_form(each)) for each in listed], COLUMNS)
+    session.out.print_rows([in_seconds(transaction_form(each)) for each in listed], COLUMNS)
 
 
 @verb()
@@ -79,12 +83,12 @@ def show(session: Session, txn: str) -> None:
     found = session.admin.transaction(txn)
     record, at = in_seconds(transaction_form(found)), [_at(session, found, topic) for topic in found.topics]
     if session.out.json:
-        session.out.document({**record, "at": at})
+        session.out.print_document({**record, "at": at})
         return
     session.out.print_record(record)
     if at:
         print()
-        session.out.rows([{**each, "pending": _pending(each["pending"])} for each in at], TOPIC_COLUMNS)
+        session.out.print_rows([{**each, "pending": _pending(each["pending"])} for each in at], TOPIC_COLUMNS)
 
 
 @verb()
@@ -95,7 +99,7 @@ def status(session: Session) -> None:
     Example: magnetar transactions status
     """
     rows = [coordinator_form(number, each) for number, each in enumerate(session.admin.all_transactions(1))]
-    session.out.rows(rows, COORDINATOR_COLUMNS)
+    session.out.print_rows(rows, COORDINATOR_COLUMNS)
 
 
 @verb()
@@ -122,7 +126,11 @@ def _at(session: Session, found: TransactionStats, topic: str) -> dict[str, Any]
     may be waiting for it."""
     from ...proto.errors import MagnetarError
     try:
-        return {"topic": topic, **here_form(session.admin.transaction_at(found.txn, topic), ""), "error": ""}
+        return {
+            "topic": topic,
+            **topic_transaction_form(session.admin.transaction_at(found.txn, topic), ""),
+            "error": "",
+        }
     except MagnetarError as error:
         return {"topic": topic, "pending": {}, "error": str(error)}
 
@@ -146,7 +154,7 @@ def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
     rows = [each for found in session.admin.all_halves(group=group, limit=limit) for each in found.items]
     wanted = [each for each in rows if each.state.name == "PARKED" or not parked]
     forms = [half_form(each) for each in sorted(wanted, key=lambda each: -each.age_ms)]
-    session.out.rows([*map(in_seconds, forms)], HALF_COLUMNS)
+    session.out.print_rows([*map(in_seconds, forms)], HALF_COLUMNS)
 
 
 @verb(name="show")

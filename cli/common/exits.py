@@ -30,10 +30,10 @@ class Failure(click.ClickException):
 
 def run(command: click.Command) -> int:
     """Runs the command line of this process and returns its exit code."""
-    return outcome_of(lambda: _outcome(command))
+    return run_reported(lambda: _outcome(command))
 
 
-def outcome_of(work: Callable[[], int]) -> int:
+def run_reported(work: Callable[[], int]) -> int:
     """Runs `work` and returns its exit code. If it raises, prints the error and returns the exit code of the error."""
     try:
         code = work()
@@ -100,7 +100,7 @@ def _reader_is_gone() -> bool:
 
 
 def _unexpected(error: Exception) -> int:
-    found = cause(error)
+    found = find_cause(error)
     if found is None and isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         _print_error(error, f"{ascii(error.object)[:80]} is no UTF-8 text", USAGE, None)
         return USAGE
@@ -108,12 +108,12 @@ def _unexpected(error: Exception) -> int:
         text = f"{type(error).__name__}: {error} (MAGNETAR_DEBUG=1 shows where; please report it)"
         _print_error(error, text, FAILED, None)
         return FAILED
-    code = code_of(found)
+    code = exit_code_of(found)
     _print_error(error, describe(found), code, None, found)
     return code
 
 
-def cause(error: BaseException) -> MagnetarError | None:
+def find_cause(error: BaseException) -> MagnetarError | None:
     """Returns the MagnetarError in `error` or among its causes, because the SDK's exceptions wrap those of a server:
     the innermost one of a class of its own. None if there is none.
 
@@ -152,7 +152,7 @@ SDK_CODES = {
 load the SDK."""
 
 
-def code_of(error: MagnetarError) -> int:
+def exit_code_of(error: MagnetarError) -> int:
     from ...proto.errors import Busy, InvalidRequest, NotFound, WrongProtocol
 
     match error:

@@ -18,7 +18,7 @@ import click
 _CLI = __package__.rpartition(".")[0]
 
 
-class Lazy(NamedTuple):
+class LazyCommand(NamedTuple):
     """A command that is imported when it runs: its module and attribute, and its line of help."""
 
     module: str  # relative to cli: ".admin.topics"
@@ -26,7 +26,7 @@ class Lazy(NamedTuple):
     help: str
 
 
-ROW = Lazy(".admin.rows", "", "")
+ROW = LazyCommand(".admin.rows", "", "")
 """In a table: the verb that a row of proto/operations.py makes. Its line of help is read when that is shown."""
 
 SHARED = {"--url": "The server.", "-o": "table or json.", "--timeout": "Seconds.", "--profile": "Of client.toml."}
@@ -34,10 +34,10 @@ SHARED = {"--url": "The server.", "-o": "table or json.", "--timeout": "Seconds.
 
 def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
     if value is not None:
-        _kept(ctx).extend((option.opts[0], value))
+        _given_options(ctx).extend((option.opts[0], value))
 
 
-def _kept(ctx: click.Context) -> list[str]:
+def _given_options(ctx: click.Context) -> list[str]:
     """Returns the options that were given before this group's verb."""
     found: list[str] = ctx.meta.setdefault(f"magnetar.given.{ctx.command_path}", [])
     return found
@@ -53,8 +53,8 @@ class LazyGroup(click.Group):
     """
 
     def __init__(
-        self, name: str, table: Mapping[str, Lazy], aliases: Mapping[str, str] | None = None, *, help: str,
-        policies: Mapping[str, Lazy] | None = None, with_rows: bool = False, **settings: Any,
+        self, name: str, table: Mapping[str, LazyCommand], aliases: Mapping[str, str] | None = None, *, help: str,
+        policies: Mapping[str, LazyCommand] | None = None, with_rows: bool = False, **settings: Any,
     ) -> None:  # fmt: skip
         super().__init__(name, help=help, no_args_is_help="callback" not in settings, **settings)
         self.policies = policies or {}
@@ -69,8 +69,8 @@ class LazyGroup(click.Group):
         unknown = set(self.aliases.values()) - set(self.table)
         assert not unknown, f"aliases of commands that do not exist: {unknown}"
 
-    def _of_rows(self) -> Mapping[str, Lazy]:
-        found: Mapping[str, Lazy] = import_module(ROW.module, _CLI).verbs(self.name) if self.with_rows else {}
+    def _of_rows(self) -> Mapping[str, LazyCommand]:
+        found: Mapping[str, LazyCommand] = import_module(ROW.module, _CLI).verbs(self.name) if self.with_rows else {}
         return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -78,7 +78,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         name = self.aliases.get(cmd_name, cmd_name)
-        entry: Lazy | None = self.table.get(name, ROW)
+        entry: LazyCommand | None = self.table.get(name, ROW)
         if entry is ROW:
             entry = self._of_rows().get(name)
         if entry is None:
@@ -98,12 +98,12 @@ class LazyGroup(click.Group):
             hint = f"; did you mean {near[0]!r}?" if near else f"; see '{ctx.command_path} --help'"
             ctx.fail(f"no command {name!r}{hint}")
         found, command, rest = super().resolve_command(ctx, args)
-        return found, command, [*_kept(ctx), *rest]
+        return found, command, [*_given_options(ctx), *rest]
 
     def invoke(self, ctx: click.Context) -> Any:
         alone = not (ctx.args or ctx._protected_args)
-        if alone and _kept(ctx) and self.invoke_without_command:  # the group itself runs
-            ctx.fail(f"{ctx.command_path} without a command takes no {_kept(ctx)[0]}")
+        if alone and _given_options(ctx) and self.invoke_without_command:  # the group itself runs
+            ctx.fail(f"{ctx.command_path} without a command takes no {_given_options(ctx)[0]}")
         return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -35,16 +35,16 @@ class Output:
     def json(self) -> bool:
         return self.kind == "json"
 
-    def rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
+    def print_rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
         """Prints a list of records. `columns`: those of the table, in order; JSON contains all fields."""
         if self.json:
-            self.document(list(rows))
+            self.print_document(list(rows))
         elif not rows:
             print(f"({empty})")
         else:
             self._table(rows, columns)
 
-    def stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
+    def print_stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
         """Prints rows of a list of any length as they arrive. The first rows of a table decide the widths of its
         columns."""
         if self.json:
@@ -52,30 +52,30 @@ class Output:
         else:
             stream_table(iter(rows), columns, empty)
 
-    def names(self, names: Sequence[str], *, empty: str = "none") -> None:
+    def print_names(self, names: Sequence[str], *, empty: str = "none") -> None:
         """Prints a list of names: one per line, or a JSON array."""
         if self.json:
-            self.document(list(names))
+            self.print_document(list(names))
         else:
             print("\n".join(names) if names else f"({empty})")
 
     def print_record(self, record: Row) -> None:
         """Prints one record: one line per field, or a JSON object."""
         if self.json:
-            self.document(record)
+            self.print_document(record)
             return
         width = max(map(len, record), default=0)
         for name, value in record.items():
-            print(f"{name:<{width}}  {cell(value)}")
+            print(f"{name:<{width}}  {format_cell(value)}")
 
     def print_done(self, text: str, **record: Value) -> None:
         """Prints what a command without a result has done."""
         if self.json:
-            self.document({"done": text, **record})
+            self.print_document({"done": text, **record})
         else:
             print(text)
 
-    def document(self, value: Value) -> None:
+    def print_document(self, value: Value) -> None:
         print(json.dumps(value, indent=2, ensure_ascii=False))
 
     def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
@@ -88,7 +88,7 @@ class Output:
             numeric = all(isinstance(row.get(column), int | float) for row in rows)
             table.add_column(column, justify="right" if numeric else "left", no_wrap=not sys.stdout.isatty())
         for row in rows:
-            table.add_row(*(cell(row.get(column)) for column in columns))
+            table.add_row(*(format_cell(row.get(column)) for column in columns))
         console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
         with console.capture() as captured:  # rich would end the process when the reader of a pipe has closed it
             console.print(table)
@@ -109,7 +109,7 @@ def stream_table(rows: Iterator[Row], columns: Sequence[str], empty: str) -> Non
     if not first:
         print(f"({empty})")
         return
-    widths = [max(len(column), *(len(cell(row.get(column))) for row in first)) for column in columns]
+    widths = [max(len(column), *(len(format_cell(row.get(column))) for row in first)) for column in columns]
     numeric = [all(isinstance(row.get(column), int | float | None) for row in first) for column in columns]
 
     def line(cells: Iterable[str]) -> str:
@@ -119,10 +119,10 @@ def stream_table(rows: Iterator[Row], columns: Sequence[str], empty: str) -> Non
     print(line(columns))
     print("  ".join("─" * width for width in widths))
     for row in chain(first, rows):
-        print(line(cell(row.get(column)) for column in columns))
+        print(line(format_cell(row.get(column)) for column in columns))
 
 
-def cell(value: Value) -> str:
+def format_cell(value: Value) -> str:
     """Formats a value for a table."""
     match value:
         case None:
@@ -134,7 +134,7 @@ def cell(value: Value) -> str:
         case float():
             return f"{value:,.1f}"
         case list() | tuple():
-            return ", ".join(map(cell, value)) or "-"
+            return ", ".join(map(format_cell, value)) or "-"
         case _:
             return str(value)
 
@@ -148,7 +148,7 @@ class Counter(Protocol):
 
 
 @contextmanager
-def progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[Counter]:
+def show_progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[Counter]:
     """Shows a progress bar on stderr if that is a terminal; yields the Counter that updates it."""
     if not shown or not sys.stderr.isatty():
         yield lambda done: None
@@ -185,7 +185,7 @@ class PrintedMessage:
     payload: bytes
 
 
-def received(message: Any) -> PrintedMessage:
+def printed_message_of(message: Any) -> PrintedMessage:
     """Converts a message of the SDK to a PrintedMessage."""
     return PrintedMessage(
         message.topic_name(),
@@ -203,7 +203,7 @@ def id_text(message_id: MessageId) -> str:
     return ":".join(map(str, parts))
 
 
-def shown_of(message: StoredMessage) -> PrintedMessage:
+def printed_stored_message(message: StoredMessage) -> PrintedMessage:
     """Converts a stored message, as the admin client returns it, to a PrintedMessage."""
     place = id_text(message.message_id)
     return PrintedMessage(

@@ -57,7 +57,7 @@ _FOLLOW = (
 )
 
 
-def dies_with_parent(command: Sequence[str]) -> list[str]:
+def bind_to_parent(command: Sequence[str]) -> list[str]:
     """Returns the command, changed so that its process gets SIGKILL when the thread that started it ends for any
     reason (Linux only).
 
@@ -106,7 +106,7 @@ class Process:
         self._ready = threading.Event()
         with self.stderr_path.open("ab") as stderr:
             self._process = subprocess.Popen(
-                dies_with_parent([sys.executable, "-m", self.module, *self.arguments]),
+                bind_to_parent([sys.executable, "-m", self.module, *self.arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -137,7 +137,7 @@ class Process:
         return self.directory / f"{self.name}.stderr"
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> str:
@@ -173,7 +173,7 @@ class Process:
             self._process.kill()
             self.wait()
 
-    def interrupt(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Sends the process the signal `number`."""
         if self._process is not None:
             self._process.send_signal(number)
@@ -181,7 +181,7 @@ class Process:
     def stop(self) -> int:
         """Sends SIGTERM and waits; kills the process if it does not end. Returns the exit code."""
         assert self._process is not None
-        if self.running:
+        if self.is_running:
             self._process.terminate()
         try:
             return self.wait()
@@ -205,7 +205,7 @@ class Processes:
     def close(self) -> None:
         """Ends the processes, the last started first, so that clients end before their servers."""
         for process in reversed(self.started):
-            if process.running:
+            if process.is_running:
                 process.stop()
         self.started.clear()
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .output import Output
-from .units import Real
+from .units import FiniteNumber
 
 if TYPE_CHECKING:
     from ...client.admin import Admin, AdminClient
@@ -47,18 +47,18 @@ NAMES = ("url", "token", "tls_ca", "tls_cert", "tls_key")
 _FILES = NAMES[1:]
 
 
-def path() -> Path:
+def profiles_path() -> Path:
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(folder) if folder else Path.home() / ".config") / "magnetar" / "client.toml"
 
 
-def load(name: str) -> Mapping[str, str]:
+def load_profile(name: str) -> Mapping[str, str]:
     """Returns the values of the profile `name`; of the default one if `name` is empty and there is a file. Raises
     InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
     from ...security.secrets import read_private
 
-    file = path()
+    file = profiles_path()
     if not name and not file.exists():
         return {}
     try:
@@ -97,14 +97,14 @@ class Session:
         self, url: str, out: Output, timeout_s: float, token: str = "", trust: str = "", certificate: str = "",
         key: str = "",
     ) -> None:  # fmt: skip
-        from ...client.connect.authentication import caller_access
+        from ...client.connect.authentication import make_caller_access
         from ...client.connect.service_url import parse_service_url
 
         self.url, self.out, self.timeout_s = url, out, timeout_s
         self._trust = trust
         self._authentication = _authentication(token, certificate, key)
         # raises before any request
-        caller_access(parse_service_url(url), self._authentication, {"tls_trust_certs_file_path": trust})
+        make_caller_access(parse_service_url(url), self._authentication, {"tls_trust_certs_file_path": trust})
         self._admin: Admin | None = None
         self.operator: Any = None  # who asks the bookies (cli/storage/admin_port.py)
 
@@ -213,13 +213,13 @@ def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[s
     }  # fmt: skip
 
 
-def connected(function: Callable[..., None]) -> Callable[..., None]:
+def with_session(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --profile, and passes its Session as the
     first argument."""
 
     @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-    @click.option("--timeout", type=Real(0.1), default=30.0, show_default=True, help="Seconds.")
+    @click.option("--timeout", type=FiniteNumber(0.1), default=30.0, show_default=True, help="Seconds.")
     @click.option("--token", envvar="MAGNETAR_TOKEN", default="", metavar="FILE|env:NAME", help="Where your token is.")
     @click.option("--tls-ca", envvar="MAGNETAR_TLS_CA", default="", metavar="FILE", help="Who signs its certificate.")
     @click.option("--tls-cert", envvar="MAGNETAR_TLS_CERT", default="", metavar="FILE", help="Your certificate.")
@@ -229,7 +229,7 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
     def command(*args: Any, **options: Any) -> None:
         output, timeout_s = Output(options.pop("output")), options.pop("timeout")
         said = {name: options.pop(name) for name in NAMES}
-        session = Session(out=output, timeout_s=timeout_s, **_with_profile(said, load(options.pop("profile"))))
+        session = Session(out=output, timeout_s=timeout_s, **_with_profile(said, load_profile(options.pop("profile"))))
         try:
             function(session, *args, **options)
         finally:
@@ -246,7 +246,7 @@ def verb(*options: Callable[[Any], Any], name: str = "") -> Callable[[Callable[.
     """
 
     def make(function: Callable[..., None]) -> click.Command:
-        command = connected(function)
+        command = with_session(function)
         given = {each.name for each in _parameters(options)}
         code, defaults = function.__code__, function.__defaults__ or ()  # inspect takes 0.1 ms, for each verb
         own = [each for each in code.co_varnames[1 : code.co_argcount] if each not in given]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...proto.names import whole
+from ...proto.names import parse_number
 
 if TYPE_CHECKING:
     from ...client.model.message_id import MessageId
 
 
-class Real(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A finite number in a range. (click would find `nan` in each range, because every comparison with it is false.)"""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -30,12 +30,12 @@ NUMBER = r"([0-9]{1,15})"
 MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 
 
-def duration(text: str | None, unit_s: int) -> int | None:
+def parse_duration(text: str | None, unit_s: int) -> int | None:
     """Parses a duration; returns it as a whole number of `unit_s` seconds, rounded up. A bare number counts units; -1
     is returned as it is."""
     if text is None or text == "-1":
         return None if text is None else -1
-    if (number := whole(text)) is not None:
+    if (number := parse_number(text)) is not None:
         return number
     match = re.fullmatch(rf"{NUMBER}([smhdw])", text.strip().lower())
     if match is None:
@@ -43,11 +43,11 @@ def duration(text: str | None, unit_s: int) -> int | None:
     return -(-int(match[1]) * SECONDS[match[2]] // unit_s)
 
 
-def mebibytes(text: str | None) -> int | None:
+def parse_mebibytes(text: str | None) -> int | None:
     """Parses a size; returns it in MiB. A bare number counts MiB; -1 is returned as it is."""
     if text is None or text == "-1":
         return None if text is None else -1
-    if (number := whole(text)) is not None:
+    if (number := parse_number(text)) is not None:
         return number
     match = re.fullmatch(rf"{NUMBER}([mgt])i?b?", text.strip().lower())
     if match is None:
@@ -55,7 +55,7 @@ def mebibytes(text: str | None) -> int | None:
     return int(match[1]) * MEBIBYTES[match[2]]
 
 
-def properties(pairs: Iterable[str]) -> dict[str, str]:
+def parse_properties(pairs: Iterable[str]) -> dict[str, str]:
     """Parses texts `key=value`, each with one pair or several separated by commas; a part without `=` belongs to the
     value before it."""
     found: dict[str, str] = {}
@@ -72,7 +72,7 @@ def properties(pairs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def message_id(text: str) -> MessageId:
+def parse_message_id(text: str) -> MessageId:
     """Parses `earliest`, `latest`, or `LEDGER:ENTRY[:PARTITION[:BATCH]]` as consumers print it."""
     from ...client.model.message_id import MessageId
 
@@ -81,14 +81,14 @@ def message_id(text: str) -> MessageId:
     return MessageId.parse(text)
 
 
-def moment_ms(text: str, now_ms: int) -> int:
+def parse_moment_ms(text: str, now_ms: int) -> int:
     """Parses `10m` (10 minutes ago), an ISO time, or milliseconds since the epoch; returns ms since the epoch."""
     from datetime import datetime
 
     text = text.strip()
     if match := re.fullmatch(rf"{NUMBER}([smhdw])", text.lower()):
         return now_ms - int(match[1]) * SECONDS[match[2]] * 1000
-    if (number := whole(text)) is not None:
+    if (number := parse_number(text)) is not None:
         return number
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)

@@ -29,7 +29,7 @@ from ...client.admin import AdminClient
 from ...client.client import Client
 from ...client.core.failover import Backoff
 from ...client.model.message_id import MessageId
-from ...client.produce.entry_writer import EntryWriter, Stored
+from ...client.produce.entry_writer import EntryWriter, SentEntry
 from ...proto.entry import declared_messages, parse_header
 from ...proto.errors import (
     AlreadyExists,
@@ -58,7 +58,7 @@ from .source import (
     Source,
     SourceEntry,
     encode_copy,
-    number_of,
+    hash_topic,
     origin_of,
 )
 
@@ -86,7 +86,7 @@ async def newest_origin(client: Client, topic: TopicName, first: int, end: int) 
     return found
 
 
-async def newest_of_all(client: Client, topic: TopicName, first: int, end: int, number: int) -> Origin | None:
+async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: int, number: int) -> Origin | None:
     """Returns the origin of the newest copy among all entries, for a topic to which others wrote as well. Reads all of
     it."""
     found: Origin | None = None
@@ -219,7 +219,7 @@ class CopyOptions:
 
 
 @dataclass(frozen=True)
-class Place:
+class DestinationState:
     """The state of one partition at the destination."""
 
     messages: int
@@ -264,7 +264,7 @@ class SchemaVersions:
         return version_bytes(await self._admin.put_schema(self._topic.full, schema))
 
 
-class Copying:
+class Copier:
     """Copies topics from a source to a destination."""
 
     def __init__(self, source: Source, client: Client, admin: AdminClient, wanted: CopyOptions, world: World) -> None:
@@ -278,7 +278,7 @@ class Copying:
         self._schemas: dict[TopicName, SchemaVersions] = {}
 
     # ------------------------------------------------------------------------------ before
-    async def place(self, topic: TopicName) -> Place | None:
+    async def destination_state(self, topic: TopicName) -> DestinationState | None:
         """Returns the state of a partition at the destination; None if the topic does not exist there."""
         try:
             offsets = await self._admin.offsets(topic.full)
@@ -286,7 +286,9 @@ class Copying:
             return None
         first, end = offsets.earliest_index, offsets.end_index
         newest = await newest_origin(self._client, topic, first, end)
-        return Place(end - first, newest if newest is not None and newest.topic == number_of(topic.full) else None)
+        return DestinationState(
+            end - first, newest if newest is not None and newest.topic == hash_topic(topic.full) else None
+        )
 
     async def prepare(self, topics: Sequence[CopiedTopic], *, schemas: bool) -> None:
         """Creates at the destination what the copy needs. Raises AlreadyExists if a topic there has messages that are
@@ -321,14 +323,14 @@ class Copying:
         if (await self._admin.topic_policies(part.base.full, applied=True)).deduplication:
             text = f"deduplication is on for {part.base} at the destination, and copies keep their producers' names"
             raise NotAllowed(f"{text}: switch it off for the time of the copy", topic=part.full)
-        place = await self.place(part)
+        place = await self.destination_state(part)
         assert place is not None, "it was made"
         if place.messages and place.newest is None and not self._wanted.append:
             text = f"{part} has {place.messages} messages at the destination whose newest is not copied from there"
             raise AlreadyExists(f"{text}; --append puts the copies after them", topic=part.full)
-        await self._keep(part)
+        await self._retain_copies(part)
 
-    async def _keep(self, part: TopicName) -> None:
+    async def _retain_copies(self, part: TopicName) -> None:
         """Creates a subscription that retains the copies until consumers have subscriptions; its properties name the
         source."""
         here = ",".join(map(str, self._source.endpoints))
@@ -374,7 +376,7 @@ class Copying:
     async def _attempt(self, tally: PartitionProgress) -> None:
         topic = tally.topic
 
-        def stored(entry: Stored) -> None:
+        def stored(entry: SentEntry) -> None:
             tally.add(entry.position, entry.messages, entry.size)
 
         writer = EntryWriter(self._client.connections, topic, PRODUCER, stored)
@@ -402,25 +404,25 @@ class Copying:
             await asyncio.sleep(SETTLE_S)
             stats = await self._admin.topic_internal_stats(topic.full)
         offsets = await self._admin.offsets(topic.full)
-        first, end, number = offsets.earliest_index, offsets.end_index, number_of(topic.full)
+        first, end, number = offsets.earliest_index, offsets.end_index, hash_topic(topic.full)
         newest = await newest_origin(self._client, topic, first, end)
         if newest is not None and newest.topic == number:
             return newest
-        return await newest_of_all(self._client, topic, first, end, number)
+        return await scan_newest_origin(self._client, topic, first, end, number)
 
     async def _move(self, tally: PartitionProgress, reader: PartitionReader, writer: EntryWriter) -> None:
         """Copies until the newest entry at the time of the call is sent; with `follow` until the topic
         is terminated."""
         after, now = tally.stored, self._world.clock.monotonic
         tally.set_lag(await reader.backlog(), entries=self._source.counts_entries)
-        last = None if self._wanted.follow else await reader.last()
+        last = None if self._wanted.follow else await reader.newest_position()
         if last is not None and (last.entry_id < 0 or (after is not None and last <= after)):
             return
-        number, schemas = number_of(tally.topic.full), self._schemas.get(tally.topic.base)
+        number, schemas = hash_topic(tally.topic.full), self._schemas.get(tally.topic.base)
         reader.flow()
         asked = now()
         while True:
-            event = await reader.next(ASK_EVERY_S)
+            event = await reader.next_event(ASK_EVERY_S)
             match event:
                 case SourceEntry(position, data):
                     header = parse_header(data)
@@ -434,7 +436,7 @@ class Copying:
                         )
                     entry = encode_copy(data, header, Origin(number, position), version)
                     after = position
-                    await writer.send(entry, Stored(header.sequence_id, position, header.num_messages, len(data)))
+                    await writer.send(entry, SentEntry(header.sequence_id, position, header.num_messages, len(data)))
                     if last is not None and position >= last:
                         return
                 case Backlog(left):

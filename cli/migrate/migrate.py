@@ -13,8 +13,8 @@ import click
 
 from ...runtime.tasks import Tasks
 from ..common.output import progress_bar
-from ..common.session import Session, connected, read_token
-from .copying import Copying, Totals
+from ..common.session import Session, read_token, with_session
+from .copying import Copier, Totals
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -41,7 +41,7 @@ RESUME = "stopped; the same command continues where this one ended"
 @click.option("--same-source", is_flag=True, help="Another --from than before is the same cluster.")
 @click.option("--from-token", default="", metavar="FILE|env:NAME", help="Where your token for the source is.")
 @click.option("--from-tls-ca", default="", metavar="FILE", help="Who signs the source's certificate (pulsar+ssl://).")
-@connected
+@with_session
 def migrate(session: Session, **options: Any) -> None:
     """Copy topics of an Apache Pulsar cluster to this one.
 
@@ -90,23 +90,23 @@ class _Migration:
 
     def _access(self) -> CallerAccess:
         """Returns the credentials and TLS files for the source. Raises InvalidUrl or InvalidConfiguration."""
-        from ...client.connect.authentication import AuthenticationToken, caller_access
+        from ...client.connect.authentication import AuthenticationToken, make_caller_access
         from ...client.connect.service_url import parse_service_url
 
         token = self._options["from_token"]
         authentication = AuthenticationToken(lambda: read_token(token)) if token else None
         url = parse_service_url(self._options["source_url"])
-        return caller_access(url, authentication, {"tls_trust_certs_file_path": self._options["from_tls_ca"]})
+        return make_caller_access(url, authentication, {"tls_trust_certs_file_path": self._options["from_tls_ca"]})
 
     async def _with(
         self, source: Source, access: CallerAccess, client: Client, admin: AdminClient, world: World
     ) -> None:
-        from .copying import Copying, CopyOptions, SourceAdmin
+        from .copying import Copier, CopyOptions, SourceAdmin
         from .source import find_topics
 
         options = self._options
         wanted = CopyOptions(options["follow"], options["append"], options["same_source"], self._session.timeout_s)
-        copying = Copying(source, client, admin, wanted, world)
+        copying = Copier(source, client, admin, wanted, world)
         positions = SourceAdmin(options["admin_url"], access, self._session.timeout_s) if options["admin_url"] else None
         topics = await find_topics(source, options["topics"])
         if options["dry_run"]:
@@ -119,7 +119,7 @@ class _Migration:
             await self._subscriptions(positions, copying, client, admin)
         await self._report(copying, admin)
 
-    async def _copy(self, copying: Copying, wanted: CopyOptions, world: World) -> None:
+    async def _copy(self, copying: Copier, wanted: CopyOptions, world: World) -> None:
         """Runs the copy. With --follow a first Ctrl-C ends the copying, and the steps after it still run."""
 
         loop, task, interrupted = asyncio.get_running_loop(), asyncio.current_task(), False
@@ -143,13 +143,13 @@ class _Migration:
             if wanted.follow:
                 loop.remove_signal_handler(signal.SIGINT)
 
-    async def _plan(self, source: Source, copying: Copying, topics: list[CopiedTopic]) -> None:
+    async def _plan(self, source: Source, copying: Copier, topics: list[CopiedTopic]) -> None:
         rows: list[dict[str, object]] = []
         unit = "entries" if source.counts_entries else "messages"
         for topic in topics:
             newest = await source.schema(topic.name)
             for part in topic.parts:
-                place = await copying.place(part)
+                place = await copying.destination_state(part)
                 after = place.newest.position if place is not None and place.newest is not None else None
                 reader = await source.read(part, after)
                 try:
@@ -161,10 +161,10 @@ class _Migration:
                     "topic": part.full, unit: left, "schemas": 0 if newest is None else int.from_bytes(newest[1]) + 1,
                     "destination": there if after is None else f"continues after {after}",
                 })  # fmt: skip
-        self._session.out.rows(rows, ["topic", unit, "schemas", "destination"])
+        self._session.out.print_rows(rows, ["topic", unit, "schemas", "destination"])
 
     async def _subscriptions(
-        self, source: SourceAdmin, copying: Copying, client: Client, admin: AdminClient
+        self, source: SourceAdmin, copying: Copier, client: Client, admin: AdminClient
     ) -> None:
         from .copying import copy_subscriptions
 
@@ -176,10 +176,10 @@ class _Migration:
                         file=sys.stderr,
                     )
 
-    async def _report(self, copying: Copying, admin: AdminClient) -> None:
+    async def _report(self, copying: Copier, admin: AdminClient) -> None:
         from .copying import PRODUCER
 
-        totals = total(copying)
+        totals = joint_totals(copying)
         text = f"{totals.messages:,} messages copied, of {len(copying.topics)} topics"
         if self._options["follow"]:
             text += f"; lag {totals.lag:,}" if totals.lag is not None else ""
@@ -204,7 +204,7 @@ Titled = list[tuple[str, Totals]]
 
 
 @asynccontextmanager
-async def show_progress(copying: Copying, now: Callable[[], float], *, quiet: bool) -> AsyncIterator[None]:
+async def show_progress(copying: Copier, now: Callable[[], float], *, quiet: bool) -> AsyncIterator[None]:
     if quiet:
         yield
         return
@@ -217,19 +217,21 @@ async def show_progress(copying: Copying, now: Callable[[], float], *, quiet: bo
         await tasks.close()
 
 
-def _titled(copying: Copying) -> Titled:
+def _titled(copying: Copier) -> Titled:
     by_topic = {
         topic.name.full: Totals(each for each in copying.tallies if each.topic.base == topic.name)
         for topic in copying.topics
     }
-    return list(by_topic.items()) if len(by_topic) <= LINES_MAX else [(f"{len(by_topic)} topics", total(copying))]
+    return (
+        list(by_topic.items()) if len(by_topic) <= LINES_MAX else [(f"{len(by_topic)} topics", joint_totals(copying))]
+    )
 
 
-def total(copying: Copying) -> Totals:
+def joint_totals(copying: Copier) -> Totals:
     return Totals(copying.tallies)
 
 
-def line(title: str, totals: Totals, now: float) -> str:
+def progress_line(title: str, totals: Totals, now: float) -> str:
     rate = totals.rate(now)
     return f"{title}: {totals.messages:,} copied, {_rest(totals, rate)}"
 
@@ -258,7 +260,7 @@ async def _lines(titled: Titled, now: Callable[[], float]) -> None:
     while titled:
         await asyncio.sleep(LINE_EVERY_S)
         for title, totals in titled:
-            print(line(title, totals, now()), file=sys.stderr, flush=True)
+            print(progress_line(title, totals, now()), file=sys.stderr, flush=True)
         titled = [(title, totals) for title, totals in titled if not totals.complete]
 
 

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from ...broker.pulsar.frames import FrameCutter, encode_frame, parse_frame, sent_entry
-from ...broker.pulsar.translate import schema_of
+from ...broker.pulsar.frames import FrameCutter, encode_frame, parse_frame, parse_sent_entry
+from ...broker.pulsar.translate import parse_schema
 from ...client.common.errors import InvalidUrl
 from ...client.connect.discovery import credentials_of
-from ...client.connect.service_url import Asked, parse_service_url
+from ...client.connect.service_url import AskedProtocol, parse_service_url
 from ...proto import errors
 from ...proto import pulsar_pb2 as pulsar
 from ...proto.checksum import varint
@@ -102,9 +102,9 @@ class Source:
     def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
         """Makes a source. Raises InvalidUrl if `url` names no port of Pulsar's protocol."""
         parsed = parse_service_url(url)
-        if parsed.protocol is not Asked.PULSAR:
+        if parsed.protocol is not AskedProtocol.PULSAR:
             raise InvalidUrl(f"{url!r}: the source is named by pulsar://HOST[:PORT] or pulsar+ssl://HOST[:PORT]")
-        self.endpoints = parsed.ask
+        self.endpoints = parsed.ask_at
         self.timeout_s = timeout_s
         self.version = ""  # of its broker; known after the first answer
         self._encrypted = parsed.encrypted
@@ -189,7 +189,7 @@ class Source:
             found = await self._ask("get_schema_response", f"the schema of {topic}", get_schema=asked)
         except errors.NotFound:
             return None
-        info = schema_of(found.schema)
+        info = parse_schema(found.schema)
         return None if info is None else (info, bytes(found.schema_version))
 
     async def _owner(self, topic: TopicName) -> tuple[Endpoint, str]:
@@ -202,7 +202,7 @@ class Source:
                 found = await asking.ask("lookup_response", topic.full, self.timeout_s, lookup=asked)
                 url = found.brokerServiceUrlTls if self._encrypted else found.brokerServiceUrl
                 try:
-                    owner = parse_service_url(url).ask[0]
+                    owner = parse_service_url(url).ask_at[0]
                 except (InvalidUrl, IndexError) as error:
                     text = f"the source names {url!r} as the broker of {topic}"
                     raise errors.Unavailable(text) from error
@@ -300,7 +300,7 @@ class SourceConnection:
             if not size:
                 self.over = True
                 raise errors.ConnectionLost(f"the source at {self.endpoint} closed the connection")
-            for each in self._frames.receive(size):
+            for each in self._frames.receive_frames(size):
                 command, rest = parse_frame(each)
                 kind = pulsar.BaseCommand.Type.Name(command.type).lower()
                 if kind == "ping":
@@ -347,7 +347,7 @@ class PartitionReader:
         )  # fmt: skip
         await self._connection.ask("success", self._topic.full, self._timeout_s, subscribe=asked)
 
-    async def last(self) -> Position:
+    async def newest_position(self) -> Position:
         """Returns the position of the newest entry; an entry id below 0: there is none. Must be called before any
         entry is read."""
         asked = pulsar.CommandGetLastMessageId(consumer_id=_CONSUMER, request_id=2)
@@ -368,12 +368,12 @@ class PartitionReader:
         self._connection.send(flow=pulsar.CommandFlow(consumer_id=_CONSUMER, messagePermits=permits))
 
     def ask_backlog(self) -> None:
-        """Asks for the backlog; `next` returns the answer."""
+        """Asks for the backlog; `next_event` returns the answer."""
         self._connection.send(
             consumer_stats=pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         )
 
-    async def next(self, wait_s: float) -> Event | None:
+    async def next_event(self, wait_s: float) -> Event | None:
         """Returns the next event; None if none arrives within `wait_s`. Raises ConnectionLost if the source closed the
         reader: another reader may continue."""
         try:
@@ -389,7 +389,9 @@ class PartitionReader:
         match kind:
             case "message":
                 id_ = command.message_id
-                entry = SourceEntry(Position(id_.ledgerId, id_.entryId), bytes(sent_entry(split_broker_part(rest)[2])))
+                entry = SourceEntry(
+                    Position(id_.ledgerId, id_.entryId), bytes(parse_sent_entry(split_broker_part(rest)[2]))
+                )
                 if self._after is None or entry.position > self._after:
                     return entry
                 self.return_permits(declared_messages(entry.data))  # Magnetar begins with the entry that is named
@@ -453,11 +455,11 @@ ORIGIN_BYTES = len(_TAG) + _BODY.size
 class Origin(NamedTuple):
     """The entry of the source of which an entry is a copy."""
 
-    topic: int  # `number_of` its topic
+    topic: int  # `hash_topic` its topic
     position: Position
 
 
-def number_of(topic: str) -> int:
+def hash_topic(topic: str) -> int:
     """Returns the number by which a copy names the topic of its origin: a hash of the topic's full name."""
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:8])
 

@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from . import processes as several
-from .members import as_member, member_world
-from .metrics import SingleProcess, StatusOutput
+from .members import make_member_world, member_world
+from .metrics import SingleProcessOutput, StatusOutput
 from .servers import (
     LISTEN_HELP,
     SECURITY,
-    asks_and_encrypts,
-    check_reach,
+    check_listeners,
     connect,
     disconnect,
-    door_facts,
-    endpoint,
-    metadata_address,
+    is_secured,
+    make_memory_plan,
     metadata_options,
-    metrics_endpoint,
-    planned,
+    parse_endpoint,
+    parse_metadata_address,
+    parse_metrics_endpoint,
+    pulsar_facts,
     scheme,
-    secured,
     serve,
     serve_for_ever,
     serve_metrics,
     server_options,
+    with_authentication,
 )
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
     """Runs a broker until the process is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import Parts
-    from .metrics import Measured, pulsars_names
+    from .metrics import MeasuredParts, wants_pulsar_names
 
     security = given.security
-    plan = planned(
+    plan = make_memory_plan(
         given.config, given.memory_bytes, broker=given.settings, most=given.memory_most, processes=given.processes
     )
     settings = plan.apply_to(given.settings, "broker")
-    world = as_member(world, security, "broker")
+    world = make_member_world(world, security, "broker")
 
     async def session() -> MetadataStore:
         return await connect(world, given.tree, given.wait_s, given.session_s)
@@ -98,17 +98,17 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
             for each in later:
                 await each.close()
 
-        starting = Broker.start(secured(serving, security), settings, store, next_session)
+        starting = Broker.start(with_authentication(serving, security), settings, store, next_session)
         running = await parts.start("broker", starting, close)
         running.rest.measure = page = voice.combine_metrics(
-            Measured(broker=running, pulsar=pulsars_names(given.compat), memory=plan)
+            MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
         )
-        facts = await serve_metrics(parts, given.metrics, page) | door_facts(running)
+        facts = await serve_metrics(parts, given.metrics, page) | pulsar_facts(running)
         voice.report_ready(f"{scheme(security)}://{running.endpoint}", **facts)
         await serve_for_ever(given.warning)
 
 
-def processes_of(
+def broker_specs(
     given: BrokerOptions, count: int, base: str, ports: several.Ports, log_level: str, log_format: Any
 ) -> list[Spec]:
     """Returns the processes of `count` brokers that share the topics for which any of them is asked. The first has the
@@ -120,23 +120,24 @@ def processes_of(
         asked = {each: getattr(given.settings, each) for each in LISTENING}
         forwarded = given.settings.advertised is not None
         listening = {
-            each: at and ports.reserve(several.another(at, number, forwarded=forwarded)) for each, at in asked.items()
+            each: at and ports.reserve(several.address_of_process(at, number, forwarded=forwarded)) for each,
+            at in asked.items()
         }  # fmt: skip
-        one = given._replace(settings=shared(given.settings, number, base, listening))
+        one = given._replace(settings=settings_of_process(given.settings, number, base, listening))
         if number:
             one = one._replace(metrics=None, warning="")
         name = f"broker-{number + 1}"
-        found.append(several.spec(name, partial(run, one), log_level, log_format, shows=not number))
+        found.append(several.make_spec(name, partial(run, one), log_level, log_format, shows=not number))
     return found
 
 
-def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
+def ready_line_of(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
     """Returns the URL and the facts of the first broker, where clients connect, for the ready line."""
     first = dict(facts["broker-1"])
     return first.pop("url"), first
 
 
-def of_cluster(settings: BrokerConfig) -> BrokerConfig:
+def with_share_group(settings: BrokerConfig) -> BrokerConfig:
     """Returns the settings of a broker beside which others may run: they share topics, unless their settings name
     several groups."""
     import msgspec
@@ -144,7 +145,7 @@ def of_cluster(settings: BrokerConfig) -> BrokerConfig:
     return settings if settings.share_group else msgspec.structs.replace(settings, share_group=settings.cluster)
 
 
-def shared(
+def settings_of_process(
     settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None]
 ) -> BrokerConfig:
     """Returns the settings of process `number`, from 0, of several that share topics. Raises InvalidConfiguration."""
@@ -205,13 +206,13 @@ def broker(
       magnetar broker --listen 127.0.0.1:7650 --metadata 127.0.0.1:7640
       magnetar broker --listen 0.0.0.0:7650 --advertise b1.example.org:7650 --processes 4 --security broker.toml
     """
-    pulsar = None if pulsar_listen is None else endpoint(pulsar_listen, "--pulsar-listen")
-    http = None if http_listen is None else endpoint(http_listen, "--http-listen")
-    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_, security)
-    known_as = None if advertise is None else endpoint(advertise, "--advertise")
-    scraped = metrics_endpoint(metrics)
+    pulsar = None if pulsar_listen is None else parse_endpoint(pulsar_listen, "--pulsar-listen")
+    http = None if http_listen is None else parse_endpoint(http_listen, "--http-listen")
+    where, tree = parse_endpoint(listen, "--listen"), parse_metadata_address(metadata_, security)
+    known_as = None if advertise is None else parse_endpoint(advertise, "--advertise")
+    scraped = parse_metrics_endpoint(metrics)
     doors = {"listen": where, "pulsar-listen": pulsar, "http-listen": http}
-    warning = check_reach(insecure, **({} if asks_and_encrypts(security) else doors), metrics=scraped)
+    warning = check_listeners(insecure, **({} if is_secured(security) else doors), metrics=scraped)
 
     from ...broker.common.config import BrokerConfig
     from ...runtime.config import load
@@ -221,13 +222,13 @@ def broker(
         "pulsar_listen": None if pulsar is None else str(pulsar),
         "http_listen": None if http is None else str(http),
     }  # fmt: skip
-    settings = of_cluster(load(BrokerConfig, "broker", file=config, overrides=given))
+    settings = with_share_group(load(BrokerConfig, "broker", file=config, overrides=given))
     one = BrokerOptions(
         settings, tree, wait_s, session_s, security, scraped, metrics_compat, warning, config, memory_bytes,
     )  # fmt: skip
     if processes_ > 1:
         return _several(one, processes_, log_level, log_format)
-    return serve(lambda world: run(one, world, SingleProcess()), log_level, log_format)
+    return serve(lambda world: run(one, world, SingleProcessOutput()), log_level, log_format)
 
 
 def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) -> int:
@@ -235,11 +236,11 @@ def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) 
     given = given._replace(processes=count)
     base = given.settings.name or f"broker-{os.urandom(4).hex()}"
     ports = several.Ports()
-    tiers = [processes_of(given, count, base, ports, log_level, log_format)]
-    several.preload(*LOADED)
+    tiers = [broker_specs(given, count, base, ports, log_level, log_format)]
+    several.preload_modules(*LOADED)
 
     def ready(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
-        url, first = said(facts)
+        url, first = ready_line_of(facts)
         return url, {"processes": count, **first}
 
     return several.run(tiers, ready, log_level, log_format)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...security.settings import MembersSection
 
 
-def as_member(world: World, settings: str | None, role: str) -> World:
+def make_member_world(world: World, settings: str | None, role: str) -> World:
     """Returns a world whose connections to the metadata service use the member's certificate; for the metadata service
     itself, its listener too. Returns `world` unchanged if the settings have no [members]. Raises InvalidConfiguration
     if they are wrong."""

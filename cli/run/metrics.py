@@ -32,7 +32,7 @@ from ...proto.errors import MagnetarError
 from ...runtime.descriptors import PROCESS
 from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor
-from .metrics_transactions import OfTopics, coordinators
+from .metrics_transactions import TopicTransactionSeries, add_coordinators
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ...runtime.budget import CallerMemory
     from ...runtime.child import Child
     from ...runtime.clock import Clock
-    from ...runtime.memory_shares import Plan
+    from ...runtime.memory_shares import MemoryPlan
     from ...runtime.metrics import Page
 
 # -------------------------------------------------------------------------------------------------------- memory
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 #     magnetar_process_memory_share_bytes{share="…"}           but for keys of a compaction and batches of repair
 
 
-def add_shares(page: Page, plan: Plan, used: dict[str, int]) -> None:
+def add_shares(page: Page, plan: MemoryPlan, used: dict[str, int]) -> None:
     page.gauge("magnetar_process_memory_bytes", "Process: memory_bytes, which is shared out.", plan.budget)
     for name, limit in plan.limits.items():
         text = "Process: bytes that a share of memory_bytes may take."
@@ -65,20 +65,20 @@ def add_shares(page: Page, plan: Plan, used: dict[str, int]) -> None:
             page.gauge("magnetar_process_memory_share_bytes", text, used[name], share=name)
 
 
-def of_broker(broker: Broker) -> dict[str, int]:
+def broker_memory(broker: Broker) -> dict[str, int]:
     owned = broker.topic_manager
     assert owned.cache.recent is not None, "a broker has both caches"
     return {
         "clients": _held(owned.memory),
-        "appends": owned.unanswered_bytes,
+        "appends": owned.bytes_in_flight,
         "tail-cache": owned.cache.bytes,
         "catch-up-cache": owned.cache.recent.bytes,
-        "catch-up-reads": owned.reads.used,
+        "catch-up-reads": owned.reads.used_bytes,
         "state": owned.state.bytes,
     }
 
 
-def of_bookies(bookies: Sequence[Bookie]) -> dict[str, int]:
+def bookies_memory(bookies: Sequence[Bookie]) -> dict[str, int]:
     several = [each.statistics() for each in bookies]
     names = {
         "memtables": ("memtable_bytes",),
@@ -91,7 +91,7 @@ def of_bookies(bookies: Sequence[Bookie]) -> dict[str, int]:
     return {share: sum(int(each[name]) for each in several for name in those) for share, those in names.items()}
 
 
-def of_metadata(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
+def metadata_memory(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
     """Returns the memory that clients of the metadata service use; empty if this process does not serve it."""
     memory = getattr(metadata, "memory", None)
     return {} if memory is None else {"metadata-clients": _held(memory)}
@@ -192,7 +192,9 @@ class BookKeeperNames:
 
     def _summary(self, page: Page, name: str, help: str, histogram: Histogram, **labels: str) -> None:
         key = (name, *labels.values())
-        found = self._recent.quantiles(key, histogram, self._clock.monotonic(), [float(share) for share in QUANTILES])
+        found = self._recent.compute_quantiles(
+            key, histogram, self._clock.monotonic(), [float(share) for share in QUANTILES]
+        )
         millis = {share: 1000 * value for share, value in zip(QUANTILES, found, strict=True)}
         page.foreign_summary(name, help, histogram.count, 1000 * histogram.total, millis, **labels)
 
@@ -238,7 +240,7 @@ BACKLOGS_TIMEOUT_S = 2.0
 """Seconds for all backlogs of a page: one that is not in memory costs a read from a bookie."""
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasuredParts(msgspec.Struct, frozen=True):
     """The parts of a process whose metrics are served. Must be called only in their event loop."""
 
     metadata: SqliteStore | MetadataServer | None = None
@@ -246,7 +248,7 @@ class Measured(msgspec.Struct, frozen=True):
     broker: Broker | None = None
     second: BookKeeperNames | None = None
     pulsar: bool = False  # Pulsar's names of transactions as well
-    memory: Plan | None = None
+    memory: MemoryPlan | None = None
 
     async def __call__(self, page: Page) -> None:
         if self.metadata is not None:
@@ -258,9 +260,9 @@ class Measured(msgspec.Struct, frozen=True):
         if self.broker is not None:
             await _broker(page, self.broker, self.broker.topic_manager.config.cluster if self.pulsar else None)
         if self.memory is not None:
-            used = of_bookies(self.bookies) if self.bookies else {}
-            used |= of_broker(self.broker) if self.broker is not None else {}
-            used |= of_metadata(self.metadata) if self.metadata is not None else {}
+            used = bookies_memory(self.bookies) if self.bookies else {}
+            used |= broker_memory(self.broker) if self.broker is not None else {}
+            used |= metadata_memory(self.metadata) if self.metadata is not None else {}
             add_shares(page, self.memory, used)
         text = "Process: open on all ports, but for a bookie's."
         page.gauge("magnetar_process_connections", text, PROCESS.connections)
@@ -274,12 +276,12 @@ class Measured(msgspec.Struct, frozen=True):
             page.gauge("magnetar_background_failing", "Long-lived tasks that fail now, by name.", count, task=name)
 
 
-def second_names(compat: str, clock: Clock) -> BookKeeperNames | None:
+def make_bookkeeper_names(compat: str, clock: Clock) -> BookKeeperNames | None:
     """Returns the object for BookKeeper's names if --metrics-compat asks for them; else None."""
     return BookKeeperNames(clock) if compat in ("bookkeeper", "both") else None
 
 
-def pulsars_names(compat: str) -> bool:
+def wants_pulsar_names(compat: str) -> bool:
     """Whether --metrics-compat asks for Pulsar's names."""
     return compat in ("pulsar", "both")
 
@@ -303,9 +305,9 @@ async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
     )
     for bookie, numbers in owned.bookie_statistics().items():
         page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
-    coordinators(page, owned.coordinators, cluster)
+    add_coordinators(page, owned.coordinators, cluster)
     topics = list(owned.loaded.values())
-    degraded, unread = await _topics(page, owned.world.clock, topics, OfTopics(page, cluster))
+    degraded, unread = await _topics(page, owned.world.clock, topics, TopicTransactionSeries(page, cluster))
     page.gauge(
         "magnetar_broker_degraded_ledgers", "Broker: topics whose ledger has fewer bookies or copies than asked for.",
         degraded,
@@ -314,13 +316,13 @@ async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
 
 
 async def _topics(
-    page: Page, clock: Clock, topics: Sequence[Topic], transacted: OfTopics
+    page: Page, clock: Clock, topics: Sequence[Topic], transacted: TopicTransactionSeries
 ) -> tuple[int, list[_Unread]]:
     """Adds the metrics of topics, in slices of the loop's time. Returns how many topics are degraded, and the
     subscriptions whose backlog must be read."""
     from ...broker.common.token_bucket import TimeSlices
-    from ...broker.topic.statistics import size_now  # there is a broker, so it is loaded
-    from ...runtime.metrics import escaped
+    from ...broker.topic.statistics import cached_backlog_size  # there is a broker, so it is loaded
+    from ...runtime.metrics import escape_label
 
     def series(name: str, kind: str, help: str) -> Callable[[str, float], None]:
         return page.series(f"magnetar_{name}", kind, help).add
@@ -342,7 +344,7 @@ async def _topics(
     held = series("subscription_held_messages", "gauge", "Subscription: of its backlog, failed and held back.")
     degraded, unread, turns = 0, list[_Unread](), TimeSlices(clock)
     for topic in topics:
-        name, traffic, log = escaped(topic.name.full), topic.traffic, topic.log
+        name, traffic, log = escape_label(topic.name.full), topic.traffic, topic.log
         whose = f'{{topic="{name}"}} '
         messages_in(whose, traffic.messages_in)
         bytes_in(whose, traffic.bytes_in)
@@ -354,35 +356,35 @@ async def _topics(
         ledgers(whose, len(log.shape))
         expired(whose, topic.maintenance.expired)
         evicted(whose, topic.maintenance.evicted)
-        degraded += log.degraded
+        degraded += log.is_degraded
         transacted.add(topic, whose)
         for subscription in topic.subscriptions.values():
-            if subscription.durable:
-                whose = f'{{subscription="{escaped(subscription.name)}",topic="{name}"}} '
+            if subscription.is_durable:
+                whose = f'{{subscription="{escape_label(subscription.name)}",topic="{name}"}} '
                 consumers(whose, len(subscription.consumers))
                 unacked(whose, subscription.dispatcher.unacked)
                 delayed(whose, subscription.delayed.core.count if subscription.delayed is not None else 0)
                 held(whose, len(subscription.dispatcher.held))
-                backlog = size_now(log, subscription)
+                backlog = cached_backlog_size(log, subscription)
                 if backlog is None:
                     unread.append((topic, subscription, partial(backlogs, whose)))
                 else:
                     backlogs(whose, backlog)
-        if turns.is_over:
-            await turns.next()
+        if turns.is_slice_over:
+            await turns.begin_slice()
     return degraded, unread
 
 
 async def _backlogs(page: Page, unread: Sequence[_Unread]) -> None:
     """Adds backlogs that must be read. Those that cannot be read, or not in time, are left out and counted."""
-    from ...broker.topic.statistics import count_messages  # there is a broker, so it is loaded
+    from ...broker.topic.statistics import count_unacknowledged  # there is a broker, so it is loaded
 
     missing = len(unread)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(BACKLOGS_TIMEOUT_S):
             for topic, subscription, add in unread:
                 try:
-                    add(await count_messages(topic.log, subscription))
+                    add(await count_unacknowledged(topic.log, subscription))
                     missing -= 1
                 except MagnetarError as error:
                     _LOG.debug("%s/%s: no backlog: %s", topic.name, subscription.name, error)
@@ -428,7 +430,7 @@ class StatusOutput(Protocol):
         ...
 
 
-class SingleProcess:
+class SingleProcessOutput:
     """The StatusOutput of a server of one process."""
 
     def report_ready(self, url: str, **facts: object) -> None:
@@ -438,7 +440,7 @@ class SingleProcess:
         return own
 
 
-class OneOfProcesses:
+class ProcessOutput:
     """The StatusOutput of one process of a server of several."""
 
     def __init__(self, child: Child, *, shows: bool) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...runtime.metrics import Histogram, escaped
+from ...runtime.metrics import Histogram, escape_label
 
 if TYPE_CHECKING:
     from ...broker.subscription.subscription import Subscription
@@ -55,12 +55,12 @@ PULSAR = (
 )  # fmt: skip
 
 
-def coordinators(page: Page, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
+def add_coordinators(page: Page, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
     """Adds the metrics of coordinators. `cluster`: the label of Pulsar's names; None: without them."""
     from ...broker.transaction.intents_core import LASTED_S  # there is a broker, so it is loaded
 
     for each in loaded:
-        number, aborted, numbers = str(each.number), each.abort_counts(), each.statistics()
+        number, aborted, numbers = str(each.number), each.aborts_by_reason(), each.statistics()
         numbers.pop("aborted")  # by reason instead
         page.statistics("transactions", numbers, gauges=GAUGES, coordinator=number)
         for reason, count in aborted.items():
@@ -111,7 +111,7 @@ TOPIC_SERIES = {
 }
 
 
-class OfTopics:
+class TopicTransactionSeries:
     """Adds the metrics of topics that have seen transactions. Their series are made for the first such topic; other
     topics cost one test each."""
 
@@ -142,7 +142,7 @@ class OfTopics:
                     cluster=self._cluster, namespace=namespace, topic=name,
                 )  # fmt: skip
         for each in topic.subscriptions.values():
-            if each.durable:
+            if each.is_durable:
                 self._subscription(topic, each)
 
     def _lines(self, part: str, whose: str, numbers: dict[str, float]) -> None:
@@ -150,11 +150,11 @@ class OfTopics:
             self._made[f"{part}_{name}"].add(whose, value)
 
     def _subscription(self, topic: Topic, found: Subscription) -> None:
-        whose = f'{{subscription="{escaped(found.name)}",topic="{escaped(topic.name.full)}"}} '
+        whose = f'{{subscription="{escape_label(found.name)}",topic="{escape_label(topic.name.full)}"}} '
         pending = found.cursor.pending
         self._lines("subscription", whose, {
             "pending_transactions": len(pending.of) if pending is not None else 0,
-            "pending_entries": pending.entries if pending is not None else 0,
+            "pending_entries": pending.entry_count if pending is not None else 0,
             "committed_transactions_total": found.commits, "aborted_transactions_total": found.aborts,
         })  # fmt: skip
         if self._cluster is not None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..common.exits import NOT_AVAILABLE, Failure, outcome_of
-from .metrics import OneOfProcesses, print_ready
+from ..common.exits import NOT_AVAILABLE, Failure, run_reported
+from .metrics import ProcessOutput, print_ready
 from .servers import serve
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ WAIT_S = 1.0
 """
 T = TypeVar("T")
 
-Main = Callable[["World", OneOfProcesses], Any]
+Main = Callable[["World", ProcessOutput], Any]
 
 
 def processes_option(help: str, default: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -74,7 +74,7 @@ class Ports:
         return where._replace(port=self._held[-1].getsockname()[1])
 
 
-def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
+def address_of_process(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
     """Returns where process `number`, from 0, listens. On loopback, and for port 0, at a free port; elsewhere at the
     ports after that of the first process. So it does also if an advertised address is `forwarded` to it, because the
     port must be known in advance. Raises InvalidConfiguration."""
@@ -89,7 +89,7 @@ def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoin
     return where._replace(port=where.port + number)
 
 
-def lock(folder: str) -> File:
+def lock_folder(folder: str) -> File:
     """Locks the folder for the parent and all its processes; returns the lock file. Raises Busy."""
     from ...bookie.store.identity import lock_directory
     from ...runtime.disk import SystemFiles
@@ -114,7 +114,7 @@ def _after_the_last_one(take: Callable[[], T]) -> T:
         time.sleep(0.05)
 
 
-def preload(*modules: str) -> None:
+def preload_modules(*modules: str) -> None:
     """Imports modules that the processes will use, so that they share the memory. `modules`: of this package;
     LIBRARIES are imported as well."""
     for name in (*LIBRARIES, *(f"{__package__.partition('.')[0]}.{each}" for each in modules)):
@@ -124,14 +124,14 @@ def preload(*modules: str) -> None:
 LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 
 
-def spec(name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False) -> Spec:
+def make_spec(name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False) -> Spec:
     """Returns the description of a process in which `main(world, voice)` serves until it is cancelled. `shows`: its
     page contains the metrics of all processes."""
     from ...runtime.parent import Spec
 
     def work(child: Child) -> int:
-        voice = OneOfProcesses(child, shows=shows)
-        return outcome_of(lambda: serve(lambda world: main(world, voice), log_level, log_format, voice))
+        voice = ProcessOutput(child, shows=shows)
+        return run_reported(lambda: serve(lambda world: main(world, voice), log_level, log_format, voice))
 
     return Spec(name, work)
 

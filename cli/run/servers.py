@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ...proto.names import whole
-from ..common.lazy import Lazy, LazyGroup
-from ..common.units import Real
-from .members import as_member, asks_members
-from .metrics import Measure, OneOfProcesses, announce_ready, is_ready
+from ...proto.names import parse_number
+from ..common.lazy import LazyCommand, LazyGroup
+from ..common.units import FiniteNumber
+from .members import asks_members, make_member_world
+from .metrics import Measure, ProcessOutput, announce_ready, is_ready
 
 if TYPE_CHECKING:
     from ...bookie.server import BookieConfig
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
     from ...runtime.lifecycle import Parts
-    from ...runtime.memory_shares import MemoryShare, Plan
+    from ...runtime.memory_shares import MemoryPlan, MemoryShare
     from ...runtime.network import Endpoint, World
 
 _LOG = logging.getLogger("magnetar")
@@ -112,13 +112,13 @@ def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help=METADATA_HELP,
         ),
         click.option(
-            "--wait", "wait_s", type=Real(0.1), default=WAIT_S, show_default=True,
+            "--wait", "wait_s", type=FiniteNumber(0.1), default=WAIT_S, show_default=True,
             help="Seconds to wait for it at the start.",
         ),
         click.option(
             "--session-timeout",
             "session_s",
-            type=Real(0.1, 600),
+            type=FiniteNumber(0.1, 600),
             default=10.0,
             show_default=True,
             help="Seconds of silence until others take over.",
@@ -129,7 +129,7 @@ def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def endpoint(text: str, option: str) -> Endpoint:
+def parse_endpoint(text: str, option: str) -> Endpoint:
     from ...runtime.network import Endpoint
 
     try:
@@ -138,7 +138,7 @@ def endpoint(text: str, option: str) -> Endpoint:
         raise click.UsageError(f"{option}: {error}") from error
 
 
-def metadata_address(text: str, security: str | None = None) -> Address:
+def parse_metadata_address(text: str, security: str | None = None) -> Address:
     """Parses the value of --metadata. `security`: the value of --security, whose section [zookeeper] has the
     credentials for ZooKeeper. Raises UsageError."""
     from ...metadata.address import parse
@@ -156,11 +156,11 @@ def metadata_address(text: str, security: str | None = None) -> Address:
     return found if section is None else with_access(found, section)
 
 
-def metrics_endpoint(text: str | None) -> Endpoint | None:
+def parse_metrics_endpoint(text: str | None) -> Endpoint | None:
     """Parses the value of --metrics; a port alone means loopback."""
     if text is None:
         return None
-    return endpoint(f"127.0.0.1:{text}" if whole(text) is not None else text, "--metrics")
+    return parse_endpoint(f"127.0.0.1:{text}" if parse_number(text) is not None else text, "--metrics")
 
 
 INSECURE_EVERY_S = 3600.0
@@ -173,7 +173,7 @@ SECURITY = click.option(
 )  # fmt: skip
 
 
-def secured(world: World, settings: str | None) -> World:
+def with_authentication(world: World, settings: str | None) -> World:
     """Returns the world of a broker; with `settings` its listener authenticates callers."""
     if settings is None:
         return world
@@ -182,7 +182,7 @@ def secured(world: World, settings: str | None) -> World:
     return secured_world(world, settings)
 
 
-def asks_and_encrypts(settings: str | None) -> bool:
+def is_secured(settings: str | None) -> bool:
     """Whether the listener authenticates callers and encrypts, so that it may be reached from other machines. Raises
     InvalidConfiguration if the settings are wrong."""
     if settings is None:
@@ -194,10 +194,10 @@ def asks_and_encrypts(settings: str | None) -> bool:
 
 def scheme(settings: str | None) -> str:
     """Returns the scheme of the URL that clients use."""
-    return "magnetar+ssl" if asks_and_encrypts(settings) else "magnetar"
+    return "magnetar+ssl" if is_secured(settings) else "magnetar"
 
 
-def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
+def check_listeners(insecure: bool, **listeners: Endpoint | None) -> str:
     """Checks the addresses of listeners that do not authenticate callers: they may listen only for this machine.
     `listeners`: option → where it listens.
 
@@ -217,7 +217,7 @@ def serve(
     main: Callable[[World], Coroutine[Any, Any, None]],
     log_level: str,
     log_format: Any,
-    voice: OneOfProcesses | None = None,
+    voice: ProcessOutput | None = None,
 ) -> int:
     """Runs a server to its end; returns its exit code. Raises errors, which exits.py reports. `voice`: the output of
     one of several processes, which only their parent stops."""
@@ -277,7 +277,7 @@ async def run_until_ready(
         await asyncio.sleep(pause_s)
 
 
-def door_facts(broker: Broker) -> dict[str, object]:
+def pulsar_facts(broker: Broker) -> dict[str, object]:
     """Returns the facts for the ready line that say where clients and tools of Pulsar connect."""
     urls = broker.pulsar_urls.get("", ())
     found: dict[str, object] = {"pulsar": urls[0]} if urls else {}
@@ -346,8 +346,10 @@ def _no_metadata(where: Address, why: str) -> MagnetarError:
 class _Metadata(LazyGroup):
     def __init__(self, name: str | None = None, **settings: Any) -> None:
         table = {
-            "backup": Lazy(".storage.metadata_copies", "backup", "Make a copy of the running service's tree."),
-            "restore": Lazy(".storage.metadata_copies", "restore", "Put a copy in the place of the tree's file."),
+            "backup": LazyCommand(".storage.metadata_copies", "backup", "Make a copy of the running service's tree."),
+            "restore": LazyCommand(
+                ".storage.metadata_copies", "restore", "Put a copy in the place of the tree's file."
+            ),
         }
         super().__init__(name or "metadata", table, invoke_without_command=True, **settings)
 
@@ -371,22 +373,22 @@ def metadata(
     """
     if context.invoked_subcommand is not None:
         return 0
-    where, folder = endpoint(listen, "--listen"), Path(data).absolute()
-    scraped = metrics_endpoint(metrics)
-    warning = check_reach(insecure, listen=None if asks_members(security) else where, metrics=scraped)
+    where, folder = parse_endpoint(listen, "--listen"), Path(data).absolute()
+    scraped = parse_metrics_endpoint(metrics)
+    warning = check_listeners(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...metadata.server import MetadataServer
         from ...runtime.lifecycle import Parts
-        from .metrics import Measured
+        from .metrics import MeasuredParts
 
-        plan = planned(None, memory_bytes, metadata=True)
-        world = as_member(world, security, "metadata")
+        plan = make_memory_plan(None, memory_bytes, metadata=True)
+        world = make_member_world(world, security, "metadata")
         async with Parts(world.clock) as parts:
             clients = plan.values["metadata.client_memory_bytes"]
             starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"), clients)
             server = await parts.start("metadata", starting, MetadataServer.close)
-            facts = await serve_metrics(parts, scraped, Measured(metadata=server, memory=plan))
+            facts = await serve_metrics(parts, scraped, MeasuredParts(metadata=server, memory=plan))
             announce_ready(f"metadata://{server.endpoint}", data=folder, **facts)
             await serve_for_ever(warning)
 
@@ -407,14 +409,14 @@ DERIVED = frozenset({"broker.client_memory_bytes", "broker.state_memory_bytes"})
 """Settings whose value 0 asks for the share."""
 
 
-def planned(
+def make_memory_plan(
     file: str | None, option: int | None, *, broker: BrokerConfig | None = None, bookie: BookieConfig | None = None,
     bookies: int = 1, metadata: bool = False, most: int | None = None, processes: int = 1,
-) -> Plan:  # fmt: skip
+) -> MemoryPlan:  # fmt: skip
     """Returns the memory plan of a process that runs these parts, by the settings of `file` and the environment.
     `processes` processes share the memory equally."""
     from ...runtime import process
-    from ...runtime.config import explicit_settings, value_of
+    from ...runtime.config import explicit_settings, setting_value
     from ...runtime.memory_shares import NO_LIMIT, plan, process_memory_bytes
 
     shares: list[MemoryShare] = []
@@ -426,20 +428,20 @@ def planned(
     if bookie is not None:
         from ...bookie.server import SHARES as OF_BOOKIE
 
-        shares += [each.times(bookies) for each in OF_BOOKIE]
+        shares += [each.multiplied(bookies) for each in OF_BOOKIE]
     if metadata:
         from ...metadata.server import SHARES as OF_METADATA
 
         shares += OF_METADATA
     for section, config in (("broker", broker), ("bookie", bookie)):
         for name in explicit_settings(type(config), section, file=file) if config is not None else ():
-            value, setting = value_of(config, name) if config is not None else None, f"{section}.{name}"
+            value, setting = setting_value(config, name) if config is not None else None, f"{section}.{name}"
             if any(each.setting == setting for each in shares) and (value or setting not in DERIVED):
                 assert isinstance(value, int), "what is shared out are numbers"
                 given[setting] = value
     budget = process_memory_bytes(file, option, shares, given, NO_LIMIT if most is None else most, processes)
     found = plan(budget, shares, given)
-    process.trim_above(budget // 8)
+    process.set_trim_threshold(budget // 8)
     told = ", ".join(f"{name} {limit >> 20}" for name, limit in found.limits.items())
     _LOG.info("memory_bytes: %d MiB (%s)", budget >> 20, told)
     return found

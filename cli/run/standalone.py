@@ -7,7 +7,7 @@
 With one bookie a message is synced once before it is acknowledged (E/Qw/Qa 1/1/1), with three on two of three (3/3/2):
 on one machine that rehearses a cluster and makes nothing safer. The number of bookies may grow between starts and never
 shrink: ledgers are on all of them. With `--processes N` there are several processes, for the storage and as brokers
-(`several`).
+(`run_processes`).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from . import brokers, processes
-from .members import as_member, asks_members, member_world
+from .members import asks_members, make_member_world, member_world
 from .metrics import announce_ready
 from .processes import processes_option
 from .servers import (
     SECURITY,
     STANDALONE_BYTES,
-    asks_and_encrypts,
-    check_reach,
+    check_listeners,
     connect,
     disconnect,
-    door_facts,
-    metrics_endpoint,
-    planned,
+    is_secured,
+    make_memory_plan,
+    parse_metrics_endpoint,
+    pulsar_facts,
     scheme,
-    secured,
     serve,
     serve_for_ever,
     serve_metrics,
     server_options,
+    with_authentication,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ...broker.common.config import BrokerConfig
     from ...metadata.store import MetadataStore
     from ...runtime.lifecycle import Parts
-    from ...runtime.memory_shares import Plan
+    from ...runtime.memory_shares import MemoryPlan
     from ...runtime.network import Endpoint, World
     from .metrics import StatusOutput
 
@@ -116,7 +116,7 @@ def bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
 
 
 async def start_bookie(
-    parts: Parts, world: World, given: StandaloneOptions, number: int, plan: Plan, store: MetadataStore,
+    parts: Parts, world: World, given: StandaloneOptions, number: int, plan: MemoryPlan, store: MetadataStore,
     new_session: NewSession | None = None,
 ) -> Bookie:  # fmt: skip
     """Starts bookie `number`, from 1, in its folder. `new_session`: opens a session with the metadata again, where one
@@ -175,19 +175,19 @@ def standalone(
     """
     from ...runtime.network import Endpoint
 
-    scraped = metrics_endpoint(metrics)
+    scraped = parse_metrics_endpoint(metrics)
     where = Endpoint(host, PORT if port is None else port)
-    warning = check_reach(insecure, host=None if asks_and_encrypts(security) else where, metrics=scraped)
-    encrypted = asks_and_encrypts(security)
-    pulsar = _door(host, port, pulsar_port, PULSAR_PORTS[encrypted], "Pulsar's protocol")
-    http = _door(host, port, http_port, HTTP_PORTS[encrypted], "HTTP")
+    warning = check_listeners(insecure, host=None if is_secured(security) else where, metrics=scraped)
+    encrypted = is_secured(security)
+    pulsar = _protocol_endpoint(host, port, pulsar_port, PULSAR_PORTS[encrypted], "Pulsar's protocol")
+    http = _protocol_endpoint(host, port, http_port, HTTP_PORTS[encrypted], "HTTP")
     given = StandaloneOptions(
         Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security,
         memory_bytes,
     )
     if processes_ > 1:
 
-        return several(given, processes_, log_level, log_format)
+        return run_processes(given, processes_, log_level, log_format)
     return serve(lambda world: run(world, given), log_level, log_format)
 
 
@@ -204,33 +204,35 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     from ...metadata.sqlite import SqliteStore
     from ...runtime.lifecycle import Parts
     from ...runtime.peer.inside import InProcessNetwork
-    from .metrics import Measured, pulsars_names, second_names
+    from .metrics import MeasuredParts, make_bookkeeper_names, wants_pulsar_names
 
     folder, security = given.folder, given.security
     world = replace(world, network=InProcessNetwork(world.network, world.clock))  # the broker and its bookies are here
     count = count_bookies(folder, given.bookies)
     settings, stored = broker_settings(given, count), bookie_settings(given, 1)
     most = STANDALONE_BYTES * (1 + count)
-    plan = planned(given.config, given.memory_bytes, broker=settings, bookie=stored, bookies=count, most=most)
+    plan = make_memory_plan(given.config, given.memory_bytes, broker=settings, bookie=stored, bookies=count, most=most)
     settings = plan.apply_to(settings, "broker")
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
         numbers = range(1, count + 1)
-        started = [await start_bookie(parts, world, given, number, plan, store.session()) for number in numbers]
-        asking = secured(world, security)
-        broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
-        second = second_names(given.compat, world.clock)
-        named = pulsars_names(given.compat)
-        measured = Measured(metadata=store, bookies=started, broker=broker, second=second, pulsar=named, memory=plan)
+        started = [await start_bookie(parts, world, given, number, plan, store.new_session()) for number in numbers]
+        asking = with_authentication(world, security)
+        broker = await parts.start("broker", Broker.start(asking, settings, store.new_session()), Broker.close)
+        second = make_bookkeeper_names(given.compat, world.clock)
+        named = wants_pulsar_names(given.compat)
+        measured = MeasuredParts(
+            metadata=store, bookies=started, broker=broker, second=second, pulsar=named, memory=plan
+        )
         broker.rest.measure = measured
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, measured)}
-        facts |= door_facts(broker)
+        facts |= pulsar_facts(broker)
         announce_ready(f"{scheme(security)}://{broker.endpoint}", **facts)
         await serve_for_ever(given.warning)
 
 
-def _door(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
+def _protocol_endpoint(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
     """Returns where a protocol is served. None if its default port is taken; then prints this."""
     from ...runtime.network import Endpoint
 
@@ -270,18 +272,18 @@ LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
 """Modules that the storage imports besides those of a broker: in the parent."""
 
 
-def several(given: StandaloneOptions, count: int, log_level: str, log_format: Any) -> int:
+def run_processes(given: StandaloneOptions, count: int, log_level: str, log_format: Any) -> int:
     """Runs the server in `count` processes; returns the exit code. Raises Busy or InvalidConfiguration."""
     from ...runtime.network import Endpoint
 
     processes.check_fork()
     asks_members(given.security)
-    held = processes.lock(str(given.folder))
+    held = processes.lock_folder(str(given.folder))
     bookies = count_bookies(given.folder, given.bookies)
     ports = processes.Ports()
     tree = ports.reserve(Endpoint("127.0.0.1", 0))
     settings = broker_settings(given, bookies)
-    memory = Memory(STANDALONE_BYTES * (1 + bookies), count)
+    memory = SharedMemoryLimit(STANDALONE_BYTES * (1 + bookies), count)
     first = brokers.BrokerOptions(
         settings, tree, WAIT_S, SESSION_S, given.security, given.metrics, given.compat, given.warning, given.config,
         given.memory_bytes, *memory,
@@ -290,14 +292,14 @@ def several(given: StandaloneOptions, count: int, log_level: str, log_format: An
     mains = [partial(_storage, given, memory, tree, groups[0])]
     mains += [partial(_bookies, given, memory, tree, each) for each in groups[1:]]
     names = [STORAGE, *(f"{STORAGE}-{number}" for number in range(2, len(groups) + 1))]
-    stores = [processes.spec(name, main, log_level, log_format) for name, main in zip(names, mains, strict=True)]
+    stores = [processes.make_spec(name, main, log_level, log_format) for name, main in zip(names, mains, strict=True)]
     own = settings.name or CLUSTER
-    serving = brokers.processes_of(first, count - len(groups), own, ports, log_level, log_format)
+    serving = brokers.broker_specs(first, count - len(groups), own, ports, log_level, log_format)
     tiers = [each for each in (stores[:1], stores[1:], serving) if each]
-    processes.preload(*brokers.LOADED, *LOADED)
+    processes.preload_modules(*brokers.LOADED, *LOADED)
 
     def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
-        url, first = brokers.said(facts)
+        url, first = brokers.ready_line_of(facts)
         return url, {"data": given.folder, "bookies": bookies, "processes": count, "metadata": tree, **first}
 
     try:
@@ -312,56 +314,68 @@ def bookies_by_process(bookies: int, processes: int) -> list[list[int]]:
     return [list(range(first, bookies + 1, count)) for first in range(1, count + 1)]
 
 
-class Memory(NamedTuple):
+class SharedMemoryLimit(NamedTuple):
     """The memory of all processes together: at most `most` bytes if no setting limits it, in equal parts."""
 
     most: int
     processes: int
 
-    def plan(self, given: StandaloneOptions, numbers: list[int], *, metadata: bool) -> Plan:
+    def plan(self, given: StandaloneOptions, numbers: list[int], *, metadata: bool) -> MemoryPlan:
         """Returns the memory plan of the process with these bookies. Raises InvalidConfiguration."""
-        return planned(
+        return make_memory_plan(
             given.config, given.memory_bytes, bookie=bookie_settings(given, numbers[0]), bookies=len(numbers),
             metadata=metadata, most=self.most, processes=self.processes,
         )  # fmt: skip
 
 
 async def _storage(
-    given: StandaloneOptions, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: StatusOutput
+    given: StandaloneOptions,
+    memory: SharedMemoryLimit,
+    tree: Endpoint,
+    numbers: list[int],
+    world: World,
+    voice: StatusOutput,
 ) -> None:
     """Runs a storage process: the metadata service and these bookies."""
     from ...metadata.server import MetadataServer
     from ...runtime.lifecycle import Parts
-    from .metrics import Measured, second_names
+    from .metrics import MeasuredParts, make_bookkeeper_names
 
     plan = memory.plan(given, numbers, metadata=True)
     async with Parts(world.clock) as parts:
         starting = MetadataServer.start(
-            as_member(world, given.security, "metadata"), tree, str(given.folder / "metadata.sqlite"),
+            make_member_world(world, given.security, "metadata"), tree, str(given.folder / "metadata.sqlite"),
             plan.values["metadata.client_memory_bytes"],
         )  # fmt: skip
         server = await parts.start("metadata", starting, MetadataServer.close)
 
         async def session() -> MetadataStore:
-            return server.store.session()
+            return server.store.new_session()
 
         serving = await member_world(parts, _inside(world), given.security, "bookie", session)
-        started = [await start_bookie(parts, serving, given, each, plan, server.store.session()) for each in numbers]
-        second = second_names(given.compat, world.clock)
-        voice.combine_metrics(Measured(metadata=server, bookies=started, second=second, memory=plan))
+        started = [
+            await start_bookie(parts, serving, given, each, plan, server.store.new_session()) for each in numbers
+        ]
+        second = make_bookkeeper_names(given.compat, world.clock)
+        voice.combine_metrics(MeasuredParts(metadata=server, bookies=started, second=second, memory=plan))
         voice.report_ready(f"metadata://{server.endpoint}")
         await serve_for_ever()
 
 
 async def _bookies(
-    given: StandaloneOptions, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: StatusOutput
+    given: StandaloneOptions,
+    memory: SharedMemoryLimit,
+    tree: Endpoint,
+    numbers: list[int],
+    world: World,
+    voice: StatusOutput,
 ) -> None:
     """Runs a storage process with these bookies; the metadata service is in another process."""
     from ...runtime.lifecycle import Parts
-    from .metrics import Measured, second_names
+    from .metrics import MeasuredParts, make_bookkeeper_names
 
     plan = memory.plan(given, numbers, metadata=False)
-    member = as_member(world, given.security, "bookie")
+    member = make_member_world(world, given.security, "bookie")
 
     async def session() -> MetadataStore:
         return await connect(member, tree, WAIT_S, SESSION_S)
@@ -372,7 +386,9 @@ async def _bookies(
         for number in numbers:
             store = await parts.start("metadata", session(), disconnect)
             started.append(await start_bookie(parts, serving, given, number, plan, store, session))
-        voice.combine_metrics(Measured(bookies=started, second=second_names(given.compat, world.clock), memory=plan))
+        voice.combine_metrics(
+            MeasuredParts(bookies=started, second=make_bookkeeper_names(given.compat, world.clock), memory=plan)
+        )
         voice.report_ready("bookies://")
         await serve_for_ever()
 

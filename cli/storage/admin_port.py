@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ..common.exits import Failure
-from ..common.session import Session, connected
-from ..run.servers import METADATA_HELP, connect, metadata_address
+from ..common.session import Session, with_session
+from ..run.servers import METADATA_HELP, connect, parse_metadata_address
 
 if TYPE_CHECKING:
     from ...metadata.members import Members
@@ -62,7 +62,7 @@ class BookiePeer:
         world, self._members = await (self._operator or Operator()).member_world()
         access = CLEAR
         if self._members is not None:
-            found = await self._members.record(paths.bookie(self.id), BookieRecord)
+            found = await self._members.read_record(paths.bookie(self.id), BookieRecord)
             if found is None:
                 raise NotFound(f"bookie {self.id} is not registered any more")
             access = PeerCalling(found.key)
@@ -87,7 +87,7 @@ class BookiePeer:
             await self._members.close()
 
 
-def find(session: Session, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
+def find_bookies(session: Session, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
     """Returns the registered bookies, or the one whose id begins with `wanted`. Raises NotFound if there is none.
 
     `timeout_s`: for their answers, if that must be longer than the session's.
@@ -105,7 +105,7 @@ def find(session: Session, wanted: str | None, timeout_s: float | None = None) -
     return [BookiePeer(each.id, each.endpoint, wait_s, session.operator) for each in chosen]
 
 
-def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
+def ask_bookies(peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
     """Asks all bookies at the same time; returns their answers in the same order. Raises the first error."""
 
     async def ask() -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict
     return asyncio.run(ask())
 
 
-def answers(session: Session, verb: str) -> dict[str, dict[str, Any]]:
+def ask_answering(session: Session, verb: str) -> dict[str, dict[str, Any]]:
     """Asks all registered bookies; returns the answers by id. Bookies that do not answer, or do not know this request,
     are left out."""
     from ...proto.errors import MagnetarError
@@ -132,7 +132,7 @@ def answers(session: Session, verb: str) -> dict[str, dict[str, Any]]:
             await peer.close()
 
     async def ask_all() -> dict[str, dict[str, Any]]:
-        return dict(filter(None, await asyncio.gather(*map(ask, find(session, None)))))
+        return dict(filter(None, await asyncio.gather(*map(ask, find_bookies(session, None)))))
 
     return asyncio.run(ask_all())
 
@@ -172,14 +172,14 @@ class Operator(NamedTuple):
         from ...metadata.members import Members
         from ...runtime.process import real_world
         from ...security.members import own_name
-        from ..run.members import as_member, section_of
+        from ..run.members import make_member_world, section_of
 
         world = real_world()
         section = section_of(self.security)
         if section is None:
             return world, None
-        world = as_member(world, self.security, ROLE)
-        address = metadata_address(self.metadata, self.security)
+        world = make_member_world(world, self.security, ROLE)
+        address = parse_metadata_address(self.metadata, self.security)
 
         async def session() -> MetadataStore:
             return await connect(world, address, self.timeout_s, SESSION_S)
@@ -188,7 +188,7 @@ class Operator(NamedTuple):
         return members.with_keys(world), members
 
 
-def operating(function: Callable[..., None]) -> Callable[..., None]:
+def with_operator(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command that asks bookies: as `connected`, and adds --security and --metadata."""
 
     @wraps(function)
@@ -196,4 +196,4 @@ def operating(function: Callable[..., None]) -> Callable[..., None]:
         session.operator = Operator(options.pop("security"), options.pop("metadata_"), session.timeout_s)
         function(session, *args, **options)
 
-    return connected(SECURITY(METADATA(command)))
+    return with_session(SECURITY(METADATA(command)))

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..common.lazy import Lazy, LazyGroup
+from ..common.lazy import LazyCommand, LazyGroup
 from ..run import processes
-from ..run.members import as_member, asks_members, member_world
-from ..run.metrics import SingleProcess, StatusOutput
+from ..run.members import asks_members, make_member_world, member_world
+from ..run.metrics import SingleProcessOutput, StatusOutput
 from ..run.servers import (
     LISTEN_HELP,
     SECURITY,
-    check_reach,
+    check_listeners,
     connect,
     disconnect,
-    endpoint,
-    metadata_address,
+    make_memory_plan,
     metadata_options,
-    metrics_endpoint,
-    planned,
+    parse_endpoint,
+    parse_metadata_address,
+    parse_metrics_endpoint,
     serve,
     serve_for_ever,
     serve_metrics,
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 DEFAULT_RACK = "/default"
 
-TABLE = {"inspect": Lazy(".storage.inspect", "inspect", "Look into a bookie's directory, also beside a running one.")}
+TABLE = {
+    "inspect": LazyCommand(".storage.inspect", "inspect", "Look into a bookie's directory, also beside a running one.")
+}
 
 
 @click.group(cls=LazyGroup, table=TABLE, invoke_without_command=True)
@@ -87,9 +89,9 @@ def bookie(
     """
     if context.invoked_subcommand is not None:
         return 0
-    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_, security)
-    folder, scraped = Path(data).absolute(), metrics_endpoint(metrics)
-    warning = check_reach(insecure, listen=None if asks_members(security) else where, metrics=scraped)
+    where, tree = parse_endpoint(listen, "--listen"), parse_metadata_address(metadata_, security)
+    folder, scraped = Path(data).absolute(), parse_metrics_endpoint(metrics)
+    warning = check_listeners(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 
     given = BookieOptions(
         folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped, metrics_compat, warning,
@@ -98,7 +100,7 @@ def bookie(
     count = count_processes(folder, processes_)
     if count > 1:
         return _several(given, count, log_level, log_format)
-    return serve(lambda world: run(given, world, SingleProcess()), log_level, log_format)
+    return serve(lambda world: run(given, world, SingleProcessOutput()), log_level, log_format)
 
 
 class BookieOptions(NamedTuple):
@@ -133,13 +135,13 @@ async def run(given: BookieOptions, world: World, voice: StatusOutput) -> None:
     """Runs a bookie until the process is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.lifecycle import Parts
-    from ..run.metrics import Measured, second_names
+    from ..run.metrics import MeasuredParts, make_bookkeeper_names
 
     security = given.security
     settings = given.settings
-    plan = planned(given.config, given.memory_bytes, bookie=settings, processes=given.processes)
+    plan = make_memory_plan(given.config, given.memory_bytes, bookie=settings, processes=given.processes)
     settings = plan.apply_to(settings, "bookie")
-    world = as_member(world, security, "bookie")
+    world = make_member_world(world, security, "bookie")
 
     async def session() -> MetadataStore:
         return await connect(world, given.tree, given.wait_s, given.session_s)
@@ -149,7 +151,7 @@ async def run(given: BookieOptions, world: World, voice: StatusOutput) -> None:
         serving = await member_world(parts, world, security, "bookie", session)
         running = await parts.start("bookie", Bookie.start(serving, settings, store, session), Bookie.close)
         page = voice.combine_metrics(
-            Measured(bookies=[running], second=second_names(given.compat, world.clock), memory=plan)
+            MeasuredParts(bookies=[running], second=make_bookkeeper_names(given.compat, world.clock), memory=plan)
         )
         facts = await serve_metrics(parts, given.metrics, page)
         voice.report_ready(f"bookie://{running.endpoint}", id=running.id, data=given.folder, **facts)
@@ -179,7 +181,7 @@ def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) 
     """Runs several bookies in a process each, which together hold the folder's lock. Copies of a ledger go to distinct
     racks first; so where no rack is given, the bookies of this machine get a common rack of their own."""
     processes.check_fork()
-    held = processes.lock(str(given.folder))
+    held = processes.lock_folder(str(given.folder))
     ports, names = processes.Ports(), [f"bookie-{number + 1}" for number in range(count)]
     rack = given.settings.rack
     if given.rack is None and rack == DEFAULT_RACK:
@@ -187,18 +189,20 @@ def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) 
     specs = []
     given = given._replace(metrics=given.metrics and ports.reserve(given.metrics), processes=count)
     for number, name in enumerate(names):
-        listen = ports.reserve(processes.another(given.listen, number, forwarded=bool(given.advertise)))
+        listen = ports.reserve(processes.address_of_process(given.listen, number, forwarded=bool(given.advertise)))
         one = given._replace(folder=given.folder / name, listen=listen, rack=rack)
         if number:
             one = one._replace(metrics=None, warning="")
-        specs.append(processes.spec(name, partial(run, one), log_level, log_format, shows=not number))
+        specs.append(processes.make_spec(name, partial(run, one), log_level, log_format, shows=not number))
 
     def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
         first = dict(facts[names[0]])
         ids = ",".join(facts[name]["id"] for name in names)
         return first.pop("url"), {**first, "id": ids, "data": given.folder, "processes": count}
 
-    processes.preload("bookie.server", "metadata.remote", "metadata.remote", "runtime.config", "cli.run.metrics")
+    processes.preload_modules(
+        "bookie.server", "metadata.remote", "metadata.remote", "runtime.config", "cli.run.metrics"
+    )
     try:
         return processes.run([specs], said, log_level, log_format)
     finally:

@@ -12,8 +12,8 @@ import click
 from ..common.exits import FAILED, Failure
 from ..common.output import Row
 from ..common.session import YES, Session, confirm
-from ..common.units import Real
-from .admin_port import operating
+from ..common.units import FiniteNumber
+from .admin_port import with_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ BOOKIE = click.option("--bookie", default=None, metavar="ID", help="Only this on
 @click.option("--force", is_flag=True, help="With --now: delete even if most ledgers here are gone from the metadata.")
 @BOOKIE
 @YES
-@operating
+@with_operator
 def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool, bookie: str | None, yes: bool) -> None:
     """Garbage collection: the disk space of deleted ledgers.
 
@@ -55,22 +55,22 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
       magnetar bookies gc --plan
       magnetar bookies gc --now --major
     """
-    from .admin_port import ask_each, find
+    from .admin_port import ask_bookies, find_bookies
 
     if what is None:
         raise click.UsageError("what is to be done? --plan, --now or --status")
     if what != "now" and (force or roll):
         raise click.UsageError("--force and --roll go with --now")
-    peers = find(session, bookie)
+    peers = find_bookies(session, bookie)
     if what == "plan":
-        answers = ask_each(peers, "gc-plan", major=major)
+        answers = ask_bookies(peers, "gc-plan", major=major)
         rows = [_plan_row(peer, log) for peer, found in zip(peers, answers, strict=True) for log in found["logs"]]
-        session.out.stream(rows, PLAN_COLUMNS, empty="no entry logs")
+        session.out.print_stream(rows, PLAN_COLUMNS, empty="no entry logs")
         return
     if what == "status":
-        answers = ask_each(peers, "gc-status")
+        answers = ask_bookies(peers, "gc-status")
         rows = [{"bookie": peer.id, **_status_row(found)} for peer, found in zip(peers, answers, strict=True)]
-        session.out.stream(rows, ("bookie", "running", "phase", "error", *DONE_COLUMNS[1:]))
+        session.out.print_stream(rows, ("bookie", "running", "phase", "error", *DONE_COLUMNS[1:]))
         return
     if force:
         confirm("Delete ledgers even if most of them are gone from the metadata (it must be the right metadata)", yes)
@@ -147,7 +147,7 @@ def progress_bars(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int
 
 def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any]]) -> None:
     rows = [{"bookie": peer.id, **(status["last"] or {})} for peer, status in zip(peers, ended, strict=True)]
-    session.out.stream(rows, DONE_COLUMNS)
+    session.out.print_stream(rows, DONE_COLUMNS)
     if not session.out.json:
         freed, moved = (sum(row.get(name) or 0 for row in rows) for name in ("bytesFreed", "bytesMoved"))
         print(f"\n{freed:,} bytes freed, {moved:,} bytes moved")
@@ -164,7 +164,7 @@ def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any
 
 @click.command()
 @BOOKIE
-@operating
+@with_operator
 def state(session: Session, bookie: str | None) -> None:
     """What each bookie says of itself: disk, limbo, scrubber, garbage collection.
 
@@ -173,11 +173,11 @@ def state(session: Session, bookie: str | None) -> None:
       magnetar bookies state
       magnetar bookies state -o json
     """
-    from .admin_port import ask_each, find
+    from .admin_port import ask_bookies, find_bookies
 
-    peers = find(session, bookie)
-    rows = [_state_row(peer, each) for peer, each in zip(peers, ask_each(peers, "state"), strict=True)]
-    session.out.stream(rows, STATE_COLUMNS)
+    peers = find_bookies(session, bookie)
+    rows = [_state_row(peer, each) for peer, each in zip(peers, ask_bookies(peers, "state"), strict=True)]
+    session.out.print_stream(rows, STATE_COLUMNS)
 
 
 def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
@@ -192,9 +192,9 @@ def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
 
 @click.command("accept-loss")
 @click.argument("bookie", metavar="ID")
-@click.option("--wait", "wait_s", type=Real(1), default=600.0, show_default=True, help="Seconds for it.")
+@click.option("--wait", "wait_s", type=FiniteNumber(1), default=600.0, show_default=True, help="Seconds for it.")
 @YES
-@operating
+@with_operator
 def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None:
     """Let a bookie leave limbo although some of what it lost cannot be had from any other bookie.
 
@@ -203,10 +203,10 @@ def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None
 
     Example: magnetar bookies accept-loss 1f3c90a2
     """
-    from .admin_port import ask_each, find
+    from .admin_port import ask_bookies, find_bookies
 
-    peers = find(session, bookie, wait_s)
+    peers = find_bookies(session, bookie, wait_s)
     confirm(f"Give up for good what bookie {peers[0].id} has lost and no other bookie has", yes)
-    (answer,) = ask_each(peers, "accept-loss")
+    (answer,) = ask_bookies(peers, "accept-loss")
     rows = [{"ledger": int(ledger), "lacks": reason} for ledger, reason in answer["givenUp"].items()]
-    session.out.stream(rows, ("ledger", "lacks"), empty="limbo has ended; nothing was given up")
+    session.out.print_stream(rows, ("ledger", "lacks"), empty="limbo has ended; nothing was given up")

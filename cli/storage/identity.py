@@ -31,14 +31,14 @@ SESSION_S = 10.0
 BOOKIE = click.argument("bookie")
 
 
-class Where(NamedTuple):
+class MetadataAccess(NamedTuple):
     """The values of --metadata and --security."""
 
     address: str
     security: str | None
 
 
-def of_metadata(function: Callable[..., None]) -> Callable[..., None]:
+def with_metadata(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command: adds --metadata, --security and --data, which say where the metadata is and with what
     credentials to ask it."""
 
@@ -51,22 +51,24 @@ def of_metadata(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
-        where = Where(options.pop("metadata_"), options.pop("security"))
+        where = MetadataAccess(options.pop("metadata_"), options.pop("security"))
         function(*args, metadata_=where, **options)
 
     return command
 
 
 @contextlib.asynccontextmanager
-async def metadata_at(where: Where, data: str | None) -> AsyncIterator[MetadataStore]:
+async def metadata_at(where: MetadataAccess, data: str | None) -> AsyncIterator[MetadataStore]:
     from ...runtime.process import real_world
-    from ..run.members import as_member
-    from ..run.servers import connect, metadata_address
+    from ..run.members import make_member_world
+    from ..run.servers import connect, parse_metadata_address
 
     world = real_world()
     if data is None:
-        member = as_member(world, where.security, ROLE)
-        store: MetadataStore = await connect(member, metadata_address(where.address, where.security), WAIT_S, SESSION_S)
+        member = make_member_world(world, where.security, ROLE)
+        store: MetadataStore = await connect(
+            member, parse_metadata_address(where.address, where.security), WAIT_S, SESSION_S
+        )
         try:
             yield store
         finally:
@@ -78,13 +80,13 @@ async def metadata_at(where: Where, data: str | None) -> AsyncIterator[MetadataS
     with contextlib.closing(lock_directory(world.files, data)):
         tree = await SqliteStore.open(world, str(Path(data) / "metadata.sqlite"))
         try:
-            yield tree.session()
+            yield tree.new_session()
         finally:
             await tree.close()
 
 
 def _change(
-    metadata: Where, data: str | None, output: str, change: Callable[[MetadataStore], Awaitable[CookieRecord]]
+    metadata: MetadataAccess, data: str | None, output: str, change: Callable[[MetadataStore], Awaitable[CookieRecord]]
 ) -> None:
     async def run() -> CookieRecord:
         async with metadata_at(metadata, data) as store:
@@ -92,14 +94,14 @@ def _change(
 
     record = asyncio.run(run())
     row = {"bookie": record.bookie, "places": list(record.directories), "starts": record.starts}
-    Output(output).rows([row], ("bookie", "places", "starts"))
+    Output(output).print_rows([row], ("bookie", "places", "starts"))
 
 
 @click.command()
 @BOOKIE
-@of_metadata
+@with_metadata
 @YES
-def forget(bookie: str, metadata_: Where, data: str | None, output: str, yes: bool) -> None:
+def forget(bookie: str, metadata_: MetadataAccess, data: str | None, output: str, yes: bool) -> None:
     """Forget a bookie whose data is lost for good: its place may be taken by a new one.
 
     BOOKIE is its id. It must be stopped. Its directory, if it is found again, can never start any more.
@@ -115,8 +117,8 @@ def forget(bookie: str, metadata_: Where, data: str | None, output: str, yes: bo
 @click.command()
 @BOOKIE
 @click.argument("place")
-@of_metadata
-def move(bookie: str, place: str, metadata_: Where, data: str | None, output: str) -> None:
+@with_metadata
+def move(bookie: str, place: str, metadata_: MetadataAccess, data: str | None, output: str) -> None:
     """Register that a bookie's directory has moved to another place.
 
     PLACE is HOST:DIRECTORY as the bookie was given it, or its `place` setting; no copy may be left at the old one.
@@ -130,9 +132,9 @@ def move(bookie: str, place: str, metadata_: Where, data: str | None, output: st
 
 @click.command("accept-metadata")
 @BOOKIE
-@of_metadata
+@with_metadata
 @YES
-def accept_metadata(bookie: str, metadata_: Where, data: str | None, output: str, yes: bool) -> None:
+def accept_metadata(bookie: str, metadata_: MetadataAccess, data: str | None, output: str, yes: bool) -> None:
     """Let a bookie start on metadata that was restored from a backup older than its directory.
 
     Example: magnetar bookies accept-metadata 6f9619ff-8b86-4d01-b42d-00cf4fc964ff
@@ -162,7 +164,7 @@ def _bookie(text: str) -> str:
 
 
 def _racks_change(
-    metadata: Where, data: str | None, output: str, change: Callable[[dict[str, str]], None] | None
+    metadata: MetadataAccess, data: str | None, output: str, change: Callable[[dict[str, str]], None] | None
 ) -> None:
     """Changes the mapping of racks if `change` is given, then prints every bookie that is registered or mapped."""
     from ...metadata import paths
@@ -192,12 +194,12 @@ def _racks_change(
         {"bookie": bookie, "rack": mapped.get(bookie) or said[bookie], "registered": said.get(bookie)}
         for bookie in sorted({*mapped, *said})
     ]
-    Output(output).rows(rows, COLUMNS, empty="no bookies")
+    Output(output).print_rows(rows, COLUMNS, empty="no bookies")
 
 
 @click.command()
-@of_metadata
-def racks(metadata_: Where, data: str | None, output: str) -> None:
+@with_metadata
+def racks(metadata_: MetadataAccess, data: str | None, output: str) -> None:
     """Show where bookies stand; `registered` is what each says itself.
 
     Example: magnetar bookies racks --metadata 127.0.0.1:7640
@@ -208,8 +210,8 @@ def racks(metadata_: Where, data: str | None, output: str) -> None:
 @click.command("set-rack")
 @BOOKIE
 @click.argument("rack")
-@of_metadata
-def set_rack(bookie: str, rack: str, metadata_: Where, data: str | None, output: str) -> None:
+@with_metadata
+def set_rack(bookie: str, rack: str, metadata_: MetadataAccess, data: str | None, output: str) -> None:
     """Say where a bookie stands: copies of an entry go to distinct racks.
 
     RACK is any name, as in /room-1/rack-7; racks with the same name are one.
@@ -224,8 +226,8 @@ def set_rack(bookie: str, rack: str, metadata_: Where, data: str | None, output:
 
 @click.command("delete-rack")
 @BOOKIE
-@of_metadata
-def delete_rack(bookie: str, metadata_: Where, data: str | None, output: str) -> None:
+@with_metadata
+def delete_rack(bookie: str, metadata_: MetadataAccess, data: str | None, output: str) -> None:
     """Go back to the rack that a bookie says itself.
 
     Example: magnetar bookies delete-rack 6f9619ff-8b86-4d01-b42d-00cf4fc964ff

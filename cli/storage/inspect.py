@@ -12,20 +12,22 @@ from typing import Any
 
 import click
 
-from ..common.lazy import Lazy, LazyGroup
-from ..common.output import Row, progress
-from .inspect_store import LOG_COLUMNS, StoreInspection, damage_row, filters, inspecting, log_rows
+from ..common.lazy import LazyCommand, LazyGroup
+from ..common.output import Row, show_progress
+from .inspect_store import LOG_COLUMNS, StoreInspection, damage_row, log_rows, with_filters, with_inspection
 
 inspect = LazyGroup(
     "inspect",
     {
-        "store": Lazy(".storage.inspect_store", "store", "All of it in short, and as a picture (--html)."),
-        "journal": Lazy(".storage.inspect", "journal", "Journal files, blocks and records."),
-        "log": Lazy(".storage.inspect", "log", "Entry logs and their records."),
-        "index": Lazy(".storage.inspect", "index", "Index files: groups, extents, places of entries."),
-        "ledger": Lazy(".storage.inspect_store", "ledger", "Ledgers: fenced, LAC, last, deleted; where entries lie."),
-        "cookie": Lazy(".storage.inspect", "cookie", "Whose directory it is."),
-        "mark": Lazy(".storage.inspect", "mark", "How far the last checkpoint came."),
+        "store": LazyCommand(".storage.inspect_store", "store", "All of it in short, and as a picture (--html)."),
+        "journal": LazyCommand(".storage.inspect", "journal", "Journal files, blocks and records."),
+        "log": LazyCommand(".storage.inspect", "log", "Entry logs and their records."),
+        "index": LazyCommand(".storage.inspect", "index", "Index files: groups, extents, places of entries."),
+        "ledger": LazyCommand(
+            ".storage.inspect_store", "ledger", "Ledgers: fenced, LAC, last, deleted; where entries lie."
+        ),
+        "cookie": LazyCommand(".storage.inspect", "cookie", "Whose directory it is."),
+        "mark": LazyCommand(".storage.inspect", "mark", "How far the last checkpoint came."),
     },
     help="""Look into a bookie's data directory: read-only, offline or beside the running bookie.
 
@@ -38,7 +40,7 @@ inspect = LazyGroup(
 
 # ---------------------------------------------------------------------------------------- cookie and mark
 @click.command()
-@inspecting
+@with_inspection
 def cookie(look: StoreInspection) -> None:
     """Whose directory it is: bookie, cluster, where it was made.
 
@@ -51,7 +53,7 @@ def cookie(look: StoreInspection) -> None:
 
 
 @click.command()
-@inspecting
+@with_inspection
 def mark(look: StoreInspection) -> None:
     """How far the last checkpoint came: what is after it in the journal, and which ends of files count.
 
@@ -64,8 +66,8 @@ def mark(look: StoreInspection) -> None:
 # ---------------------------------------------------------------------------------------- journal
 @click.command()
 @click.option("--records", is_flag=True, help="Each record (also with --ledger or --entry).")
-@filters()
-@inspecting
+@with_filters()
+@with_inspection
 def journal(
     look: StoreInspection,
     records: bool,
@@ -86,18 +88,18 @@ def journal(
 
     chosen = [each for each in journals.journals(look.snapshot) if number in (None, each)]
     for damage in journals.missing_journals(look.snapshot):
-        look.damaged(damage)
+        look.count_damage(damage)
     if records or ledger is not None or entry is not None or start or stop is not None:
         columns = ("journal", "offset", "block", "type", "ledger", "entry", "lac", "bytes", "lastLedger", "damage")
         rows = (row for each in chosen for row in _journal_records(look, each, ledger, entry, start, stop))
-        look.out.stream(look.limited(rows), columns, empty="no records")
+        look.out.print_stream(look.limit_rows(rows), columns, empty="no records")
         return
-    with progress("journals", len(chosen)) as advance:
+    with show_progress("journals", len(chosen)) as advance:
         rows_ = [_journal_row(look, each, advance, i) for i, each in enumerate(chosen)]
-    spares = journals.spares(look.snapshot) if number is None else []
+    spares = journals.spare_names(look.snapshot) if number is None else []
     spare = [{"file": name, "state": "spare"} for name in spares]
     columns = ("journal", "file", "state", "bytes", "end", "previousEnd", "blocks", "records", "damaged", "damage")
-    look.out.stream(look.limited([*(row for row in rows_ if row), *spare]), columns, empty="no journals")
+    look.out.print_stream(look.limit_rows([*(row for row in rows_ if row), *spare]), columns, empty="no journals")
 
 
 def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], None], at: int) -> Row:
@@ -112,7 +114,7 @@ def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], No
     row: dict[str, object] = {"journal": number, "file": journal_name(number)}
     row |= {"state": f"mark at {position[1]}" if number == position[0] else state, "blocks": 0, "records": 0}
     blocks = records = damaged = 0
-    for found in journals.walk(look.snapshot, number):
+    for found in journals.walk_journal(look.snapshot, number):
         match found:
             case journals.OpenedJournal():
                 row |= {"bytes": found.bytes, "previousEnd": found.header.a, "end": ALIGNMENT}
@@ -123,7 +125,7 @@ def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], No
                 row["torn"] = found.offset
             case Damage():
                 damaged += 1
-                row.setdefault("damage", f"at {found.offset}: {look.damaged(found)}")
+                row.setdefault("damage", f"at {found.offset}: {look.count_damage(found)}")
             case RemovedFile():
                 look.warn_gone(found)
                 return {}
@@ -139,14 +141,14 @@ def _journal_records(
     from ...bookie.inspect.snapshot import Damage, RemovedFile
     from ...ledger.peer_format import ENTRY_HEADER
 
-    for found in journals.walk(look.snapshot, number, start):
+    for found in journals.walk_journal(look.snapshot, number, start):
         match found:
             case Damage():
                 yield damage_row(look, "journal", number, found)
             case RemovedFile():
                 look.warn_gone(found)
             case journals.Block():
-                for offset, record in found.places():
+                for offset, record in found.records_with_offsets():
                     if stop is not None and offset >= stop:
                         return
                     is_tombstone = record.type is RecordType.TOMBSTONE
@@ -169,8 +171,8 @@ def _journal_records(
 @click.command()
 @click.option("--records", is_flag=True, help="Each record (also with --ledger, --entry, --from, --to).")
 @click.option("--verify", is_flag=True, help="Check every record's checksum.")
-@filters()
-@inspecting
+@with_filters()
+@with_inspection
 def log(
     look: StoreInspection, records: bool, verify: bool, number: int | None, ledger: int | None, entry: int | None,
     start: int,
@@ -191,10 +193,10 @@ def log(
         begin = start or DATA_OFFSET
         rows = (row for each in chosen for row in _log_records(look, each, ledger, entry, begin, stop))
         columns: tuple[str, ...] = ("log", "offset", "bytes", "ledger", "entry", "lac", "damage")
-        look.out.stream(look.limited(rows), columns, empty="no records")
+        look.out.print_stream(look.limit_rows(rows), columns, empty="no records")
         return
     columns = (*LOG_COLUMNS, *(["wholeRecords"] if verify else []), "damage")
-    look.out.stream(look.limited(log_rows(look, chosen, verify)), columns, empty="no logs")
+    look.out.print_stream(look.limit_rows(log_rows(look, chosen, verify)), columns, empty="no logs")
 
 
 def _log_records(
@@ -203,7 +205,7 @@ def _log_records(
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
-    for found in logs.walk(look.snapshot, number, start):
+    for found in logs.walk_log(look.snapshot, number, start):
         match found:
             case Damage():
                 yield damage_row(look, "log", number, found)
@@ -219,8 +221,8 @@ def _log_records(
 # ---------------------------------------------------------------------------------------- index
 @click.command()
 @click.option("--extents", is_flag=True, help="Each extent (also with --ledger).")
-@filters()
-@inspecting
+@with_filters()
+@with_inspection
 def index(
     look: StoreInspection,
     extents: bool,
@@ -247,7 +249,7 @@ def index(
         columns = ("log", "group", "ledger", "first", "last", "entries", "start", "bytes", "damage")
     if entry is not None:
         columns = (*columns[:-1], "entryStart", "entryBytes", "damage")
-    look.out.stream(look.limited(found), columns, empty="no groups")
+    look.out.print_stream(look.limit_rows(found), columns, empty="no groups")
 
 
 def _groups(
@@ -299,7 +301,7 @@ def _extents(look: StoreInspection, opened: Any, group: Any, ledger: int | None,
         if entry is not None:
             table = opened.table(place)
             if isinstance(table, Damage):
-                yield {**row, "damage": look.damaged(table)}
+                yield {**row, "damage": look.count_damage(table)}
                 continue
             at = record_number(place, table, entry)
             if at is None:

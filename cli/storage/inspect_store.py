@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..common.exits import FAILED, Failure
-from ..common.output import Output, Row, progress
+from ..common.output import Output, Row, show_progress
 
 if TYPE_CHECKING:
-    from ...bookie.inspect.ledgers import Ledger, Overview
+    from ...bookie.inspect.ledgers import IndexOverview, Ledger
     from ...bookie.inspect.snapshot import Damage, RemovedFile, Snapshot
     from ...bookie.inspect.summary import LogSummary, StoreSummary
     from ...bookie.store.index import ExtentPlace
@@ -41,9 +41,9 @@ class StoreInspection:
         self._first: Damage | None = None
         self.damages = 0
         for damage in self.snapshot.damages:
-            self.damaged(damage)
+            self.count_damage(damage)
 
-    def damaged(self, damage: Damage) -> str:
+    def count_damage(self, damage: Damage) -> str:
         """Counts a damage; returns its reason."""
         self._first = self._first or damage
         self.damages += 1
@@ -52,7 +52,7 @@ class StoreInspection:
     def warn_gone(self, gone: RemovedFile) -> None:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
-    def limited(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def limit_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Yields at most `limit` rows; prints a note if there are more."""
         each = iter(rows)
         yield from islice(each, self.limit)
@@ -66,7 +66,7 @@ class StoreInspection:
             raise Failure(f"{path}: damaged at offset {offset}: {reason}{more}", FAILED)
 
 
-def inspecting(function: Callable[..., None]) -> Callable[..., None]:
+def with_inspection(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command: adds DIR and -o, passes its StoreInspection first, and exits with 1 if damage was found."""
 
     @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
@@ -80,7 +80,7 @@ def inspecting(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def filters() -> Callable[[Any], Any]:
+def with_filters() -> Callable[[Any], Any]:
     """Adds the options --number, --ledger, --entry, --from, --to, --limit."""
     options = [
         click.option("--number", type=click.IntRange(0), default=None, help="Only the file of this number."),
@@ -100,7 +100,7 @@ def filters() -> Callable[[Any], Any]:
 
 
 def damage_row(look: StoreInspection, kind: str, number: int, damage: Damage) -> Row:
-    return {kind: number, "file": basename(damage.path), "offset": damage.offset, "damage": look.damaged(damage)}
+    return {kind: number, "file": basename(damage.path), "offset": damage.offset, "damage": look.count_damage(damage)}
 
 
 # ------------------------------------------------------------------------------------------------- inspect_store
@@ -112,7 +112,7 @@ HOLDERS_SHOWN = 5
 
 @click.command()
 @click.option("--html", type=click.Path(dir_okay=False, writable=True), default=None, help="Write a picture there.")
-@inspecting
+@with_inspection
 def store(look: StoreInspection, html: str | None) -> None:
     """A bookie's directory in short: logs with live share and the ledgers that hold them, journals, ledger index.
 
@@ -123,13 +123,13 @@ def store(look: StoreInspection, html: str | None) -> None:
       magnetar bookie inspect store magnetar-data/bookie-1
       magnetar bookie inspect store magnetar-data/bookie-1 --html store.html
     """
-    from ...bookie.inspect.summary import store_summary
+    from ...bookie.inspect.summary import summarize_store
 
     known = len(look.snapshot.damages)
-    with progress("files", None) as advance:
-        summary = store_summary(look.snapshot, advance)
+    with show_progress("files", None) as advance:
+        summary = summarize_store(look.snapshot, advance)
     for damage in summary.damages[known:]:
-        look.damaged(damage)
+        look.count_damage(damage)
     if html is not None:
         from ...bookie.inspect.picture import picture
 
@@ -137,7 +137,7 @@ def store(look: StoreInspection, html: str | None) -> None:
             page.write(picture(look.snapshot, summary))
         look.out.print_done(f"wrote {html}", html=html)
     elif look.out.json:
-        look.out.document(document(look, summary))
+        look.out.print_document(document(look, summary))
     else:
         _print(look, summary)
 
@@ -176,13 +176,13 @@ def _print(look: StoreInspection, summary: StoreSummary) -> None:
     rest = ("ledgerIndexBytes", "otherBytes", "logBytes", "liveBytes")
     look.out.print_record({name: whole[name] for name in names} | sizes | {name: whole[name] for name in rest})
     print()
-    look.out.stream((log_row(log) for log in summary.logs), (*LOG_COLUMNS, "holders"), empty="no logs")
+    look.out.print_stream((log_row(log) for log in summary.logs), (*LOG_COLUMNS, "holders"), empty="no logs")
     if look.snapshot.reasons:
         print("\nIn limbo, because:")
         print("\n".join(f"  {reason}" for reason in look.snapshot.reasons))
     if summary.damages:
         print()
-        look.out.stream((damage._asdict() for damage in summary.damages), ("path", "offset", "reason"))
+        look.out.print_stream((damage._asdict() for damage in summary.damages), ("path", "offset", "reason"))
 
 
 def log_row(log: LogSummary) -> dict[str, object]:
@@ -200,36 +200,36 @@ def log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Ite
     """Yields a row for each log. `verify`: reads all records of the logs."""
     from ...bookie.inspect.ledgers import overview
     from ...bookie.inspect.snapshot import RemovedFile
-    from ...bookie.inspect.summary import log_summary
+    from ...bookie.inspect.summary import summarize_log
 
     seen = overview(look.snapshot)
     for damage in seen.damages:
-        look.damaged(damage)
+        look.count_damage(damage)
     for number in numbers:
-        found = log_summary(look.snapshot, number, seen.facts)
+        found = summarize_log(look.snapshot, number, seen.facts)
         if isinstance(found, RemovedFile):
             look.warn_gone(found)
             continue
         row = log_row(found)
         for damage in found.damages:
-            look.damaged(damage)
-        yield row | verified(look, number) if verify and found.bytes else row
+            look.count_damage(damage)
+        yield row | verify_log(look, number) if verify and found.bytes else row
 
 
-def verified(look: StoreInspection, number: int) -> dict[str, object]:
+def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
     """Returns those columns of a log's row for which all its records must be read."""
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import Damage
 
     whole, damages = 0, list[str]()
-    with progress(f"log {number}", None, shown=not sys.stdout.isatty()) as advance:
-        for found in logs.walk(look.snapshot, number):
+    with show_progress(f"log {number}", None, shown=not sys.stdout.isatty()) as advance:
+        for found in logs.walk_log(look.snapshot, number):
             if isinstance(found, logs.Entry):
                 whole += 1
                 if whole % 1000 == 0:
                     advance(whole)
             elif isinstance(found, Damage):
-                damages.append(f"at {found.offset}: {look.damaged(found)}")
+                damages.append(f"at {found.offset}: {look.count_damage(found)}")
     return {"wholeRecords": whole, "damaged": len(damages), "damage": damages[0] if damages else None}
 
 
@@ -250,7 +250,7 @@ EXTENT_COLUMNS = ("log", "first", "last", "entries", "start", "bytes")
 @click.option("--from", "start", type=click.IntRange(0), default=0, help="From this ledger.")
 @click.option("--to", "stop", type=click.IntRange(0), default=None, help="Up to this ledger.")
 @click.option("--limit", type=click.IntRange(1), default=None, help="At most so many rows.")
-@inspecting
+@with_inspection
 def ledger(
     look: StoreInspection,
     ledger: int | None,
@@ -276,24 +276,24 @@ def ledger(
         raise click.UsageError("--entries and --entry are about one ledger: give --ledger as well")
     seen = overview(look.snapshot)
     for damage in seen.damages:
-        look.damaged(damage)
+        look.count_damage(damage)
     if deleted:
         rows = ({"first": first, "last": last} for first, last in seen.facts.tombstones)
-        look.out.stream(look.limited(rows), ("first", "last"), empty="no ledger was deleted")
+        look.out.print_stream(look.limit_rows(rows), ("first", "last"), empty="no ledger was deleted")
     elif ledger is None:
-        look.out.stream(look.limited(_ledgers(look, seen, start, stop)), COLUMNS, empty="no ledgers")
+        look.out.print_stream(look.limit_rows(_ledgers(look, seen, start, stop)), COLUMNS, empty="no ledgers")
     else:
         _one(look, seen, ledger, entries or entry is not None, entry)
 
 
-def _ledgers(look: StoreInspection, seen: Overview, start: int, stop: int | None) -> Iterator[Row]:
-    from ...bookie.inspect.ledgers import states
+def _ledgers(look: StoreInspection, seen: IndexOverview, start: int, stop: int | None) -> Iterator[Row]:
+    from ...bookie.inspect.ledgers import walk_ledgers
 
-    for state in states(look.snapshot, seen, start, None if stop is None else stop + 1):
+    for state in walk_ledgers(look.snapshot, seen, start, None if stop is None else stop + 1):
         yield _row(seen, state.ledger, state)
 
 
-def _row(seen: Overview, ledger: int, state: Ledger | None) -> dict[str, object]:
+def _row(seen: IndexOverview, ledger: int, state: Ledger | None) -> dict[str, object]:
     facts = seen.facts
     known = "unknown" if state is None else "live"
     return {
@@ -307,16 +307,16 @@ def _row(seen: Overview, ledger: int, state: Ledger | None) -> dict[str, object]
     }
 
 
-def _one(look: StoreInspection, seen: Overview, ledger: int, entries: bool, entry: int | None) -> None:
-    from ...bookie.inspect.entries import extents
-    from ...bookie.inspect.ledgers import states
+def _one(look: StoreInspection, seen: IndexOverview, ledger: int, entries: bool, entry: int | None) -> None:
+    from ...bookie.inspect.entries import ledger_extents
+    from ...bookie.inspect.ledgers import walk_ledgers
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
-    state = next(iter(states(look.snapshot, seen, ledger, ledger + 1)), None)
+    state = next(iter(walk_ledgers(look.snapshot, seen, ledger, ledger + 1)), None)
     places: list[ExtentPlace] = []
-    for found in extents(look.snapshot, ledger):
+    for found in ledger_extents(look.snapshot, ledger):
         if isinstance(found, Damage):
-            look.damaged(found)
+            look.count_damage(found)
         elif isinstance(found, RemovedFile):
             look.warn_gone(found)
         else:
@@ -327,15 +327,15 @@ def _one(look: StoreInspection, seen: Overview, ledger: int, entries: bool, entr
         row["state"] = "only in the journal"
     each = [_extent(place) for place in places]
     if look.out.json:
-        copies = list(look.limited(_copies(look, ledger, places, entry))) if entries else None
-        look.out.document(row | {"extents": each} | ({} if copies is None else {"entries": copies}))
+        copies = list(look.limit_rows(_copies(look, ledger, places, entry))) if entries else None
+        look.out.print_document(row | {"extents": each} | ({} if copies is None else {"entries": copies}))
         return
     look.out.print_record(row)
     print()
-    look.out.stream(each, EXTENT_COLUMNS, empty="no extents in the entry logs")
+    look.out.print_stream(each, EXTENT_COLUMNS, empty="no extents in the entry logs")
     if entries:
         print()
-        look.out.stream(look.limited(_copies(look, ledger, places, entry)), COPY_COLUMNS, empty="no copies")
+        look.out.print_stream(look.limit_rows(_copies(look, ledger, places, entry)), COPY_COLUMNS, empty="no copies")
 
 
 def _extent(place: ExtentPlace) -> Row:
@@ -359,17 +359,17 @@ def _journal(look: StoreInspection, ledger: int) -> str | None:
 def _copies(look: StoreInspection, ledger: int, places: list[ExtentPlace], entry: int | None) -> Iterator[Row]:
     from itertools import chain
 
-    from ...bookie.inspect.entries import copies_in_journals, copies_in_logs
+    from ...bookie.inspect.entries import find_journal_copies, find_log_copies
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
     snapshot: Snapshot = look.snapshot
-    for found in chain(copies_in_logs(snapshot, places, entry), copies_in_journals(snapshot, ledger, entry)):
+    for found in chain(find_log_copies(snapshot, places, entry), find_journal_copies(snapshot, ledger, entry)):
         match found:
             case Damage():
-                yield {"offset": found.offset, "damage": f"{found.path}: {look.damaged(found)}"}
+                yield {"offset": found.offset, "damage": f"{found.path}: {look.count_damage(found)}"}
             case RemovedFile():
                 look.warn_gone(found)
             case _:
                 if found.damage is not None:
-                    look.damaged(Damage(found.path, found.offset, found.damage))
+                    look.count_damage(Damage(found.path, found.offset, found.damage))
                 yield {name: value for name, value in found._asdict().items() if name != "path"}

@@ -12,14 +12,14 @@ import click
 
 from ...runtime.clock import SystemClock
 from ..common.exits import Failure
-from ..common.lazy import Lazy, LazyGroup
-from ..common.output import progress
+from ..common.lazy import LazyCommand, LazyGroup
+from ..common.output import show_progress
 from ..common.session import YES, Session, confirm
-from ..common.units import Real
-from ..run.members import as_member, member_world
+from ..common.units import FiniteNumber
+from ..run.members import make_member_world, member_world
 from ..run.metrics import announce_ready
-from ..run.servers import SECURITY, connect, disconnect, metadata_address, metadata_options, serve, serve_for_ever
-from .admin_port import operating
+from ..run.servers import SECURITY, connect, disconnect, metadata_options, parse_metadata_address, serve, serve_for_ever
+from .admin_port import with_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 ledgers = LazyGroup(
     "ledgers",
     {
-        "list": Lazy(".storage.ledgers", "list_ledgers", "Ledgers: state, quorums, size, bookies, whose they are."),
-        "show": Lazy(".storage.ledgers", "show", "One ledger: its fragments, its end, what it misses."),
-        "under-replicated": Lazy(
+        "list": LazyCommand(
+            ".storage.ledgers", "list_ledgers", "Ledgers: state, quorums, size, bookies, whose they are."
+        ),
+        "show": LazyCommand(".storage.ledgers", "show", "One ledger: its fragments, its end, what it misses."),
+        "under-replicated": LazyCommand(
             ".storage.ledgers", "under_replicated", "Ledgers that miss copies, since when and why."
         ),
-        "orphans": Lazy(
+        "orphans": LazyCommand(
             ".admin.subscriptions", "orphans", "Ledgers without a topic or cursor; listed ones that are gone."
         ),
     },
@@ -47,18 +49,18 @@ COLUMNS = ("ledger", "state", "quorum", "entries", "bytes", "fragments", "bookie
 MARK_COLUMNS = ("ledger", "missing", "since", "reason", "attempts", "retry", "stuck", "lastError")
 
 
-def ask_any(session: Session, verb: str, **options: object) -> dict[str, Any]:
+def ask_any_bookie(session: Session, verb: str, **options: object) -> dict[str, Any]:
     """Returns the answer of the first registered bookie that can be reached and permits requests from this machine.
     Raises Unauthorized if none permits them, Failure if none answers."""
     from ...proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
     from ..common.exits import Failure
-    from .admin_port import ask_each, find
+    from .admin_port import ask_bookies, find_bookies
 
     failure: Exception | None = None
     refusal: Unauthorized | None = None
-    for peer in find(session, None):
+    for peer in find_bookies(session, None):
         try:
-            (answer,) = ask_each([peer], verb, **options)
+            (answer,) = ask_bookies([peer], verb, **options)
             return answer
         except (ConnectionLost, TimedOut, Unavailable) as error:
             failure = error
@@ -74,7 +76,7 @@ def ask_any(session: Session, verb: str, **options: object) -> dict[str, Any]:
 @click.option("--state", type=click.Choice(["open", "in-recovery", "closed"]), default=None, help="Only those.")
 @click.option("--after", type=click.IntRange(0), default=None, metavar="LEDGER", help="Only those with a greater id.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
-@operating
+@with_operator
 def list_ledgers(session: Session, bookie: str, state: str | None, after: int | None, limit: int) -> None:
     """Ledgers in the metadata, by id: state, quorums, size, the bookies that they name, and whose they are.
 
@@ -83,44 +85,46 @@ def list_ledgers(session: Session, bookie: str, state: str | None, after: int | 
       magnetar ledgers list
       magnetar ledgers list --state open -o json
     """
-    found = ask_any(
+    found = ask_any_bookie(
         session, "ledgers", bookie=bookie, state=state or "", after=-1 if after is None else after, limit=limit
     )
     rows = found["ledgers"]
     if session.out.json:
-        session.out.rows(rows, COLUMNS)
+        session.out.print_rows(rows, COLUMNS)
         return
-    session.out.rows([{**row, "bookies": short(row["bookies"])} for row in rows], COLUMNS, empty="no ledgers")
+    session.out.print_rows(
+        [{**row, "bookies": shorten_ids(row["bookies"])} for row in rows], COLUMNS, empty="no ledgers"
+    )
     if found["more"]:
         click.echo(f"There are more: --after {rows[-1]['ledger']}", err=True)
 
 
 @click.command()
 @click.argument("ledger", type=click.IntRange(0))
-@operating
+@with_operator
 def show(session: Session, ledger: int) -> None:
     """One ledger: its fragments with their bookies, its end, and what it misses.
 
     Example: magnetar ledgers show 17
     """
-    found = ask_any(session, "ledger", ledger=ledger)
+    found = ask_any_bookie(session, "ledger", ledger=ledger)
     if session.out.json:
-        session.out.document(found)
+        session.out.print_document(found)
         return
     mark = found["underReplicated"]
     record = {name: value for name, value in found.items() if name not in ("ensembles", "underReplicated", "bookies")}
     record["properties"] = [f"{name}={value}" for name, value in found["properties"].items()]
     session.out.print_record(record | {"missing": None if mark is None else _missing(mark)})
     click.echo()
-    session.out.rows(found["ensembles"], ("firstEntry", "bookies"))
+    session.out.print_rows(found["ensembles"], ("firstEntry", "bookies"))
     if mark is not None:
         click.echo()
-        session.out.rows([_mark_row(mark)], MARK_COLUMNS)
+        session.out.print_rows([_mark_row(mark)], MARK_COLUMNS)
 
 
 @click.command("under-replicated")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
-@operating
+@with_operator
 def under_replicated(session: Session, limit: int) -> None:
     """Ledgers that miss copies: of whom, since when, why, and what became of the tries to make them.
 
@@ -132,21 +136,23 @@ def under_replicated(session: Session, limit: int) -> None:
       magnetar ledgers under-replicated
       magnetar ledgers under-replicated -o json
     """
-    found = ask_any(session, "under-replicated", limit=limit)
+    found = ask_any_bookie(session, "under-replicated", limit=limit)
     if session.out.json:
-        session.out.rows(found["ledgers"], MARK_COLUMNS)
+        session.out.print_rows(found["ledgers"], MARK_COLUMNS)
         return
-    session.out.rows([_mark_row(mark) for mark in found["ledgers"]], MARK_COLUMNS, empty="every ledger has its copies")
+    session.out.print_rows(
+        [_mark_row(mark) for mark in found["ledgers"]], MARK_COLUMNS, empty="every ledger has its copies"
+    )
     if found["count"] > len(found["ledgers"]):
         click.echo(f"{found['count']} in all: --limit shows more", err=True)
 
 
-def short(bookies: list[str]) -> list[str]:
+def shorten_ids(bookies: list[str]) -> list[str]:
     """Returns the beginnings of the ids: long enough to be unique, short enough to type."""
     return [bookie[:8] for bookie in bookies]
 
 
-def span(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Formats a duration for people: `42s`, `3m`, `2h 5m`, `4d 1h`."""
     if seconds is None:
         return "-"
@@ -166,8 +172,8 @@ def _missing(mark: dict[str, Any]) -> list[str]:
 
 def _mark_row(mark: dict[str, Any]) -> Row:
     return {
-        **mark, "missing": short(list(mark["missing"])), "since": span(mark["sinceSeconds"]),
-        "retry": span(mark["retrySeconds"]) if mark["retrySeconds"] else None,
+        **mark, "missing": shorten_ids(list(mark["missing"])), "since": format_duration(mark["sinceSeconds"]),
+        "retry": format_duration(mark["retrySeconds"]) if mark["retrySeconds"] else None,
     }  # fmt: skip
 
 
@@ -179,7 +185,7 @@ POLL_S = 1.0
 """Seconds between two requests; each reads every ledger's record."""
 
 WAIT = click.option("--wait/--no-wait", default=True, show_default=True, help="Until nothing is left on it.")
-WAIT_S = click.option("--wait-s", type=Real(0), default=None, help="… but at most so many seconds.")
+WAIT_S = click.option("--wait-s", type=FiniteNumber(0), default=None, help="… but at most so many seconds.")
 
 
 @click.command()
@@ -189,7 +195,7 @@ WAIT_S = click.option("--wait-s", type=Real(0), default=None, help="… but at m
 @WAIT
 @WAIT_S
 @YES
-@operating
+@with_operator
 def decommission(
     session: Session, bookie: str, forget: bool, cancel: bool, wait: bool, wait_s: float | None, yes: bool
 ) -> None:
@@ -205,11 +211,11 @@ def decommission(
     """
     id_ = full_id(session, bookie)
     if cancel:
-        ask_any(session, "depart", bookie=id_, cancel=True)
+        ask_any_bookie(session, "depart", bookie=id_, cancel=True)
         session.out.print_done(f"bookie {id_} stays", bookie=id_, departing=False)
         return
     confirm(f"Move everything off bookie {id_}", yes)
-    ask_any(session, "depart", bookie=id_, forget=forget)
+    ask_any_bookie(session, "depart", bookie=id_, forget=forget)
     _show_progress(session, id_, wait, wait_s, "empty: stop it" + (", and it is forgotten" if forget else ""))
 
 
@@ -219,7 +225,7 @@ def decommission(
 @WAIT
 @WAIT_S
 @YES
-@operating
+@with_operator
 def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: float | None, yes: bool) -> None:
     """Make every copy again that lay on a dead bookie, now, without waiting for the grace.
 
@@ -229,7 +235,7 @@ def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: flo
     """
     id_ = full_id(session, bookie)
     confirm(f"Bookie {id_} is dead, and its data lost", yes)
-    ask_any(session, "depart", bookie=id_, dead=True, forget=forget)
+    ask_any_bookie(session, "depart", bookie=id_, dead=True, forget=forget)
     _show_progress(session, id_, wait, wait_s, "nothing is left on it")
 
 
@@ -238,7 +244,7 @@ def full_id(session: Session, beginning: str) -> str:
     there is none, Failure if there are several."""
     from ...proto.errors import NotFound
 
-    known = [each["id"] for each in ask_any(session, "bookies")["bookies"]]
+    known = [each["id"] for each in ask_any_bookie(session, "bookies")["bookies"]]
     found = [each for each in known if each.startswith(beginning)]
     if not found:
         raise NotFound(f"no bookie's id begins with {beginning!r}; 'magnetar bookies list' shows them")
@@ -248,13 +254,13 @@ def full_id(session: Session, beginning: str) -> str:
 
 
 def _show_progress(session: Session, bookie: str, wait: bool, wait_s: float | None, done: str) -> None:
-    left = ask_any(session, "departure", bookie=bookie)
+    left = ask_any_bookie(session, "departure", bookie=bookie)
     if not wait:
         session.out.print_done(f"{left['ledgers']} ledgers move off bookie {bookie}", **left)
         return
     total = left["ledgers"]
     deadline = None if wait_s is None else SystemClock().monotonic() + wait_s
-    with progress("ledgers moved", total, shown=not session.out.json) as advance:
+    with show_progress("ledgers moved", total, shown=not session.out.json) as advance:
         left = _until_empty(session, bookie, left, total, advance, deadline)
     if left["ledgers"]:
         why = ", ".join(f"{count}: {what}" for what, count in left["stuck"].items())
@@ -272,7 +278,7 @@ def _until_empty(
     """Waits until the bookie is empty or the deadline has passed; returns what is left then."""
     while left["ledgers"] and (deadline is None or SystemClock().monotonic() < deadline):
         time.sleep(POLL_S)
-        left = ask_any(session, "departure", bookie=bookie)
+        left = ask_any_bookie(session, "departure", bookie=bookie)
         advance(max(0, total - left["ledgers"]))
     return left
 
@@ -282,9 +288,9 @@ def _until_empty(
 
 
 TABLE = {
-    "status": Lazy(".storage.ledgers", "status", "Auditor, queue, rate, progress, and how long it will take."),
-    "enable": Lazy(".storage.ledgers", "enable", "Let missing copies be looked for and made again."),
-    "disable": Lazy(".storage.ledgers", "disable", "Leave missing copies missing, during maintenance."),
+    "status": LazyCommand(".storage.ledgers", "status", "Auditor, queue, rate, progress, and how long it will take."),
+    "enable": LazyCommand(".storage.ledgers", "enable", "Let missing copies be looked for and made again."),
+    "disable": LazyCommand(".storage.ledgers", "disable", "Leave missing copies missing, during maintenance."),
 }
 WORKER_COLUMNS = ("name", "workingOn", "ledgers", "entries", "bytes", "failures", "bytesPerSecond")
 
@@ -316,12 +322,12 @@ def repair(
     """
     if context.invoked_subcommand is not None:
         return 0
-    tree = metadata_address(metadata_, security)
+    tree = parse_metadata_address(metadata_, security)
 
     async def main(world: World) -> None:
         from msgspec.structs import replace
 
-        from ...bookie.maintenance.repair import RepairKeeper
+        from ...bookie.maintenance.repair import RepairSupervisor
         from ...bookie.server import BookieConfig
         from ...runtime.config import load
         from ...runtime.lifecycle import Parts
@@ -331,7 +337,7 @@ def repair(
         settings = replace(settings, enabled=True)
         if bytes_per_s is not None:
             settings = replace(settings, bytes_per_s=bytes_per_s)
-        world = as_member(world, security, "bookie")
+        world = make_member_world(world, security, "bookie")
         async with Parts(world.clock) as parts:
             sessions = [await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)]
 
@@ -344,7 +350,9 @@ def repair(
             serving = await member_world(
                 parts, world, security, "bookie", lambda: connect(world, tree, wait_s, session_s)
             )
-            keeper = RepairKeeper(serving, lambda: sessions[-1], settings, name or world.rng.randbytes(4).hex(), 1.0)
+            keeper = RepairSupervisor(
+                serving, lambda: sessions[-1], settings, name or world.rng.randbytes(4).hex(), 1.0
+            )
 
             async def started() -> Supervisor:
                 background = Supervisor()
@@ -360,7 +368,7 @@ def repair(
 
 
 @click.command()
-@operating
+@with_operator
 def status(session: Session) -> None:
     """Auto-recovery now: who is the auditor, how many ledgers miss copies and why, the workers, the time to go.
 
@@ -369,9 +377,9 @@ def status(session: Session) -> None:
       magnetar repair status
       magnetar repair status -o json
     """
-    found = ask_any(session, "repair-status")
+    found = ask_any_bookie(session, "repair-status")
     if session.out.json:
-        session.out.document(found)
+        session.out.print_document(found)
         return
     shown = {name: found[name] for name in ("enabled", "auditor", "underReplicated")}
     for name in ("reasons", "stuck"):
@@ -379,7 +387,7 @@ def status(session: Session) -> None:
     session.out.print_record(
         shown | {
             "bytesLeft": found["bytesLeft"], "bytesPerSecond": found["bytesPerSecond"],
-            "timeToGo": span(found["secondsToGo"]),
+            "timeToGo": format_duration(found["secondsToGo"]),
         }
     )  # fmt: skip
     click.echo()
@@ -388,26 +396,26 @@ def status(session: Session) -> None:
             "workingOn": [
                 f"{ledger}: {100 * done // max(total, 1)} %" for ledger, (done, total) in worker["workingOn"].items()
             ],
-            "name": short([worker["name"]])[0],
+            "name": shorten_ids([worker["name"]])[0],
         }
         for worker in found["workers"]
     ]  # fmt: skip
-    session.out.rows(rows, WORKER_COLUMNS, empty="no worker has done anything yet")
+    session.out.print_rows(rows, WORKER_COLUMNS, empty="no worker has done anything yet")
 
 
 @click.command()
-@operating
+@with_operator
 def enable(session: Session) -> None:
     """Let missing copies be looked for and made again, by the whole cluster.
 
     Example: magnetar repair enable
     """
-    ask_any(session, "repair-enable", on=True)
+    ask_any_bookie(session, "repair-enable", on=True)
     session.out.print_done("auto-recovery is on", enabled=True)
 
 
 @click.command()
-@operating
+@with_operator
 def disable(session: Session) -> None:
     """Leave missing copies missing, for maintenance in which bookies are away for longer than the grace.
 
@@ -415,5 +423,5 @@ def disable(session: Session) -> None:
 
     Example: magnetar repair disable
     """
-    ask_any(session, "repair-enable", on=False)
+    ask_any_bookie(session, "repair-enable", on=False)
     session.out.print_done("auto-recovery is off until 'magnetar repair enable'", enabled=False)

@@ -14,12 +14,12 @@ import click
 
 from ..common.output import Output
 from ..common.session import YES, confirm
-from ..common.units import Real
+from ..common.units import FiniteNumber
 from ..run.members import section_of
 from .admin_port import METADATA, ROLE, SECURITY, Operator
 
 if TYPE_CHECKING:
-    from ...metadata.backup import Contents
+    from ...metadata.backup import BackupContents
     from ...metadata.members import Members
     from ...metadata.records import BookieRecord
     from ...metadata.server import MetadataServer
@@ -58,16 +58,16 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
     from ...proto import wire_pb2 as wire
     from ...runtime.network import Endpoint
     from ...runtime.process import real_world
-    from ..run.members import as_member
-    from ..run.servers import metadata_address
+    from ..run.members import make_member_world
+    from ..run.servers import parse_metadata_address
 
-    address = metadata_address(metadata_)
+    address = parse_metadata_address(metadata_)
     if not isinstance(address, Endpoint):
         raise click.UsageError("a ZooKeeper is backed up with its own tools")
 
     async def run() -> wire.BackupReply:
         world = real_world()
-        channel = as_member(world, security, ROLE).network.connect(address)
+        channel = make_member_world(world, security, ROLE).network.connect(address)
         try:
             reply: wire.BackupReply = await channel.call(BACKUP, wire.BackupRequest(name=name), timeout_s=TIMEOUT_S)
         finally:
@@ -75,7 +75,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
         return reply
 
     made = asyncio.run(run())
-    Output(output).rows(
+    Output(output).print_rows(
         [{"file": made.path, "revision": made.revision, "bytes": made.bytes}], ("file", "revision", "bytes")
     )
 
@@ -90,7 +90,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
 @METADATA
 @click.option("--listen", default="", metavar="HOST:PORT", help="With --security. The service's; default: --metadata.")
 @click.option(
-    "--wait", "wait_s", type=Real(min=0.0), default=WAIT_S, show_default=True, metavar="SECONDS",
+    "--wait", "wait_s", type=FiniteNumber(min=0.0), default=WAIT_S, show_default=True, metavar="SECONDS",
     help="With --security. How long for the bookies to answer; all of them end it.",
 )  # fmt: skip
 @OUTPUT
@@ -111,17 +111,17 @@ def restore(
     """
     from ...metadata import backup as copies
 
-    found = copies.inspect(str(copy))
+    found = copies.inspect_backup(str(copy))
     target = data.absolute() / "metadata.sqlite"
     copies.check_stopped(str(target))
     before = _contents(target)
     if section_of(security) is None:
         answers = asyncio.run(_ask(found))
     else:
-        where = Where(security, metadata_, listen or metadata_, str(copy), f"{target}.asking")
+        where = RestorePlaces(security, metadata_, listen or metadata_, str(copy), f"{target}.asking")
         answers = asyncio.run(_ask_as_member(found, where, wait_s))
     rows = _compare(found, before, answers)
-    Output(output).rows(rows, ("where", "highestLedger", "newer"))
+    Output(output).print_rows(rows, ("where", "highestLedger", "newer"))
     confirm(f"Put {copy} (revision {found.revision}, ledger ids up to {found.highest}) in place of {target}", yes)
     least = max([found.highest, *(row["highestLedger"] for row in rows if isinstance(row["highestLedger"], int))])
     kept = copies.restore(str(copy), str(target), least, secrets.token_hex(8))
@@ -130,18 +130,18 @@ def restore(
     click.echo(f"restored; ledger ids go on above {least}. Start the service, then the bookies", err=True)
 
 
-def _contents(path: Path) -> Contents | None:
+def _contents(path: Path) -> BackupContents | None:
     """Returns the contents of a copy of the metadata; None if there is no file, or it cannot be read at all."""
     from ...metadata import backup as copies
     from ...proto.errors import MagnetarError
 
     try:
-        return copies.inspect(str(path))
+        return copies.inspect_backup(str(path))
     except MagnetarError:
         return None
 
 
-async def _ask(found: Contents) -> dict[str, int | str]:
+async def _ask(found: BackupContents) -> dict[str, int | str]:
     """Asks the bookies that a copy names; returns by bookie the largest ledger id that it has or had, or why it does
     not answer."""
     from .admin_port import BookiePeer
@@ -170,16 +170,16 @@ async def _highest(peer: BookiePeer) -> int | Exception:
 
 
 @asynccontextmanager
-async def asking(world: World, endpoint: Endpoint, copy: str, scratch: str) -> AsyncIterator[MetadataServer]:
+async def serve_copy(world: World, endpoint: Endpoint, copy: str, scratch: str) -> AsyncIterator[MetadataServer]:
     """Serves the metadata file `scratch`, made from `copy`, at `endpoint` within its block, and deletes the file then.
     Raises Busy if the port is taken."""
     from ...metadata import backup
-    from ...metadata.server import MembersOnly, MetadataServer
+    from ...metadata.server import MembersService, MetadataServer
 
     backup.remove(scratch)
     backup.restore(copy, scratch, 0, secrets.token_hex(8))
     try:
-        server = await MetadataServer.start(world, endpoint, scratch, service=MembersOnly)
+        server = await MetadataServer.start(world, endpoint, scratch, service=MembersService)
         try:
             yield server
         finally:
@@ -188,7 +188,7 @@ async def asking(world: World, endpoint: Endpoint, copy: str, scratch: str) -> A
         backup.remove(scratch)
 
 
-class Where(NamedTuple):
+class RestorePlaces(NamedTuple):
     """The files and addresses of a restore."""
 
     security: str | None
@@ -198,28 +198,28 @@ class Where(NamedTuple):
     scratch: str
 
 
-async def _ask_as_member(found: Contents, where: Where, wait_s: float) -> dict[str, int | str]:
-    """Asks, as `_ask` does, bookies that accept members only (metadata/server.py `MembersOnly`)."""
+async def _ask_as_member(found: BackupContents, where: RestorePlaces, wait_s: float) -> dict[str, int | str]:
+    """Asks, as `_ask` does, bookies that accept members only (metadata/server.py `MembersService`)."""
     from ...runtime.process import real_world
-    from ..run.members import as_member
-    from ..run.servers import endpoint, metadata_address
+    from ..run.members import make_member_world
+    from ..run.servers import parse_endpoint, parse_metadata_address
 
-    if not isinstance(metadata_address(where.metadata), type(endpoint(where.listen, "--listen"))):
+    if not isinstance(parse_metadata_address(where.metadata), type(parse_endpoint(where.listen, "--listen"))):
         raise click.UsageError("a ZooKeeper is restored with its own tools")
-    world = as_member(real_world(), where.security, "metadata")
+    world = make_member_world(real_world(), where.security, "metadata")
     os.makedirs(os.path.dirname(where.scratch), exist_ok=True)
-    async with asking(world, endpoint(where.listen, "--listen"), where.copy, where.scratch):
+    async with serve_copy(world, parse_endpoint(where.listen, "--listen"), where.copy, where.scratch):
         operator, members = await Operator(where.security, where.metadata).member_world()
         assert members is not None
         try:
-            asked = Asking(operator, members, wait_s)
+            asked = MemberAsker(operator, members, wait_s)
             answers = await asyncio.gather(*map(asked.ask, found.bookies))
         finally:
             await members.close()
     return {bookie.bookie: answer for bookie, answer in zip(found.bookies, answers, strict=True)}
 
 
-class Asking:
+class MemberAsker:
     """Asks bookies by the keys that running processes register. The key in a copy is that of a process of its time; a
     process started since has another key, which is found by trying the registered ones."""
 
@@ -251,7 +251,9 @@ class Asking:
         return [bookie.key] if bookie.key in shown else [key for key in shown if key not in self._taken]
 
 
-def _compare(found: Contents, before: Contents | None, bookies: dict[str, int | str]) -> list[dict[str, object]]:
+def _compare(
+    found: BackupContents, before: BackupContents | None, bookies: dict[str, int | str]
+) -> list[dict[str, object]]:
     """Returns a row for the copy, for the replaced file, and for each bookie. `newer`: what it has and the
     copy lacks."""
     rows: list[dict[str, object]] = [{"where": "the copy", "highestLedger": found.highest, "newer": ""}]

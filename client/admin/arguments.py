@@ -1,7 +1,7 @@
 """Arguments of AdminClient's methods are what their annotations say, or nothing is sent.
 
-`checked` wraps every public coroutine method of a class. The annotations are the table: a new method is checked without
-a line for it. Python's own rules say what is of a type, and a method gets the plain value of it:
+`check_arguments` wraps every public coroutine method of a class. The annotations are the table: a new method is checked
+without a line for it. Python's own rules say what is of a type, and a method gets the plain value of it:
 
 | annotation | taken | given to the method |
 |---|---|---|
@@ -29,7 +29,7 @@ from ...proto import statistics as values
 from ...proto.errors import InvalidRequest
 from ...proto.names import check_subscription_name, check_tenant_name
 from ...proto.operations import ANSWERS, Operation, PermissionPlace
-from ..common.checks import INT64_MAX, TEXT, exact, shown_value
+from ..common.checks import INT64_MAX, TEXT, shorten_value, to_plain_text
 from ..model.message_id import MessageId
 from .grpc_transport import Caller, StoredMessage, full_namespace, full_topic
 
@@ -47,14 +47,14 @@ class WrongArgument(InvalidRequest, ValueError):
     bits."""
 
 
-class _Unfit(Exception):
+class _ArgumentUnfit(Exception):
     """A value does not fit its annotation; `kind` is the exception to raise."""
 
     def __init__(self, kind: type[WrongArgumentType] | type[WrongArgument]) -> None:
         self.kind = kind
 
 
-def checked(kind: C) -> C:
+def check_arguments(kind: C) -> C:
     """Decorates a class: its public asynchronous methods check their arguments."""
     for name in dir(kind):
         method = getattr(kind, name)
@@ -91,8 +91,8 @@ def argument_value(name: str, hint: Any, value: object) -> Any:
     `hint`."""
     try:
         return _fitted(hint, value)
-    except _Unfit as unfit:
-        raise unfit.kind(f"{name} is {_says(hint)}, not {shown_value(value)}") from None
+    except _ArgumentUnfit as unfit:
+        raise unfit.kind(f"{name} is {_says(hint)}, not {shorten_value(value)}") from None
 
 
 def _fitted(hint: Any, value: Any) -> Any:
@@ -101,17 +101,17 @@ def _fitted(hint: Any, value: Any) -> Any:
         return _first_fitted(parts, value)
     if origin is Sequence:
         if isinstance(value, str | bytes | bytearray | memoryview) or not isinstance(value, Sequence):
-            raise _Unfit(WrongArgumentType)
+            raise _ArgumentUnfit(WrongArgumentType)
         elements: list[Any] = _foreign(list, value)
         return [_fitted(parts[0], each) for each in elements]
     if origin is Mapping:
         if not isinstance(value, Mapping):
-            raise _Unfit(WrongArgumentType)
+            raise _ArgumentUnfit(WrongArgumentType)
         pairs = _foreign(lambda: list(value.items()))
         return {_fitted(parts[0], key): _fitted(parts[1], each) for key, each in pairs}
     if origin is tuple:
         if not isinstance(value, tuple) or len(value) != len(parts):
-            raise _Unfit(WrongArgumentType)
+            raise _ArgumentUnfit(WrongArgumentType)
         return tuple(map(_fitted, parts, value))
     return _of_one(hint, value)
 
@@ -121,9 +121,9 @@ def _first_fitted(hints: Sequence[Any], value: Any) -> Any:
     for hint in hints:
         try:
             return _fitted(hint, value)
-        except _Unfit as unfit:
+        except _ArgumentUnfit as unfit:
             worst = WrongArgument if unfit.kind is WrongArgument else worst
-    raise _Unfit(worst)
+    raise _ArgumentUnfit(worst)
 
 
 def _of_one(hint: Any, value: Any) -> Any:
@@ -132,18 +132,18 @@ def _of_one(hint: Any, value: Any) -> Any:
     if hint is float:
         return _in_64_bits(_number(value))
     if not isinstance(value, hint):
-        raise _Unfit(WrongArgumentType)
+        raise _ArgumentUnfit(WrongArgumentType)
     if hint is str:
-        value = exact(value)
+        value = to_plain_text(value)
         if not TEXT.fits(value):
-            raise _Unfit(WrongArgument)
+            raise _ArgumentUnfit(WrongArgument)
     return value
 
 
 def _whole(value: Any) -> int:
     """Returns the number by `operator.index`, as Python's own functions do; so an integer of numpy fits, too."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise _Unfit(WrongArgumentType)
+        raise _ArgumentUnfit(WrongArgumentType)
     return int.__index__(_foreign(operator.index, value))
 
 
@@ -152,18 +152,18 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or hasattr(type(value), "__index__"):
         return _whole(value)
     if not hasattr(type(value), "__float__"):
-        raise _Unfit(WrongArgumentType)
+        raise _ArgumentUnfit(WrongArgumentType)
     try:
         return float(value)
     except OverflowError:
-        raise _Unfit(WrongArgument) from None
+        raise _ArgumentUnfit(WrongArgument) from None
     except Exception:
-        raise _Unfit(WrongArgumentType) from None
+        raise _ArgumentUnfit(WrongArgumentType) from None
 
 
 def _in_64_bits(value: N) -> N:
     if not -INT64_MAX <= value <= INT64_MAX:  # also what is no number
-        raise _Unfit(WrongArgument)
+        raise _ArgumentUnfit(WrongArgument)
     return value
 
 
@@ -173,7 +173,7 @@ def _foreign(call: Callable[..., T], *values: Any) -> T:
     try:
         return call(*values)
     except Exception:
-        raise _Unfit(WrongArgumentType) from None
+        raise _ArgumentUnfit(WrongArgumentType) from None
 
 
 def _says(hint: Any) -> str:
@@ -214,7 +214,7 @@ PLACES: dict[PermissionPlace, tuple[str, Callable[[str], str]]] = {
 Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
-def made(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
+def make_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     """Makes the method of AdminClient for one operation of the table."""
     signature, checks = signature_of(row)
     is_list = ANSWERS[row.name].startswith("tuple[")

@@ -17,7 +17,7 @@ from ...runtime.network import World
 from ..common.checks import PATH, SECONDS, check_one
 from ..common.closing import ClosedAfterAsyncWith
 from . import namespaces, topics
-from .arguments import argument_value, checked, made
+from .arguments import argument_value, check_arguments, make_method
 from .grpc_transport import Caller, GrpcTransport, Transport
 
 C = TypeVar("C", bound=type)
@@ -27,7 +27,7 @@ def with_methods(kind: C) -> C:
     """Decorates AdminClient: adds the method of each row that names one, and the functions of the modules."""
     for row in OPERATIONS.values():
         if row.method:
-            setattr(kind, row.method, made(row))
+            setattr(kind, row.method, make_method(row))
     for module in (namespaces, topics):
         for name, function in inspect.getmembers(module, inspect.iscoroutinefunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
@@ -36,7 +36,7 @@ def with_methods(kind: C) -> C:
     return kind
 
 
-@checked
+@check_arguments
 @with_methods
 class AdminClient(Caller, ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.

@@ -24,8 +24,8 @@ from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ...proto.operations import AskedOf, Operation, answer_of
 from ...proto.translation import request_of, value_of
 from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
-from ..connect.authentication import caller_access
-from ..connect.connections import Connections, how_unreached, no_server
+from ..connect.authentication import make_caller_access
+from ..connect.connections import Connections, how_unreached, make_unreachable_error
 from ..connect.service_url import parse_service_url
 from ..connect.world import client_world
 from ..model.message_id import KnownId, MessageId
@@ -84,7 +84,7 @@ class GrpcTransport:
     ) -> None:  # fmt: skip
         url = parse_service_url(service_url)
         self._url = url
-        self._access = caller_access(url, authentication, {"tls_trust_certs_file_path": trust_certs_file})
+        self._access = make_caller_access(url, authentication, {"tls_trust_certs_file_path": trust_certs_file})
         self._settings = ClientSettings(operation_timeout_s=timeout_s, connection_timeout_s=timeout_s)
         self._world = world
         self._made: Connections | None = None
@@ -95,7 +95,7 @@ class GrpcTransport:
         if self._made is None:
             self._made = Connections(self._world or client_world(), self._url, self._settings, self._access)
             if self._world is None:
-                self._made.leave_with_the_loop()
+                self._made.close_with_loop()
         return self._made
 
     async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
@@ -147,11 +147,11 @@ class GrpcTransport:
                 self._reached = True
                 return reply
         assert failure is not None, "a service URL names at least one broker"
-        raise failure if self._reached else no_server(failure, self._url.endpoints)
+        raise failure if self._reached else make_unreachable_error(failure, self._url.endpoints)
 
     async def _ask_any(self, ask: Callable[[Channel], Awaitable[Message]]) -> Message:
         try:
-            return await ask(await self._connections.any())
+            return await ask(await self._connections.any_broker())
         except NotOwner as error:
             self._reached = True
             if not (owner := error.fields.get("owner")):
@@ -232,5 +232,5 @@ def full_namespace(name: str) -> str:
     return str(NamespaceName.parse(name))
 
 
-def of_subscription(topic: str, name: str) -> dict[str, str]:
+def subscription_arguments(topic: str, name: str) -> dict[str, str]:
     return {"topic": full_topic(topic), "subscription": check_subscription_name(name)}

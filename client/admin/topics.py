@@ -13,7 +13,7 @@ from ...proto.names import TopicName, check_subscription_name
 from ...proto.schema import SchemaInfo, version_bytes
 from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
 from ..model.message_id import MessageId
-from .grpc_transport import Caller, StoredMessage, full_namespace, full_topic, of_subscription
+from .grpc_transport import Caller, StoredMessage, full_namespace, full_topic, subscription_arguments
 
 
 async def topics(self: Caller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
@@ -306,14 +306,14 @@ async def create_subscription(
 ) -> None:
     """Creates a subscription; `position` (default: latest) is the first message that it delivers."""
     await self._call(
-        op.CREATE_SUBSCRIPTION, **of_subscription(topic, name), position=position or MessageId.latest,
+        op.CREATE_SUBSCRIPTION, **subscription_arguments(topic, name), position=position or MessageId.latest,
         properties=dict(properties or {}),
     )  # fmt: skip
 
 
 async def set_subscription_properties(self: Caller, topic: str, name: str, properties: Mapping[str, str]) -> None:
     """Replaces all properties of a subscription."""
-    await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **of_subscription(topic, name), properties=dict(properties))
+    await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **subscription_arguments(topic, name), properties=dict(properties))
 
 
 async def reset_subscription(
@@ -322,14 +322,14 @@ async def reset_subscription(
     """Moves a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: delivery
     begins after the message."""
     place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
-    await self._call(op.RESET_SUBSCRIPTION, **of_subscription(topic, name), **place)
+    await self._call(op.RESET_SUBSCRIPTION, **subscription_arguments(topic, name), **place)
 
 
 async def advance_subscription(self: Caller, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
     """Acknowledges every message of the partition before `index`, durably. `incarnation`: from an answer of
     `offsets`."""
     await self._call(
-        op.ADVANCE_SUBSCRIPTION, **of_subscription(topic, name), index=index, incarnation=incarnation
+        op.ADVANCE_SUBSCRIPTION, **subscription_arguments(topic, name), index=index, incarnation=incarnation
     )
 
 
@@ -351,5 +351,5 @@ async def skip_messages(self: Caller, topic: str, name: str, messages: int = -1)
 
 async def peek_messages(self: Caller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
     """Returns the next messages of a subscription, at most `messages`, without moving the subscription."""
-    found = await self._all(op.PEEK_MESSAGES, **of_subscription(topic, name), messages=messages)
+    found = await self._all(op.PEEK_MESSAGES, **subscription_arguments(topic, name), messages=messages)
     return found[:messages]

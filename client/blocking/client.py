@@ -19,13 +19,13 @@ from ..common.errors import AlreadyClosed, InvalidConfiguration
 from ..consume.ranges import StoredEntry
 from ..model.encryption import KeyReader
 from ..model.message_id import MessageId
-from ..model.options import CONSUMER, READER, given
+from ..model.options import CONSUMER, READER, pick_parameters
 from ..transactions.process import Output
 from . import faces
 from .consumer import Consumer, ConsumerEvents, Reader
 from .loop_thread import close_soon, loop_thread
-from .process import inner_output
-from .producer import Bodies, Half, Producer, Transaction
+from .process import to_asyncio_output
+from .producer import Half, Producer, Transaction, TransactionBodies
 from .table_view import TableView
 
 CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
@@ -61,7 +61,7 @@ class Client(faces.ClientFace):
         self._closed = False
         self._turns = Semaphore(self._inner.settings.message_listener_threads)
         self._dropped: finalize[..., Any] | None = None
-        self._bodies = Bodies()
+        self._bodies = TransactionBodies()
 
     def inner(self) -> aio.Client:
         """Returns the asyncio client of this process; makes a new one after a fork."""
@@ -96,7 +96,7 @@ class Client(faces.ClientFace):
         return Producer(self.inner, open_)
 
     def _subscribe(self, options: dict[str, Any]) -> Consumer:
-        check(CONSUMER, given(options, "topic"))
+        check(CONSUMER, pick_parameters(options, "topic"))
         message_listener, event_listener = options.pop("message_listener"), options.pop("consumer_event_listener")
         events = ConsumerEvents(event_listener) if event_listener is not None else None
         return Consumer(
@@ -105,7 +105,7 @@ class Client(faces.ClientFace):
         )  # fmt: skip
 
     def _create_reader(self, options: dict[str, Any]) -> Reader:
-        check(READER, given(options, "topic"))
+        check(READER, pick_parameters(options, "topic"))
         reader_listener, start = options.pop("reader_listener"), options.pop("start_message_id")
         inclusive = options.pop("start_message_id_inclusive")
 
@@ -135,7 +135,7 @@ class Client(faces.ClientFace):
     ) -> Half:
         """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics, which are
         published all together or not at all: each an `Output` with its producer, of this client."""
-        inner = [inner_output(each) for each in outputs]
+        inner = [to_asyncio_output(each) for each in outputs]
         work = self.inner().half(inner, group=group, check_key=check_key, check_after=check_after)
         return Half(self._run(work))
 

@@ -17,15 +17,15 @@ from .. import client as aio
 from ..common.checks import DURATION_MS_MAX
 from ..common.closing import EPOCH
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
-from ..common.loggers import ignore_error, log_foreign_error, run
+from ..common.loggers import ignore_error, log_foreign_error, run_logged
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.partition_consumers import check_timeout
 from ..consume.ranges import Reader as AsyncReader
-from ..consume.receiver_queue import ReceivedBatch, ReceiverQueue
+from ..consume.receiver_queue import BatchReceiver, ReceiverQueue
 from ..model.message import ConsumerEventListener, Message, call_listener
 from ..model.message_id import MessageId
 from .faces import ConsumerFace, ReaderFace
-from .loop_thread import Handle, acquire, inner_of, monotonic
+from .loop_thread import ReopenedFacade, acquire_lock, asyncio_transaction_of, monotonic
 from .producer import Transaction
 
 _LOG = logging.getLogger("magnetar.client")
@@ -33,7 +33,7 @@ Listener = Callable[[Any, Message], object]
 Receiving = TypeVar("Receiving", AsyncConsumer, AsyncReader)
 
 
-class _Receiving(Handle[Receiving]):
+class _Receiving(ReopenedFacade[Receiving]):
     """The common base of a consumer and a reader: their receiver queue, and the thread of their listener."""
 
     def __init__(
@@ -46,7 +46,7 @@ class _Receiving(Handle[Receiving]):
         self._running = threading.Event()
         if listener is not None:
             self._running.set()
-            self._inner.inbox.at_end(self._running.set)  # wakes a paused listener too
+            self._inner.inbox.call_at_end(self._running.set)  # wakes a paused listener too
             threading.Thread(target=self._listen, name="magnetar-listener", daemon=True).start()
 
     def _next(self, timeout_s: float | None) -> Message:
@@ -56,7 +56,7 @@ class _Receiving(Handle[Receiving]):
         """Waits until a message arrives, and returns it."""
         if threading.get_ident() == self._thread.ident:
             raise exception_of(Result.Interrupted, "receiving inside a callback would wait for itself")
-        return take_blocking(inbox, None if timeout_millis is None else timeout_millis / 1000)
+        return take_message_blocking(inbox, None if timeout_millis is None else timeout_millis / 1000)
 
     def _listen(self) -> None:
         while True:
@@ -134,7 +134,7 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
     ) -> None:  # fmt: skip
         super().__init__(client, open_, listener, turns)
         if events is not None:
-            self._inner.inbox.at_end(events.close)
+            self._inner.inbox.call_at_end(events.close)
             events.start(self)
 
     def receive(self, timeout_millis: int | None = None) -> Message:
@@ -157,20 +157,20 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             raise InvalidConfiguration("this consumer has a message_listener: it gets the messages")
 
     def _next(self, timeout_s: float | None) -> Message:
-        return take_blocking(self._current().inbox, timeout_s)
+        return take_message_blocking(self._current().inbox, timeout_s)
 
     def batch_receive(self) -> list[Message]:
         """Returns as many messages as the batch_receive_policy allows; an empty list if none arrives within its
         time-out."""
         self._check_no_listener()
         inner = self._current()
-        batch = ReceivedBatch(inner.inbox, monotonic)
+        batch = BatchReceiver(inner.inbox, monotonic)
         try:
             return self._thread.run(batch.receive(inner.policy))
         except BaseException:
-            if not self._thread.inside():
+            if not self._thread.is_current():
                 # what it took has no receiver
-                self._thread.loop.call_soon_threadsafe(run, batch.put_back, ignore_error)
+                self._thread.loop.call_soon_threadsafe(run_logged, batch.put_back, ignore_error)
             raise
 
     def acknowledge(
@@ -186,7 +186,7 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             self._reopen()
         inner = self._inner
         if txn is not None:
-            self._run(inner.acknowledge(message, txn=inner_of(txn)))
+            self._run(inner.acknowledge(message, txn=asyncio_transaction_of(txn)))
         elif inner.settings.ack_receipt_enabled:
             self._run(inner.acknowledge(message))
         else:
@@ -269,7 +269,7 @@ class Reader(ReaderFace, _Receiving[AsyncReader]):
 
     def _next(self, timeout_s: float | None) -> Message:
         inner = self._current()
-        return inner.on_taken(take_blocking(inner.inbox, timeout_s))
+        return inner.on_taken(take_message_blocking(inner.inbox, timeout_s))
 
     def has_message_available(self) -> bool:
         """Whether a message follows the last one that was read. Asks the broker if no message waits in the client."""
@@ -284,7 +284,7 @@ class Reader(ReaderFace, _Receiving[AsyncReader]):
                 return
 
 
-def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
+def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
     """Waits in the calling thread for a message, removes and returns it. Raises Timeout if none arrives within
     `timeout_s`.
 
@@ -303,7 +303,7 @@ def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
             if message is not None:
                 inbox.stop_waiting(wake)
                 return message
-            woken = acquire(gate, deadline)
+            woken = acquire_lock(gate, deadline)
             if not woken:
                 inbox.stop_waiting(wake)
             message = inbox.take_nowait()

@@ -24,7 +24,7 @@ from ..core.transaction import TransactionState
 from ..model.encryption import KeyReader
 from ..model.message import ConsumerEventListener, Message
 from ..model.message_id import MessageId
-from ..model.options import given
+from ..model.options import pick_parameters
 from ..model.schema import Schema
 from ..model.settings import (
     BatchingType,
@@ -44,7 +44,7 @@ from ..produce.producer import Producer as AsyncProducer
 from ..transactions.coordinators import SinkStatus
 from ..transactions.transaction import Transaction as AsyncTransaction
 from ..transactions.transaction import Wait
-from .loop_thread import Face, Handle, OfOneProcess, inner_of
+from .loop_thread import BlockingFacade, ProcessBoundFacade, ReopenedFacade, asyncio_transaction_of
 
 if TYPE_CHECKING:
     from .consumer import Consumer, Reader
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------------- written
 
 
-class ClientFace(Face[aio.Client], ClosedAfterWith):
+class ClientFace(BlockingFacade[aio.Client], ClosedAfterWith):
     """What a blocking Client has of one of asyncio."""
 
     _init: Callable[[dict[str, Any]], None]
@@ -86,7 +86,7 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
         *,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        self._init(given(locals()))
+        self._init(pick_parameters(locals()))
 
     def get_service_info(self) -> ServiceInfo:
         """Returns the cluster to which the client connects now."""
@@ -153,7 +153,7 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
         """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
         default for asyncio and off in the blocking client, as in `pulsar-client`.
         """
-        return self._create_producer(given(locals()))
+        return self._create_producer(pick_parameters(locals()))
 
     def subscribe(
         self,
@@ -208,7 +208,7 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
         listeners of all consumers and readers of this client run at the same time. The event listener has its own
         thread too.
         """
-        return self._subscribe(given(locals()))
+        return self._subscribe(pick_parameters(locals()))
 
     def create_reader(
         self,
@@ -231,7 +231,7 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
 
         `reader_listener(reader, message)` is called in a thread of its own.
         """
-        return self._create_reader(given(locals()))
+        return self._create_reader(pick_parameters(locals()))
 
     def create_table_view(
         self,
@@ -244,7 +244,7 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
         """Opens a table view: the latest value of each key, kept up to date. The view contains all that is stored now.
         Raises CryptoError if a message cannot be decrypted.
         """
-        return self._create_table_view(given(locals()))
+        return self._create_table_view(pick_parameters(locals()))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """Returns the full names of the partitions; the name of the topic itself if it is not partitioned or does not
@@ -253,7 +253,7 @@ class ClientFace(Face[aio.Client], ClosedAfterWith):
         return self._run(self._current().get_topic_partitions(topic))
 
 
-class ProducerFace(Handle[AsyncProducer]):
+class ProducerFace(ReopenedFacade[AsyncProducer]):
     """What a blocking Producer has of one of asyncio."""
 
     _half: Callable[[AsyncHalf], Half]
@@ -287,7 +287,7 @@ class ProducerFace(Handle[AsyncProducer]):
         Raises ServiceUnitNotReady if the group has too many undecided half messages, MessageTooBig, or Timeout: it may
         be stored, and is then rolled back.
         """
-        return self._half(self._run(self._current().prepare(**given(locals()))))
+        return self._half(self._run(self._current().prepare(**pick_parameters(locals()))))
 
     def send_many(
         self,
@@ -305,14 +305,14 @@ class ProducerFace(Handle[AsyncProducer]):
 
         If any failed, raises the exception of the first failure, when all messages have outcomes.
         """
-        return self._run(self._current().send_many(**{**given(locals()), "txn": inner_of(txn)}))
+        return self._run(self._current().send_many(**{**pick_parameters(locals()), "txn": asyncio_transaction_of(txn)}))
 
     def flush(self) -> None:
         """Returns when all messages sent before have outcomes and their callbacks were called. Raises AlreadyClosed."""
         self._run(self._current().flush())
 
 
-class HalfFace(OfOneProcess[AsyncHalf]):
+class HalfFace(ProcessBoundFacade[AsyncHalf]):
     """What a blocking Half has of one of asyncio."""
 
     def commit(self) -> None:
@@ -332,7 +332,7 @@ class HalfFace(OfOneProcess[AsyncHalf]):
         self._finish(self._current().rollback())
 
 
-class TransactionFace(OfOneProcess[AsyncTransaction]):
+class TransactionFace(ProcessBoundFacade[AsyncTransaction]):
     """What a blocking Transaction has of one of asyncio."""
 
     @property
@@ -372,7 +372,7 @@ class TransactionFace(OfOneProcess[AsyncTransaction]):
         self._finish(self._current().abort(wait))
 
 
-class ConsumerFace(Handle[AsyncConsumer]):
+class ConsumerFace(ReopenedFacade[AsyncConsumer]):
     """What a blocking Consumer has of one of asyncio."""
 
     def subscription_name(self) -> str:
@@ -387,7 +387,7 @@ class ConsumerFace(Handle[AsyncConsumer]):
         """Acknowledges this message and all messages before it in its partition; `txn` as in `acknowledge`. Raises
         CumulativeAcknowledgementNotAllowedError for Shared and KeyShared.
         """
-        self._run(self._current().acknowledge_cumulative(message, txn=inner_of(txn)))
+        self._run(self._current().acknowledge_cumulative(message, txn=asyncio_transaction_of(txn)))
 
     @property
     def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
@@ -419,7 +419,7 @@ class ConsumerFace(Handle[AsyncConsumer]):
         self._run(self._current().unsubscribe())
 
 
-class ReaderFace(Handle[AsyncReader]):
+class ReaderFace(ReopenedFacade[AsyncReader]):
     """What a blocking Reader has of one of asyncio."""
 
     def seek(self, messageid: MessageId | int) -> None:
@@ -431,7 +431,7 @@ class ReaderFace(Handle[AsyncReader]):
         self._run(self._current().seek(messageid))
 
 
-class TableViewFace(Handle[AsyncTableView]):
+class TableViewFace(ReopenedFacade[AsyncTableView]):
     """What a blocking TableView has of one of asyncio."""
 
     def get(self, key: str, default: Any = None) -> Any:

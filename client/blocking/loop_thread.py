@@ -1,5 +1,6 @@
 """The event loop of the blocking clients: one daemon thread per process, shared by all clients, started when first
-needed (`LoopThread`). Also the bases of the blocking classes over asyncio ones (`Face`, `Handle`, `OfOneProcess`).
+needed (`LoopThread`). Also the bases of the blocking classes over asyncio ones (`BlockingFacade`, `ReopenedFacade`,
+`ProcessBoundFacade`).
 
 A forked child has none of its parent's threads: it makes itself a new one (client/common/closing.py).
 
@@ -27,7 +28,7 @@ from ...proto.errors import MagnetarError
 from ...runtime.clock import SystemClock
 from ...runtime.tasks import Tasks
 from .. import client as aio
-from ..common.checks import WrongMessageType, shown_value
+from ..common.checks import WrongMessageType, shorten_value
 from ..common.closing import EPOCH, Closable, ClosedAfterWith
 from ..common.errors import AlreadyClosed, CtrlC, Interrupted, PulsarException, Timeout, TransactionEnded, translate
 from ..consume.consumer import Consumer as AsyncConsumer
@@ -51,7 +52,7 @@ monotonic = SystemClock.monotonic
 """A thread of a program waits in the real world only."""
 
 
-def acquire(gate: threading.Lock, deadline: float | None = None) -> bool:
+def acquire_lock(gate: threading.Lock, deadline: float | None = None) -> bool:
     """Waits for the lock until `deadline` (monotonic seconds; None: no limit). Returns whether it was acquired. Raises
     CtrlC."""
     while True:
@@ -65,7 +66,7 @@ def acquire(gate: threading.Lock, deadline: float | None = None) -> bool:
             raise CtrlC("Ctrl-C while a call waited") from pressed
 
 
-def result_of(future: Future[T], timeout_s: float | None = None) -> T:
+def wait_result(future: Future[T], timeout_s: float | None = None) -> T:
     """Waits for `future` and returns its result, as `future.result` does. Raises concurrent.futures.TimeoutError if
     there is no result within `timeout_s`, or if the work raised that."""
     deadline = None if timeout_s is None else monotonic() + timeout_s
@@ -123,7 +124,7 @@ class LoopThread:
             except (SystemExit, KeyboardInterrupt):  # of a callback: it ends a program from the main thread alone
                 _LOG.exception("a callback raised what would end a program; the client goes on")
 
-    def inside(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the calling thread is the loop's own, where no call may block."""
         return threading.get_ident() == self.ident
 
@@ -133,7 +134,7 @@ class LoopThread:
 
         Raises AlreadyClosed if the interpreter is ending.
         """
-        if self.inside():
+        if self.is_current():
             coroutine.close()
             raise Interrupted("a blocking call inside a callback would wait for itself; use send_async there")
         if self._ended:
@@ -141,7 +142,7 @@ class LoopThread:
             raise AlreadyClosed("the interpreter is ending; close clients before")
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
-            return result_of(future, timeout_s)
+            return wait_result(future, timeout_s)
         except FutureTimeout:
             if future.done():
                 raise
@@ -151,21 +152,21 @@ class LoopThread:
             future.cancel()
             raise
 
-    def finish(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
+    def run_uninterrupted(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
         """Runs `work` in the loop and waits for its outcome, also if the calling thread is interrupted in the
         meantime."""
-        if self.inside():
+        if self.is_current():
             work.close()
             raise Interrupted("a transaction ended inside a callback would wait for itself")
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
-            result_of(future, limit_s)
+            wait_result(future, limit_s)
         except BaseException as error:
             if isinstance(error, PulsarException) and not isinstance(error, CtrlC):
                 raise
             if not future.done():
                 with suppress(PulsarException):
-                    result_of(future, limit_s)
+                    wait_result(future, limit_s)
             raise
 
     def start_soon(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -216,7 +217,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 Of = TypeVar("Of")
 
 
-class Face(Generic[Of]):
+class BlockingFacade(Generic[Of]):
     """Base of the blocking classes: an object that runs the methods of an asyncio object in the loop thread."""
 
     _inner: Of
@@ -235,13 +236,13 @@ class Face(Generic[Of]):
         return loop_thread().run(work)
 
     def _finish(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
-        loop_thread().finish(work, limit_s)
+        loop_thread().run_uninterrupted(work, limit_s)
 
 
 Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader, AsyncTableView)
 
 
-class Handle(Face[Inner], ClosedAfterWith):
+class ReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
     """Base of the blocking producer, consumer, reader and table view: objects that are opened again after a fork.
 
     An object that is dropped without `close` is closed when it is garbage-collected: otherwise it would go on
@@ -317,7 +318,7 @@ async def _close_quietly(inner: Closable) -> None:
         _LOG.info("what was dropped without close did not end in order: %s", error)
 
 
-class OfOneProcess(Face[Of]):
+class ProcessBoundFacade(BlockingFacade[Of]):
     """Base of the blocking transaction and half message: they stay with the process that began them. After a fork
     their methods raise TransactionEnded in the child.
 
@@ -339,14 +340,14 @@ class OfOneProcess(Face[Of]):
 
 
 @overload
-def inner_of(txn: None) -> None: ...
+def asyncio_transaction_of(txn: None) -> None: ...
 @overload
-def inner_of(txn: Face[AsyncTransaction]) -> AsyncTransaction: ...
-def inner_of(txn: object) -> AsyncTransaction | None:
+def asyncio_transaction_of(txn: BlockingFacade[AsyncTransaction]) -> AsyncTransaction: ...
+def asyncio_transaction_of(txn: object) -> AsyncTransaction | None:
     """Returns the asyncio transaction of a blocking one; None for None. Raises InvalidMessage if `txn` is no
     transaction."""
     if txn is None:
         return None
-    if isinstance(txn, OfOneProcess) and isinstance(found := txn._current(), AsyncTransaction):
+    if isinstance(txn, ProcessBoundFacade) and isinstance(found := txn._current(), AsyncTransaction):
         return found
-    raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown_value(txn)}")
+    raise WrongMessageType(f"txn is a transaction of this client, or None, not {shorten_value(txn)}")

@@ -13,21 +13,21 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
-from ..common.checks import FUNCTION, check_one, instance
+from ..common.checks import FUNCTION, check_one, instance_check
 from ..common.errors import CtrlC, InvalidConfiguration
-from ..common.loggers import ignore_error, run
+from ..common.loggers import ignore_error, run_logged
 from ..model.message import Message
 from ..produce.producer import Producer as AsyncProducer
-from ..transactions.process import Applied, Apply, Loop, Options, Output, ProcessStatistics, outputs_of
+from ..transactions.process import Apply, FunctionResult, Options, Output, ProcessLoop, ProcessStatistics, outputs_of
 from .consumer import Consumer
-from .loop_thread import LOOK_S, loop_thread, result_of
+from .loop_thread import LOOK_S, loop_thread, wait_result
 from .producer import Producer
 
 # ------------------------------------------------------------------------------------------------------- outputs
 # `Output`s of blocking programs, for the asyncio client below.
 
 
-def inner_output(output: Any) -> Any:
+def to_asyncio_output(output: Any) -> Any:
     """Returns an Output with the asyncio producer in place of the blocking one; anything else unchanged."""
     if type(output) is not Output or not isinstance(output.producer, Producer):
         return output
@@ -41,7 +41,7 @@ def inner_output(output: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------- process
 
 
-Work = tuple[list[Message], "asyncio.Future[list[Applied]]"]
+Work = tuple[list[Message], "asyncio.Future[list[FunctionResult]]"]
 
 
 def process(
@@ -71,8 +71,8 @@ def process(
     again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
     and the error that ends the consumer.
     """
-    check_one("consumer", instance(Consumer, optional=False), consumer)
-    check_one("producer", instance(Producer, optional=False), producer)
+    check_one("consumer", instance_check(Consumer, optional=False), consumer)
+    check_one("producer", instance_check(Producer, optional=False), producer)
     check_one("function", FUNCTION, function)
     if inspect.iscoroutinefunction(function):
         raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.process")
@@ -84,7 +84,7 @@ def process(
 
     async def run_all() -> ProcessStatistics:
         try:
-            return await Loop(inner_consumer, inner_producer, through(work), options).run()
+            return await ProcessLoop(inner_consumer, inner_producer, make_thread_apply(work), options).run()
         finally:
             work.put(None)
 
@@ -98,7 +98,7 @@ def process(
             if found is None:
                 break
             _apply(function, *found)
-        return result_of(future)
+        return wait_result(future)
     except BaseException:
         if not future.done():
             future.cancel()
@@ -106,33 +106,37 @@ def process(
         raise
 
 
-def through(work: queue.SimpleQueue[Work | None]) -> Apply:
+def make_thread_apply(work: queue.SimpleQueue[Work | None]) -> Apply:
     """Returns a function that passes batches through `work` to the thread that called `process`, which applies the
     program's function."""
 
-    async def apply(messages: list[Message]) -> list[Applied]:
-        outcome: asyncio.Future[list[Applied]] = asyncio.get_running_loop().create_future()
+    async def apply(messages: list[Message]) -> list[FunctionResult]:
+        outcome: asyncio.Future[list[FunctionResult]] = asyncio.get_running_loop().create_future()
         work.put((messages, outcome))
         return await outcome
 
     return apply
 
 
-def _apply(function: Callable[[Message], Any], messages: list[Message], outcome: asyncio.Future[list[Applied]]) -> None:
+def _apply(
+    function: Callable[[Message], Any], messages: list[Message], outcome: asyncio.Future[list[FunctionResult]]
+) -> None:
     results = []
     for message in messages:
         try:
-            results.append(Applied(message, [inner_output(each) for each in outputs_of(function(message))], None))
+            results.append(
+                FunctionResult(message, [to_asyncio_output(each) for each in outputs_of(function(message))], None)
+            )
         except CtrlC:  # a blocking call of the function's; it is no fault of the message
             raise
         except Exception as error:
-            results.append(Applied(message, (), error))
+            results.append(FunctionResult(message, (), error))
 
     def tell() -> None:
         if not outcome.done():
             outcome.set_result(results)
 
-    outcome.get_loop().call_soon_threadsafe(run, tell, ignore_error)
+    outcome.get_loop().call_soon_threadsafe(run_logged, tell, ignore_error)
 
 
 def _wait_for_end(work: queue.SimpleQueue[Work | None]) -> None:

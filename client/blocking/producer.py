@@ -37,7 +37,7 @@ from ..produce.partition_producer import PartitionProducer
 from ..transactions.transaction import LEAVE_S
 from ..transactions.transaction import Transaction as AsyncTransaction
 from .faces import HalfFace, ProducerFace, TransactionFace
-from .loop_thread import acquire, inner_of
+from .loop_thread import acquire_lock, asyncio_transaction_of
 
 # --------------------------------------------------------------------------------------------------- transaction
 # The blocking transaction, over the asyncio one. It is begun when it is made.
@@ -46,14 +46,14 @@ from .loop_thread import acquire, inner_of
 #         producer.send(b"…", txn=txn)
 #         consumer.acknowledge(message, txn=txn)
 #
-# Ctrl-C in the body aborts. Ctrl-C while it commits: it goes on (client/blocking/loop_thread.py, `OfOneProcess`).
+# Ctrl-C in the body aborts. Ctrl-C while it commits: it goes on (client/blocking/loop_thread.py, `ProcessBoundFacade`).
 # Guards: tests/client/blocking/test_blocking_transactions.py.
 
 
-class Bodies(threading.local):
+class TransactionBodies(threading.local):
     """Per thread: the transaction whose `with` block the thread is in."""
 
-    inside: Transaction | None = None
+    current: Transaction | None = None
 
 
 class Transaction(TransactionFace):
@@ -68,7 +68,9 @@ class Transaction(TransactionFace):
     OutcomeUnknown.
     """
 
-    def __init__(self, client: aio.Client, timeout: float, name: str | None, id_: str | None, bodies: Bodies) -> None:
+    def __init__(
+        self, client: aio.Client, timeout: float, name: str | None, id_: str | None, bodies: TransactionBodies
+    ) -> None:
         async def begin() -> AsyncTransaction:
             return await client.transaction(timeout, name=name, id=id_)
 
@@ -81,14 +83,14 @@ class Transaction(TransactionFace):
         return self._current()
 
     def __enter__(self) -> Self:
-        inside = self._bodies.inside
+        inside = self._bodies.current
         if inside is not None and inside.state is TransactionState.OPEN:
             raise TransactionEnded("transactions are not nested: this thread is in the body of another one")
-        self._bodies.inside = self
+        self._bodies.current = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self._bodies.inside = None
+        self._bodies.current = None
         if self._epoch != EPOCH[0]:
             return
         state = self.state
@@ -111,7 +113,8 @@ class Transaction(TransactionFace):
 #     half = producer.prepare(b"…", group="orders", check_key="17")
 #     half.commit()                       or rollback()
 #
-# Ctrl-C during `commit` and `rollback`: they go on (client/blocking/loop_thread.py, `OfOneProcess`). Ctrl-C during
+# Ctrl-C during `commit` and `rollback`: they go on (client/blocking/loop_thread.py, `ProcessBoundFacade`). Ctrl-C
+# during
 # `prepare` rolls back. Guards: tests/client/blocking/test_blocking_halves.py.
 
 
@@ -227,14 +230,14 @@ class Producer(ProducerFace):
                 if txn is None:
                     only.add(content, callback)
                 else:
-                    only.add_in_transaction(inner_of(txn), content, callback)
+                    only.add_in_transaction(asyncio_transaction_of(txn), content, callback)
                 return
             except (ProducerQueueIsFull, MemoryBufferIsFull):
                 if not self._blocks:
                     raise
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
-            event_timestamp, deliver_at, deliver_after, txn=inner_of(txn),
+            event_timestamp, deliver_at, deliver_after, txn=asyncio_transaction_of(txn),
         )  # fmt: skip
         self._enqueue(content, callback, extras)
 
@@ -243,7 +246,7 @@ class Producer(ProducerFace):
             try:
                 return self._inner.enqueue(content, callback, extras)
             except (ProducerQueueIsFull, MemoryBufferIsFull):
-                if not self._blocks or self._thread.inside():
+                if not self._blocks or self._thread.is_current():
                     raise
             _wait_for_memory(self._inner.connections.send_memory)
             for each in self._inner.partitions:
@@ -285,11 +288,11 @@ class Producer(ProducerFace):
         else:
             extras = Extras(
                 properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
-                event_timestamp, deliver_at, deliver_after, txn=inner_of(txn),
+                event_timestamp, deliver_at, deliver_after, txn=asyncio_transaction_of(txn),
             )  # fmt: skip
             producer = self._enqueue(content, outcome, extras)
         producer.flush_soon()
-        acquire(outcome.gate)
+        acquire_lock(outcome.gate)
         result, message_id = outcome.value
         if result is not Result.Ok:
             raise producer.exception(result)
@@ -315,9 +318,9 @@ def _wait_for_memory(memory: SendMemory | None) -> None:
     if memory is not None and not memory.has_room:
         gate = threading.Lock()
         gate.acquire()
-        memory.wait(gate.release)
+        memory.call_when_room(gate.release)
         if not memory.has_room:
-            acquire(gate)
+            acquire_lock(gate)
 
 
 def _wait_for_room(producer: PartitionProducer) -> None:
@@ -325,4 +328,4 @@ def _wait_for_room(producer: PartitionProducer) -> None:
     gate.acquire()
     producer.room.append(gate.release)
     if producer.core.is_full and producer.core.error is None:
-        acquire(gate)
+        acquire_lock(gate)

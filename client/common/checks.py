@@ -67,14 +67,14 @@ class WrongTopic(InvalidTopicName, ValueError):
 
 class Check(NamedTuple):
     """The check of one parameter: its types, whether a value `fits`, and the description of allowed values for the
-    error (`says`)."""
+    error (`allowed_text`)."""
 
-    says: str
+    allowed_text: str
     types: tuple[type, ...]
     fits: Callable[[Any], bool] = lambda _: True
     optional: bool = False
 
-    def problem(self, value: object) -> type[TypeError] | type[ValueError] | None:
+    def find_problem(self, value: object) -> type[TypeError] | type[ValueError] | None:
         if value is None and self.optional:
             return None
         if not isinstance(value, self.types) or (isinstance(value, bool) and bool not in self.types):
@@ -89,15 +89,17 @@ def check(table: Table, values: Mapping[str, Any]) -> None:
     """Raises WrongType or WrongValue for the first of `values` that does not fit its row of `table`."""
     for name, value in values.items():
         row = table.get(name)
-        if row is not None and (problem := row.problem(value)) is not None:
-            raise (WrongType if problem is TypeError else WrongValue)(f"{name} is {row.says}, not {shown_value(value)}")
+        if row is not None and (problem := row.find_problem(value)) is not None:
+            raise (WrongType if problem is TypeError else WrongValue)(
+                f"{name} is {row.allowed_text}, not {shorten_value(value)}"
+            )
 
 
 def check_one(name: str, row: Check, value: object) -> None:
     check({name: row}, {name: value})
 
 
-def shown_value(value: object) -> str:
+def shorten_value(value: object) -> str:
     """Returns a value as text for an error message, shortened; a private key is left out."""
     try:
         text = repr(value)
@@ -120,21 +122,21 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def whole(least: int, most: int = INT32_MAX, *, optional: bool = False) -> Check:
+def whole_number_check(least: int, most: int = INT32_MAX, *, optional: bool = False) -> Check:
     return Check(f"a whole number from {least} to {most}", (int,), lambda value: least <= value <= most, optional)
 
 
-def enum(kind: type[IntEnum]) -> Check:
+def enum_check(kind: type[IntEnum]) -> Check:
     return Check(f"one of {kind.__name__}.{', '.join(each.name for each in kind)}", (kind,))
 
 
-def exact(value: Any) -> Any:
+def to_plain_text(value: Any) -> Any:
     """Returns text, or a dict of text, with `str` in place of subclasses of `str`, because a member of an enum prints
     as something else."""
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
     if type(value) is dict and not are_plain(value):
-        return {exact(name): exact(each) for name, each in value.items()}
+        return {to_plain_text(name): to_plain_text(each) for name, each in value.items()}
     return value
 
 
@@ -142,11 +144,11 @@ def _texts(pairs: Mapping[Any, Any]) -> bool:
     return all(isinstance(each, str) and _encodable(each) for pair in pairs.items() for each in pair)
 
 
-def instance(kind: type, *, optional: bool = True) -> Check:
+def instance_check(kind: type, *, optional: bool = True) -> Check:
     return Check(f"a {kind.__name__}{', or None' if optional else ''}", (kind,), optional=optional)
 
 
-def has(*methods: str) -> Check:
+def has_methods(*methods: str) -> Check:
     """Makes the check of an object that must have these methods; None is allowed."""
 
     def fits(value: object) -> bool:
@@ -158,12 +160,12 @@ def has(*methods: str) -> Check:
 TEXT = Check("text that can be encoded", (str,), _encodable)
 NAME = Check("text, not empty, that can be encoded", (str,), lambda text: text != "" and _encodable(text))
 PATH = Check("the path of a file", (str,), lambda text: "-----BEGIN" not in text and _encodable(text))
-PATH_OR_NONE = PATH._replace(says="the path of a file, or None", optional=True)
-TEXT_OR_NONE = TEXT._replace(says="text that can be encoded, or None", optional=True)
+PATH_OR_NONE = PATH._replace(allowed_text="the path of a file, or None", optional=True)
+TEXT_OR_NONE = TEXT._replace(allowed_text="text that can be encoded, or None", optional=True)
 YES_OR_NO = Check("True or False", (bool,))
 PROPERTIES = Check("a dict of text to text", (dict,), _texts, optional=True)
-MS = whole(0, DURATION_MS_MAX)
-TIMEOUT_MS = whole(0, DURATION_MS_MAX, optional=True)
+MS = whole_number_check(0, DURATION_MS_MAX)
+TIMEOUT_MS = whole_number_check(0, DURATION_MS_MAX, optional=True)
 SECONDS = Check("a number of seconds above 0", (int, float), lambda value: 0 < value < DURATION_MS_MAX / 1000)
 ISOLATION = Check(
     "read_committed or read_uncommitted", (str,), lambda name: name in ("read_committed", "read_uncommitted")
@@ -171,8 +173,8 @@ ISOLATION = Check(
 FUNCTION = Check("a function", (object,), callable)
 REDELIVERY_ORDER = Check("any or key", (str,), lambda name: name in ("any", "key"))
 CALLBACK = Check("a function, or None", (object,), callable, True)
-SEQUENCE_ID = whole(0, INT64_MAX - 1, optional=True)
-PUBLISH_TIME = whole(0, INT64_MAX)
+SEQUENCE_ID = whole_number_check(0, INT64_MAX - 1, optional=True)
+PUBLISH_TIME = whole_number_check(0, INT64_MAX)
 DELAY = Check(
     "a timedelta from 0 to 35 years", (timedelta,), lambda value: 0 <= value.total_seconds() * 1000 <= DURATION_MS_MAX
 )
@@ -208,9 +210,9 @@ MESSAGE: Table = {
 
 def check_message(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        if value is not None and (problem := MESSAGE[name].problem(value)) is not None:
+        if value is not None and (problem := MESSAGE[name].find_problem(value)) is not None:
             kind = WrongMessageType if problem is TypeError else WrongMessageValue
-            raise kind(f"{name} is {MESSAGE[name].says}, not {shown_value(value)}")
+            raise kind(f"{name} is {MESSAGE[name].allowed_text}, not {shorten_value(value)}")
 
 
 def is_plain_key(key: object) -> bool:
@@ -231,33 +233,33 @@ def are_plain(properties: object) -> bool:
 # -------------------------------------------------------------------------------- tables
 CLIENT: Table = {
     "operation_timeout_seconds": SECONDS,
-    "io_threads": whole(1),
-    "message_listener_threads": whole(1),
-    "concurrent_lookup_requests": whole(1),
+    "io_threads": whole_number_check(1),
+    "message_listener_threads": whole_number_check(1),
+    "concurrent_lookup_requests": whole_number_check(1),
     "log_conf_file_path": TEXT_OR_NONE,
-    "stats_interval_in_seconds": whole(0),
+    "stats_interval_in_seconds": whole_number_check(0),
     "use_tls": YES_OR_NO,
     "tls_trust_certs_file_path": PATH_OR_NONE,
     "tls_allow_insecure_connection": YES_OR_NO,
     "tls_validate_hostname": YES_OR_NO,
-    "connection_timeout_ms": whole(1),
+    "connection_timeout_ms": whole_number_check(1),
     "listener_name": TEXT_OR_NONE,
     "tls_private_key_file_path": PATH_OR_NONE,
     "tls_certificate_file_path": PATH_OR_NONE,
-    "memory_limit_bytes": whole(0, INT64_MAX, optional=True),
+    "memory_limit_bytes": whole_number_check(0, INT64_MAX, optional=True),
 }
 TRANSACTION: Table = {
     "timeout": SECONDS,
-    "name": NAME._replace(says="text, not empty, or None", optional=True),
-    "id": NAME._replace(says="text, not empty, or None", optional=True),
+    "name": NAME._replace(allowed_text="text, not empty, or None", optional=True),
+    "id": NAME._replace(allowed_text="text, not empty, or None", optional=True),
 }
 BATCH_RECEIVE_POLICY: Table = {
-    "max_num_message": whole(-INT32_MAX),
-    "max_num_bytes": whole(-INT64_MAX, INT64_MAX),
-    "timeout_ms": whole(-DURATION_MS_MAX, DURATION_MS_MAX),
+    "max_num_message": whole_number_check(-INT32_MAX),
+    "max_num_bytes": whole_number_check(-INT64_MAX, INT64_MAX),
+    "timeout_ms": whole_number_check(-DURATION_MS_MAX, DURATION_MS_MAX),
 }
 DEAD_LETTER_POLICY: Table = {
-    "max_redeliver_count": whole(1),
+    "max_redeliver_count": whole_number_check(1),
     "dead_letter_topic": TEXT_OR_NONE,
     "initial_subscription_name": TEXT_OR_NONE,
     "retry_letter_topic": TEXT_OR_NONE,
@@ -268,18 +270,18 @@ BACKOFF: Table = {
     "multiplier": Check("a number of at least 1", (int, float), lambda value: math.isfinite(value) and value >= 1),
 }
 MESSAGE_ID: Table = {
-    "partition": whole(-1),
-    "ledger_id": whole(-1, INT64_MAX),
-    "entry_id": whole(-1, INT64_MAX),
-    "batch_index": whole(-1),
+    "partition": whole_number_check(-1),
+    "ledger_id": whole_number_check(-1, INT64_MAX),
+    "entry_id": whole_number_check(-1, INT64_MAX),
+    "batch_index": whole_number_check(-1),
 }
 """Checks of the numbers of a message id."""
-SOUGHT: Table = {"ledger_id": whole(-1, INT64_MAX - 1), "entry_id": whole(-1, INT64_MAX - 1)}
+SOUGHT: Table = {"ledger_id": whole_number_check(-1, INT64_MAX - 1), "entry_id": whole_number_check(-1, INT64_MAX - 1)}
 """Checks of a place that is sought: to begin there, or at the next one."""
 ACKNOWLEDGED: Table = {
-    "ledger_id": whole(0, INT64_MAX),
-    "entry_id": whole(0, ENTRY_ID_MAX),
-    "batch_index": whole(-1, BATCH_INDEX_MAX),
+    "ledger_id": whole_number_check(0, INT64_MAX),
+    "entry_id": whole_number_check(0, ENTRY_ID_MAX),
+    "batch_index": whole_number_check(-1, BATCH_INDEX_MAX),
 }
 """Checks of an id that is acknowledged: a message, neither earliest nor latest."""
 
@@ -292,7 +294,7 @@ EXTRAS = {"sqlalchemy": "magnetar[outbox]", "django": "django"}
 """Package → what pip is told."""
 
 
-def without_extra(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
+def make_missing_extra(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
     """Returns the error that says which extra of the package `what` needs. If the missing module belongs to no extra,
     returns `error` itself."""
     package = (error.name or "").partition(".")[0]

@@ -1,7 +1,7 @@
 """`async with` and `with`: the object is closed at the end of the block, unless the program closed it before.
 
-`close_all` closes several objects at once; `until_quiet` bounds a wait for a server that may be gone; `connected`
-refuses connections in a forked process where gRPC cannot work.
+`close_all` closes several objects at once; `timeout_when_quiet` bounds a wait for a server that may be gone;
+`register_connecting` refuses connections in a forked process where gRPC cannot work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 from weakref import WeakSet
 
 from .errors import AlreadyClosed, OperationNotSupported
-from .loggers import ignore_error, run
+from .loggers import ignore_error, run_logged
 
 
 class ClosedAfterAsyncWith:
@@ -46,7 +46,7 @@ async def close_all(parts: Iterable[Closable]) -> None:
 
 
 @asynccontextmanager
-async def until_quiet(
+async def timeout_when_quiet(
     quiet_s: float, received_at: Callable[[], float], now: Callable[[], float], longest_s: float
 ) -> AsyncIterator[None]:
     """Ends the block with a time-out, like `asyncio.timeout`, when nothing was received for `quiet_s`, or after
@@ -59,7 +59,7 @@ async def until_quiet(
             nonlocal timer
             left = min(max(received_at(), begun) + quiet_s, begun + longest_s) - now()
             if left > 0:
-                timer = loop.call_later(left, run, look, ignore_error)
+                timer = loop.call_later(left, run_logged, look, ignore_error)
             else:
                 limit.reschedule(-inf)
 
@@ -112,7 +112,7 @@ _live: WeakSet[object] = WeakSet()
 _used_by_parent = [False]
 
 
-def connected(holder: object) -> None:
+def register_connecting(holder: object) -> None:
     """Registers `holder`, which is about to make its first connection. Raises OperationNotSupported in a forked child
     process whose parent had connections, because gRPC cannot work there."""
     if _used_by_parent[0]:

@@ -1,5 +1,5 @@
 """Waits that end at a deadline, with one timer for all of them (`Deadlines`). Also that timer (`DueTimer`), and calls
-from any thread into the event loop (`Wakes`).
+from any thread into the event loop (`LoopCalls`).
 
     deadlines = Deadlines(now)
     await deadlines.wait(future, at)      returns its result; raises TimeoutError at the deadline
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TypeVar
 
-from .loggers import Broke, ignore_error, report_failure, run
+from .loggers import Broke, ignore_error, report_failure, run_logged
 
 # ----------------------------------------------------------------------------------------------------- due_timer
 # The timer of a driver: it calls when the time has come that the driver's core waits for.
@@ -35,7 +35,8 @@ class DueTimer:
     __slots__ = ("_broke", "_handle", "_loop", "_now", "_reached", "at")
 
     def __init__(self, now: Callable[[], float], reached: Callable[[float], None], broke: Broke) -> None:
-        """Must be called in the event loop. `now`: a monotonic clock, in seconds; `arm` and `reached` use its times."""
+        """Must be called in the event loop. `now`: a monotonic clock, in seconds; `set_earlier` and `reached` use its
+        times."""
         self.at = inf  # when it fires; inf: never
         self._now = now
         self._reached = reached
@@ -43,13 +44,13 @@ class DueTimer:
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
 
-    def arm(self, due: float | None) -> None:
+    def set_earlier(self, due: float | None) -> None:
         """Sets the timer to `due` if that is earlier than its present time. None: changes nothing."""
         if due is None or due >= self.at:
             return
         self.stop()
         self.at = due
-        self._handle = self._loop.call_later(max(0.0, due - self._now()), run, self._fire, self._broke)
+        self._handle = self._loop.call_later(max(0.0, due - self._now()), run_logged, self._fire, self._broke)
 
     def _fire(self) -> None:
         at, self.at = self.at, inf
@@ -82,7 +83,7 @@ class Deadlines:
             return future.result()
         waiting: asyncio.Future[object] = future  # type: ignore[assignment]
         self._at[waiting] = at
-        self._timer.arm(at)
+        self._timer.set_earlier(at)
         try:
             return await future
         finally:
@@ -98,7 +99,7 @@ class Deadlines:
             else:
                 left.append(at)
         if left:
-            self._timer.arm(min(left))
+            self._timer.set_earlier(min(left))
 
     def _broke(self, error: Exception) -> None:
         for future in self._at:
@@ -117,7 +118,7 @@ class Deadlines:
 # one, when they come together.
 
 
-class Wakes:
+class LoopCalls:
     """Runs functions in one event loop, called from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -130,7 +131,7 @@ class Wakes:
         self._calls.append((work, broke))
         if not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(run, self._run, ignore_error)
+            self._loop.call_soon_threadsafe(run_logged, self._run, ignore_error)
 
     def _run(self) -> None:
         self._woken = False  # first: a later caller wakes the loop again

@@ -1,6 +1,7 @@
 """The log of a client: Python's logging, under `magnetar.client`, and the logger that a program passes as
-`Client(logger=…)`. Also the handling of unforeseen errors (`run`, `report_failure`) and of errors of the application's
-code (`log_foreign_error`, `reraise_interrupt`, `is_cancelled`), and the log of statistics (`Reports`).
+`Client(logger=…)`. Also the handling of unforeseen errors (`run_logged`, `report_failure`) and of errors of the
+application's code (`log_foreign_error`, `reraise_interrupt`, `is_cancelled`), and the log of statistics
+(`StatisticsReporter`).
 
 Such a logger gets what all clients of the process log, until the client to which it was passed is closed or
 garbage-collected.
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 from weakref import ref
 
-from .checks import WrongType, WrongValue, shown_value
+from .checks import WrongType, WrongValue, shorten_value
 from .errors import ClientEnum
 
 _OURS = logging.getLogger("magnetar.client")
@@ -49,13 +50,13 @@ class FileLogger:
     def __init__(self, log_level: LoggerLevel, log_file: str) -> None:
         self.log_level = _level(log_level)
         if not isinstance(log_file, str):
-            raise WrongType(f"log_file is the path of a file, not {shown_value(log_file)}")
+            raise WrongType(f"log_file is the path of a file, not {shorten_value(log_file)}")
         self.log_file = log_file
 
 
 def _level(level: LoggerLevel) -> LoggerLevel:
     if not isinstance(level, LoggerLevel):
-        raise WrongType(f"log_level is a LoggerLevel, not {shown_value(level)}")
+        raise WrongType(f"log_level is a LoggerLevel, not {shorten_value(level)}")
     return level
 
 
@@ -80,10 +81,10 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
 def check_logger(logger: object) -> None:
     """Raises WrongValue if `logger` is not of a kind that `Client(logger=…)` accepts."""
     if logger is not None and not isinstance(logger, logging.Logger | ConsoleLogger | FileLogger):
-        raise WrongValue(f"logger is a logging.Logger, a ConsoleLogger or a FileLogger, not {shown_value(logger)}")
+        raise WrongValue(f"logger is a logging.Logger, a ConsoleLogger or a FileLogger, not {shorten_value(logger)}")
 
 
-def attach(logger: object) -> Callable[[], None] | None:
+def attach_logger(logger: object) -> Callable[[], None] | None:
     """Sends the clients' log messages to `logger` from now on. Returns the function that ends this; None if `logger`
     gets them anyway. Raises OSError if the file cannot be opened."""
     if isinstance(logger, logging.Logger):
@@ -110,7 +111,7 @@ def _detach(handler: logging.Handler) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- guard
-# No callback of the client fails in silence: the event loop calls each of them by `run`.
+# No callback of the client fails in silence: the event loop calls each of them by `run_logged`.
 #
 #     loop.call_soon(run, self._pump, self._broke)
 #
@@ -130,7 +131,7 @@ _LOG = logging.getLogger("magnetar.client")
 Broke = Callable[[Exception], object]
 
 
-def run(work: Callable[[], object], broke: Broke) -> None:
+def run_logged(work: Callable[[], object], broke: Broke) -> None:
     try:
         work()
     except BaseException as error:
@@ -187,27 +188,27 @@ def ignore_error(_error: Exception) -> None:
 # without a close ends it. A failed report is logged, and the next one follows.
 
 
-class Told(Protocol):
-    """A client whose statistics `Reports` logs."""
+class StatisticsSource(Protocol):
+    """A client whose statistics `StatisticsReporter` logs."""
 
     def statistics(self) -> dict[str, dict[str, int]]: ...
 
 
-class Reports:
+class StatisticsReporter:
     """Logs the statistics of one client every `interval_s` seconds."""
 
-    def __init__(self, client: Told, interval_s: float) -> None:
+    def __init__(self, client: StatisticsSource, interval_s: float) -> None:
         """Must be called in the client's event loop. `interval_s` 0: nothing is logged."""
         self._client = ref(client)
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(interval_s, run, self._report, ignore_error) if interval_s else None
+        self._timer = self._loop.call_later(interval_s, run_logged, self._report, ignore_error) if interval_s else None
 
     def _report(self) -> None:
         client = self._client()
         if client is None:
             return
-        self._timer = self._loop.call_later(self._interval_s, run, self._report, ignore_error)
+        self._timer = self._loop.call_later(self._interval_s, run_logged, self._report, ignore_error)
         try:
             for title, numbers in client.statistics().items():
                 _LOG.info("%s: %s", title, ", ".join(f"{name} {number}" for name, number in numbers.items()))

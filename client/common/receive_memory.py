@@ -14,7 +14,7 @@ messages above FIRST_BYTES, exceed the bound until they are read. Messages in ch
 of their own (max_pending_chunked_message). Sizes are those that entries declare to have once they are decompressed.
 
 **Compressed entries.** An entry of 2 KB may declare 64 MiB, and a window of them is here before its size is known. So
-what declares LARGE_BYTES or more is counted by itself (`unfolded_bytes`) until its application takes it: it is
+what declares LARGE_BYTES or more is counted by itself (`decompressed_bytes`) until its application takes it: it is
 decompressed when there is room below the limit, or when nothing else so large of its partition's
 consumer waits. Until then it stays compressed, and so does what came after it (client/consume/deliveries.py).
 
@@ -45,13 +45,13 @@ class SendMemory:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.held = 0
+        self.reserved_bytes = 0
         self.claimed: Callable[[], float] = lambda: 0.0  # by receiver queues
         self._lock = Lock()
         self._waiting: deque[Callable[[], object]] = deque()
 
     @property
-    def limit_now(self) -> float:
+    def current_limit_bytes(self) -> float:
         """Returns the limit in bytes for producers now: the limit of the client without what receiver queues use, at
         least half."""
         return self.limit_bytes - min(self.claimed(), self.limit_bytes / 2)
@@ -59,15 +59,15 @@ class SendMemory:
     def reserve(self, size: int) -> bool:
         """Reserves memory for `size` bytes. Returns False if there is too little."""
         with self._lock:
-            if self.held and self.held + size > self.limit_now:
+            if self.reserved_bytes and self.reserved_bytes + size > self.current_limit_bytes:
                 return False
-            self.held += size
+            self.reserved_bytes += size
             return True
 
     def release(self, size: int) -> None:
         waiting: deque[Callable[[], object]] = deque()
         with self._lock:
-            self.held -= size
+            self.reserved_bytes -= size
             if self._waiting and self.has_room:
                 waiting, self._waiting = self._waiting, waiting
         for call in waiting:
@@ -75,9 +75,9 @@ class SendMemory:
 
     @property
     def has_room(self) -> bool:
-        return not self.held or self.held <= self.limit_now * 3 / 4
+        return not self.reserved_bytes or self.reserved_bytes <= self.current_limit_bytes * 3 / 4
 
-    def wait(self, call: Callable[[], object]) -> None:
+    def call_when_room(self, call: Callable[[], object]) -> None:
         """Registers `call`, to be called once when there is room. The caller must try `reserve` again after this,
         because there may be room already."""
         with self._lock:  # or it would be lost to a `release` that takes the others at this moment
@@ -109,21 +109,21 @@ class ReceiveMemory:
         self.limit_bytes = limit_bytes  # 0: none
         self.producers: SendMemory | None = None  # they share the limit
         self.claimed_bytes = 0.0
-        self.unfolded_bytes = 0  # of large entries that wait for their application
+        self.decompressed_bytes = 0  # of large entries that wait for their application
 
-    def window(self, claimed: float, message_bytes: float, wanted: int) -> int:
+    def window_messages(self, claimed: float, message_bytes: float, wanted: int) -> int:
         """Returns how many messages of `message_bytes` a consumer may have in flight and waiting at once, at most
         `wanted`. `claimed`: the bytes that it claims now."""
-        sent = 0.0 if self.producers is None else min(self.producers.held, self.limit_bytes / 2)
+        sent = 0.0 if self.producers is None else min(self.producers.reserved_bytes, self.limit_bytes / 2)
         room = max(0.0, self.limit_bytes - sent - (self.claimed_bytes - claimed)) / 2
         return max(1, min(wanted, int(room / message_bytes)))
 
     def has_room(self, size: int) -> bool:
         """Whether there is room for `size` more bytes of decompressed entries."""
-        return not self.limit_bytes or self.unfolded_bytes + size <= self.limit_bytes
+        return not self.limit_bytes or self.decompressed_bytes + size <= self.limit_bytes
 
 
-class Claim:
+class MemoryClaim:
     """The bytes of ReceiveMemory that one partition's consumer claims, and its `window`: how many messages it may have
     in flight and waiting."""
 
@@ -132,18 +132,18 @@ class Claim:
         self._bytes = 0.0
         self._message_bytes = 0.0  # 0: not known
         self.window = 0
-        self.want(queue_size)
+        self.resize_queue(queue_size)
 
-    def want(self, queue_size: int) -> None:
+    def resize_queue(self, queue_size: int) -> None:
         """Changes the claim to that for a receiver queue of `queue_size` messages."""
         self._wanted = max(1, queue_size)
         if not self._memory.limit_bytes:
             self.window = self._wanted
         elif self._message_bytes:
-            self.window = self._memory.window(self._bytes, self._message_bytes, self._wanted)
+            self.window = self._memory.window_messages(self._bytes, self._message_bytes, self._wanted)
             self._claim(self.window * self._message_bytes)
         else:
-            self.window = self._memory.window(self._bytes, FIRST_BYTES, min(self._wanted, FIRST_MESSAGES))
+            self.window = self._memory.window_messages(self._bytes, FIRST_BYTES, min(self._wanted, FIRST_MESSAGES))
             self._claim(self.window * FIRST_BYTES)
 
     def count_received(self, entry_bytes: int, messages: int, circulating: int) -> bool:
@@ -154,7 +154,7 @@ class Claim:
         size = entry_bytes / messages + MESSAGE_OVERHEAD
         known = self._message_bytes
         self._message_bytes = size if not known else known + (size - known) * NEW_WEIGHT
-        window = self._memory.window(self._bytes, self._message_bytes, self._wanted)
+        window = self._memory.window_messages(self._bytes, self._message_bytes, self._wanted)
         changed = window == self._wanted != self.window or abs(window - self.window) * 4 > self.window
         if changed:
             self.window = window

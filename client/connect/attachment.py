@@ -1,5 +1,6 @@
 """The id of one producer or consumer (the owner) on the stream to the broker that owns its topic: how the owner gets an
-id, and loses it (`Attachment`). Also the frames that open a producer or subscribe (`open_producer`, `subscribe`).
+id, and loses it (`Attachment`). Also the frames that open a producer or subscribe (`make_open_frame`,
+`make_subscribe_frame`).
 
     attachment.open()               the first time: `on_opening_done` reports that it is open, is refused, or the
                                     operation's deadline is over. An owner that waits for its turn has no deadline once
@@ -30,10 +31,10 @@ from ...proto.entry import Encrypt
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut
 from ...proto.names import TopicName
 from ...runtime.tasks import Tasks
-from ..common.loggers import run
+from ..common.loggers import run_logged
 from ..core.effects import ProducerOptions
 from ..model.message_id import MessageId
-from ..model.options import Start
+from ..model.options import ReaderStart
 from ..model.schema import Schema
 from ..model.settings import BatchingType, ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
 from .broker_stream import CLOSE, BrokerStream
@@ -51,7 +52,7 @@ class AttachedOwner(Protocol):
     topic: TopicName
     waits: bool  # the answer to its first frame may take as long as others please
 
-    def first_frame(self) -> dict[str, Any]:
+    def opening_frame(self) -> dict[str, Any]:
         """Returns the ClientFrame that opens the producer or consumer, as {kind: value}."""
         ...
 
@@ -131,7 +132,7 @@ class Attachment:
         assert not self.is_attached, "one connection at a time"
         if self._pause is not None:
             self._pause.cancel()
-        self._pause = asyncio.get_running_loop().call_later(after_s, run, self._start_reopening, self.on_failure)
+        self._pause = asyncio.get_running_loop().call_later(after_s, run_logged, self._start_reopening, self.on_failure)
 
     def _start_reopening(self) -> None:
         self._tasks.spawn(self._reopen(), f"opening of {self._owner.topic}")
@@ -155,7 +156,7 @@ class Attachment:
         """Attaches to the broker's stream and sends the owner's first frame. Returns a future that ends with the
         broker's answer."""
         stream = await self._connections.broker_stream(self._owner.topic)
-        first = self._owner.first_frame()
+        first = self._owner.opening_frame()
         answer = self._answer = asyncio.get_running_loop().create_future()
         id_ = stream.attach(self)
         self._stream, self._id = stream, id_
@@ -284,7 +285,7 @@ def producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *, per
     )
 
 
-def open_producer(
+def make_open_frame(
     topic: TopicName, name: str, instance: str, settings: ProducerSettings, *, connection: int, epoch: int
 ) -> wire.OpenProducer:
     request = wire.OpenProducer(
@@ -302,8 +303,8 @@ def open_producer(
     return request
 
 
-def subscribe(
-    topic: TopicName, subscription: str, name: str, instance: str, settings: ConsumerSettings, start: Start | None
+def make_subscribe_frame(
+    topic: TopicName, subscription: str, name: str, instance: str, settings: ConsumerSettings, start: ReaderStart | None
 ) -> wire.Subscribe:
     """Returns the frame that subscribes. `start`: where a reader starts, whose subscription is not durable; None: the
     subscription is durable."""

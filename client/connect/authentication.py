@@ -1,5 +1,5 @@
 """The identity of the client: the authentication classes of Pulsar's client, and the credentials of the client's
-connections (`caller_access`).
+connections (`make_caller_access`).
 
 A credential is asked for at each connection and call, so a function that reads it from a file renews it. It is never
 part of a `repr`, an error or a log line. Brokers' certificates are always verified, their host names too.
@@ -18,7 +18,7 @@ from ...proto.errors import InvalidConfiguration as WireInvalidConfiguration
 from ...proto.errors import MagnetarError, Unauthenticated
 from ...runtime.access import AUTHORIZATION_MAX, CallerAccess, TlsFiles
 from ...runtime.clock import Clock, SystemClock
-from ..common.checks import shown_value
+from ..common.checks import shorten_value
 from ..common.errors import InvalidConfiguration, OperationNotSupported
 from ..common.loggers import reraise_interrupt
 from .service_url import ServiceUrl
@@ -53,7 +53,7 @@ class Authentication:
     def __init__(self, dynamicLibPath: str | None = None, authParamsString: str | None = None) -> None:
         if dynamicLibPath is None and authParamsString is None:
             return
-        named = self._named = by_name(dynamicLibPath, authParamsString)
+        named = self._named = authentication_by_name(dynamicLibPath, authParamsString)
         self.auth_method_name = named.auth_method_name
         self.certificate_path, self.private_key_path = named.certificate_path, named.private_key_path
 
@@ -70,16 +70,16 @@ class WrongParameters(InvalidConfiguration, RuntimeError):
     """`auth_params_string` has a wrong value: a RuntimeError, as in Pulsar's client."""
 
 
-class NotLoaded(Authentication):
+class UnsupportedAuthentication(Authentication):
     """Stands for an authentication library of Pulsar's C++ client, which is not supported here. As in that client,
     constructing it succeeds; opening a producer or a consumer with it fails."""
 
     def __init__(self, name: str) -> None:
         self.auth_method_name = name
-        _LOG.warning("%s: %s", shown_value(name), _NOT_LOADED)
+        _LOG.warning("%s: %s", shorten_value(name), _NOT_LOADED)
 
     def authorization(self) -> str:
-        raise Unauthenticated(f"{shown_value(self.auth_method_name)}: {_NOT_LOADED}")
+        raise Unauthenticated(f"{shorten_value(self.auth_method_name)}: {_NOT_LOADED}")
 
 
 class AuthenticationTLS(Authentication):
@@ -134,11 +134,13 @@ class AuthenticationBasic(Authentication):
         if not isinstance(username, str) or not isinstance(password, str) or not username or ":" in username:
             raise wrong("AuthenticationBasic takes a username without a colon, and a password, as text")
         if not isinstance(method, str):
-            raise wrong(f"the method of AuthenticationBasic is text, not {shown_value(method)}")
+            raise wrong(f"the method of AuthenticationBasic is text, not {shorten_value(method)}")
         self.auth_method_name = method
         self._header = "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()
         if method != "basic":
-            _LOG.warning("the method %s of AuthenticationBasic is not known here: nothing is sent", shown_value(method))
+            _LOG.warning(
+                "the method %s of AuthenticationBasic is not known here: nothing is sent", shorten_value(method)
+            )
             self._header = ""
 
     def authorization(self) -> str:
@@ -156,7 +158,7 @@ class AuthenticationOauth2(Authentication):
     """Authenticates by a token that an issuer gives for client credentials (OAuth 2.0); a new one is fetched before it
     expires.
 
-    `auth_params_string`: a JSON object with `issuer_url`; `private_key` (a file, `file:…` or
+    `auth_params_string`: a JSON object with `issuer_url`; `parse_private_key` (a file, `file:…` or
     `data:application/json;base64,…`, with JSON of `client_id` and `client_secret`), or `client_id` and `client_secret`
     themselves; `audience`, `scope`; `tls_cert_file`, `tls_key_file`, `tokenEndpointAuthMethod` (client_secret_post,
     tls_client_auth). Raises InvalidConfiguration if a value is wrong. See client/connect/oauth2.py.
@@ -177,7 +179,7 @@ class AuthenticationOauth2(Authentication):
         return f"Bearer {self._tokens.token()}"
 
 
-def by_name(name: object, parameters: object) -> Authentication:
+def authentication_by_name(name: object, parameters: object) -> Authentication:
     """Returns the authentication that Pulsar's client has under that name. Any other name means a library, for which
     NotLoaded is returned."""
     if not isinstance(name, str) or not isinstance(parameters, str):
@@ -197,7 +199,7 @@ def by_name(name: object, parameters: object) -> Authentication:
         return AuthenticationOauth2(parameters)
     if kind == "athenz":
         return AuthenticationAthenz(parameters)
-    return NotLoaded(name)
+    return UnsupportedAuthentication(name)
 
 
 def _text_of(path: str) -> str:
@@ -205,7 +207,7 @@ def _text_of(path: str) -> str:
         return file.read(AUTHORIZATION_MAX)
 
 
-def caller_access(
+def make_caller_access(
     url: ServiceUrl, authentication: object, options: Mapping[str, Any] | None = None
 ) -> CallerAccess:
     """Returns the credentials and TLS files of a client's connections. `options`: the client's parameters `use_tls` and
@@ -259,7 +261,7 @@ def _without_tokens(error: BaseException) -> str:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or "-----BEGIN" in value:
-        raise InvalidConfiguration(f"{name} is the path of a PEM file, not {shown_value(value)}")
+        raise InvalidConfiguration(f"{name} is the path of a PEM file, not {shorten_value(value)}")
     return value
 
 

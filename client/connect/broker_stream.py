@@ -35,7 +35,7 @@ from ...runtime.network import (
     rpc,
 )
 from ...runtime.tasks import Tasks
-from ..common.loggers import ignore_error, report_failure, run
+from ..common.loggers import ignore_error, report_failure, run_logged
 from .discovery import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, SilentBrokers
 
 IDLE_S = 60.0
@@ -78,7 +78,7 @@ class BrokerStream:
     ) -> None:
         """Must be called in the event loop. `now`: a monotonic clock, in seconds. `on_end` is called once, when the
         stream ends and no owner can be attached any more."""
-        self.is_over = False
+        self.has_ended = False
         self._channel = channel
         self._silence = silence
         self._watch: asyncio.TimerHandle | None = None  # whether it is silent; or it is being asked
@@ -98,7 +98,7 @@ class BrokerStream:
 
     # ------------------------------------------------------------------------------ owners
     def attach(self, owner: Owner) -> int:
-        assert not self.is_over, "nothing is attached to a stream that is over"
+        assert not self.has_ended, "nothing is attached to a stream that is over"
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -110,8 +110,8 @@ class BrokerStream:
 
     def detach(self, id_: int) -> None:
         self._owners.pop(id_, None)
-        if not self._owners and not self.is_over and self._idle is None:
-            self._idle = self._loop.call_later(IDLE_S, run, self._close_idle, ignore_error)
+        if not self._owners and not self.has_ended and self._idle is None:
+            self._idle = self._loop.call_later(IDLE_S, run_logged, self._close_idle, ignore_error)
 
     def _close_idle(self) -> None:
         self._idle = None
@@ -124,14 +124,14 @@ class BrokerStream:
         reconnect."""
         if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
             self._hold(id_, frame)
-        elif not self.is_over:
+        elif not self.has_ended:
             try:
                 self._stream.send_nowait(frame)
             except ConnectionLost:
                 return  # the reader finds the same
 
     def _hold(self, id_: int, frame: Frame) -> None:
-        if not self.is_over:
+        if not self.has_ended:
             self._held.setdefault(id_, deque()).append(frame)
             if not self._sending:
                 self._sending = True
@@ -164,7 +164,7 @@ class BrokerStream:
                     if self._now() - begun > TURN_S:
                         await asyncio.sleep(0)
                         begun = self._now()
-                    self._hand_on(frames[at : at + SLICE_FRAMES])
+                    self._deliver_frames(frames[at : at + SLICE_FRAMES])
         except EndOfStream:
             pass
         except MagnetarError as broken:
@@ -173,7 +173,7 @@ class BrokerStream:
             error = ConnectionLost("the client is closed")
             raise
         except GeneratorExit:  # the event loop is gone, and with it everything that would be told
-            self.is_over = True
+            self.has_ended = True
             raise
         except Exception as failed:
             error = ConnectionLost(f"the stream's reader failed: {failed!r}")
@@ -181,7 +181,7 @@ class BrokerStream:
         finally:
             self._close_with(error)
 
-    def _hand_on(self, frames: Sequence[wire.ServerFrame]) -> None:
+    def _deliver_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
         by_id: dict[int, list[wire.ServerFrame]] = {}
         for frame in frames:
             id_ = frame.id
@@ -200,7 +200,7 @@ class BrokerStream:
     # ------------------------------------------------------------------------------ silence
     def _watch_from(self, since: float) -> None:
         after_s = max(since + SILENT_S - self._now(), 0.0)
-        self._watch = self._loop.call_later(after_s, run, self._check_silence, ignore_error)
+        self._watch = self._loop.call_later(after_s, run_logged, self._check_silence, ignore_error)
 
     def _check_silence(self) -> None:
         now = self._now()
@@ -208,7 +208,7 @@ class BrokerStream:
             self._watch = None  # the next owner begins anew
         elif now - self.received_at < SILENT_S - LATE_S:
             self._watch_from(self.received_at)
-        elif not self._silence.others(self._channel.endpoint):
+        elif not self._silence.other_brokers(self._channel.endpoint):
             self._watch_from(now)
         else:
             self._tasks.spawn(self._ask(), f"silence of {self._channel.endpoint}")
@@ -217,14 +217,14 @@ class BrokerStream:
         """Asks other brokers about the silent broker, until that one sends something or has no owner any more."""
         endpoint, since = self._channel.endpoint, self.received_at
         try:
-            while self._owners and not await self._channel.answers(UNANSWERED_S) and self.received_at == since:
+            while self._owners and not await self._channel.is_answering(UNANSWERED_S) and self.received_at == since:
                 moved = await self._silence.find_moved(endpoint, self._topics())
                 if self.received_at == since:
                     self._leave(moved)
             if self._owners:
                 self._silence.on_answered(endpoint)
         finally:
-            if not self.is_over:
+            if not self.has_ended:
                 self._watch_from(self._now())
 
     def _topics(self) -> list[TopicName]:
@@ -241,16 +241,16 @@ class BrokerStream:
             if self._owners.get(id_) is owner:  # what one does may detach another
                 self.send(id_, wire.ClientFrame(id=id_, close=CLOSE))
                 self.detach(id_)
-                run(partial(owner.on_lost, error), owner.on_failure)
+                run_logged(partial(owner.on_lost, error), owner.on_failure)
 
     # ------------------------------------------------------------------------------ the end
     def _on_failure(self, error: Exception) -> None:
         self._close_with(ConnectionLost(f"the stream failed: {error!r}"))
 
     def _close_with(self, error: MagnetarError) -> None:
-        if self.is_over:
+        if self.has_ended:
             return
-        self.is_over = True
+        self.has_ended = True
         self._on_end()
         self._held.clear()
         if self._idle is not None:
@@ -260,7 +260,7 @@ class BrokerStream:
         self._stream.cancel()
         owners, self._owners = self._owners, {}
         for owner in owners.values():
-            run(partial(owner.on_lost, error), owner.on_failure)
+            run_logged(partial(owner.on_lost, error), owner.on_failure)
 
     def cancel(self) -> None:
         self._close_with(ConnectionLost("the stream was closed"))

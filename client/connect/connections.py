@@ -1,6 +1,6 @@
 """The connections of a client: one channel per broker, requests that any broker answers, and look-ups of a topic's
 owner (`Connections`). Also the attempts until a first broker is reached (`FirstContact`), and a cache of a topic's
-schemas (`WriterSchemas`).
+schemas (`TopicSchemas`).
 
 Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off. An
 attempt that may succeed elsewhere goes to the next endpoint of the service URL, and to a silent one last
@@ -27,11 +27,11 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import TopicName
-from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, version_of
+from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version
 from ...runtime.access import NOTHING, CallerAccess
 from ...runtime.network import Channel, Endpoint, World, rpc
-from ..common.closing import connected
-from ..common.deadlines import Wakes
+from ..common.closing import register_connecting
+from ..common.deadlines import LoopCalls
 from ..common.errors import InvalidMessage
 from ..common.receive_memory import RECEIVE_BYTES, ReceiveMemory, SendMemory
 from ..core.failover import Backoff
@@ -80,9 +80,9 @@ class FirstContact:
         if how == "refused":
             self._refused.add(endpoint)
             if next_s >= REFUSED_S and self._refused.issuperset(map(str, self._endpoints())):
-                return no_server(error, self._endpoints())
+                return make_unreachable_error(error, self._endpoints())
         if how is not None and next_s >= self._timeout_s:
-            return no_server(error, self._endpoints(), f" within {self._timeout_s:g} s")
+            return make_unreachable_error(error, self._endpoints(), f" within {self._timeout_s:g} s")
         return None
 
 
@@ -92,7 +92,7 @@ def how_unreached(error: MagnetarError) -> str | None:
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
 
 
-def no_server(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
+def make_unreachable_error(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
     """Returns the error to raise for `error`, that of the last attempt: adds what the user should do, and keeps the
     cause."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
@@ -140,7 +140,7 @@ class Connections:
         self._streams: dict[Endpoint, BrokerStream] = {}
         self._silence = SilentBrokers(world.clock.monotonic, self._known, self._asked_owner)
         self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
-        self._wakes: Wakes | None = None
+        self._wakes: LoopCalls | None = None
         self.transactions: object | None = None  # of the client (client/transactions/), when there are some
         self.halves: object | None = None  # … the same of half messages
         self.make_halves: Callable[[Connections], Any] | None = None  # when they are first used
@@ -156,7 +156,7 @@ class Connections:
             raise ConnectionLost("the client is closed")
         channel = self._channels.get(endpoint)
         if channel is None:
-            connected(self)
+            register_connecting(self)
             channel = self._channels[endpoint] = self.world.network.connect(endpoint, self._access)
         return channel
 
@@ -179,11 +179,11 @@ class Connections:
         return max((self._answered, *(each.received_at for each in self._streams.values())))
 
     @property
-    def wakes(self) -> Wakes:
+    def loop_calls(self) -> LoopCalls:
         """Returns the object through which other threads run functions in the event loop. Must be called in
         that loop."""
         if self._wakes is None:
-            self._wakes = Wakes(asyncio.get_running_loop())
+            self._wakes = LoopCalls(asyncio.get_running_loop())
         return self._wakes
 
     def backoff(self) -> Backoff:
@@ -220,7 +220,7 @@ class Connections:
                         raise told from told.__cause__
             await asyncio.sleep(delay)
 
-    async def any(self) -> Channel:
+    async def any_broker(self) -> Channel:
         """Returns a channel to a broker of the service URL, in turn; to a silent broker only if there is no other.
         Raises what the discovery raises."""
         self._endpoints = await self._discovery.endpoints()
@@ -240,7 +240,7 @@ class Connections:
         """Sends a request to any broker, again until one answers; returns the answer."""
 
         async def attempt() -> Any:
-            asked = await self.any()
+            asked = await self.any_broker()
             return await asked.call(rpc(service, method), request, timeout_s=self.settings.connection_timeout_s)
 
         return await self.retry(attempt)
@@ -258,7 +258,7 @@ class Connections:
             if guess:
                 guess = False
                 try:
-                    return await call(await self.any())
+                    return await call(await self.any_broker())
                 except NotOwner as error:
                     if (owner := error.fields.get("owner")) and not self.settings.listener_name:
                         return await call(self._named(owner, topic))
@@ -272,13 +272,13 @@ class Connections:
     async def find_owner(self, topic: TopicName) -> Channel:
         """Makes one look-up; returns the channel to the broker that serves the topic now. If a broker does not know
         the owner or does not answer, the other brokers are asked at once, because the failing broker may be the owner.
-        An owner that `partitions` learned is used once in place of a look-up."""
+        An owner that `partition_count` learned is used once in place of a look-up."""
         told = self._told.pop(topic, None)
         if told is not None and not self._closed:
             return told
         self._endpoints = await self._discovery.endpoints()
         for left in reversed(range(len(self._endpoints))):
-            asked = await self.any()
+            asked = await self.any_broker()
             try:
                 return await self._owner_by(asked, topic, self.settings.connection_timeout_s)
             except MagnetarError as error:
@@ -297,7 +297,7 @@ class Connections:
         if not reply.here:
             return self._named(reply.owner, topic)
         with contextlib.suppress(ValueError):  # it does not tell its own address
-            self._silence.named(asked.endpoint, Endpoint.parse(reply.owner))
+            self._silence.set_name(asked.endpoint, Endpoint.parse(reply.owner))
         return asked
 
     def _named(self, owner: str, topic: TopicName) -> Channel:
@@ -306,7 +306,7 @@ class Connections:
         except ValueError as error:
             raise ConnectionLost(f"{owner!r} was named as the owner of {topic}") from error
 
-    async def partitions(self, topic: TopicName, *, create: bool = True) -> int:
+    async def partition_count(self, topic: TopicName, *, create: bool = True) -> int:
         """Returns the number of partitions of the topic; 0: it is not partitioned. `create`: whether the request may
         create the topic."""
         if topic.is_partition:
@@ -314,7 +314,7 @@ class Connections:
         request = wire.PartitionsRequest(topic=topic.full, create=create)
 
         async def attempt() -> int:
-            asked = await self.any()
+            asked = await self.any_broker()
             reply: wire.PartitionsReply = await asked.call(
                 rpc("Broker", "Partitions"), request, timeout_s=self.settings.connection_timeout_s
             )
@@ -342,7 +342,7 @@ class Connections:
         for channel in channels:
             await channel.close()
 
-    def leave_with_the_loop(self) -> None:
+    def close_with_loop(self) -> None:
         """Has the connections closed when the event loop ends, or when they are garbage-collected. Must be called in
         that loop."""
         self._with_loop = self._until_the_loop_ends()
@@ -374,7 +374,7 @@ class Connections:
 # ------------------------------------------------------------------------------------------------ writer_schemas
 # The schemas with which messages were written, by the version that each message names.
 #
-#     writers = WriterSchemas(connections, partition, incarnation)        of a topic and all its partitions
+#     writers = TopicSchemas(connections, partition, incarnation)        of a topic and all its partitions
 #     await writers.fetch(version)                       asked of a broker once
 #     info = writers.of(version)                         from any thread but the event loop it may ask as well
 #
@@ -389,7 +389,7 @@ MISSING_MAX = 1000
 """Versions that were invented; a producer may stamp any."""
 
 
-class WriterSchemas:
+class TopicSchemas:
     """A cache of the schemas of one topic, by their version."""
 
     def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:
@@ -407,7 +407,7 @@ class WriterSchemas:
 
     async def fetch(self, version: bytes) -> None:
         """Fetches and caches a schema; an empty `version` means the newest. Raises the broker's error. If the version
-        is missing, this is cached, too; `schema_of` then raises."""
+        is missing, this is cached, too; `get_schema` then raises."""
         if self.knows(version):
             return
         if version == BYTES_VERSION:
@@ -430,14 +430,14 @@ class WriterSchemas:
         """Returns a schema that was fetched; None if it was not fetched, or the topic lacks it."""
         return self._known.get(version)
 
-    def schema_of(self, version: bytes) -> SchemaInfo:
+    def get_schema(self, version: bytes) -> SchemaInfo:
         """Returns the schema of a version, which is fetched if necessary. Raises InvalidMessage if the topic has no
         such schema, and the broker's error."""
         if not self.knows(version):
             self._ask(version)
         found = self._known.get(version)
         if found is None:
-            number = version_of(version)
+            number = decode_version(version)
             what = "no schema" if number is None else f"no schema version {number}, which the message names"
             raise InvalidMessage(f"topic {self._topic.base} has {what}")
         return found

@@ -30,14 +30,14 @@ from ...runtime.access import CallerAccess
 from ...runtime.network import ByteStream, Endpoint, Network
 from ...runtime.tasks import run_together
 from ..common.errors import InvalidUrl
-from .service_url import Asked, ServiceUrl, parse_service_url
+from .service_url import AskedProtocol, ServiceUrl, parse_service_url
 
 ANSWER_BYTES_MAX = 64 << 10
 PATH = "/lookup/v2/service-url"
 _U32 = struct.Struct(">I")
 
 
-class NotSpoken(Exception):
+class WrongServerProtocol(Exception):
     """The server at an address does not speak the expected protocol."""
 
 
@@ -49,7 +49,7 @@ class Discovery:
         self._network = network
         self._access = access
         self._timeout_s = timeout_s
-        self._found: Sequence[Endpoint] = () if url.ask else url.endpoints
+        self._found: Sequence[Endpoint] = () if url.ask_at else url.endpoints
         self._begin = 0  # the address that is asked first
 
     async def endpoints(self) -> Sequence[Endpoint]:
@@ -57,12 +57,12 @@ class Discovery:
         if self._found:
             return self._found
         failure: MagnetarError | None = None
-        ask, begin = self._url.ask, self._begin
+        ask, begin = self._url.ask_at, self._begin
         for address in (*ask[begin:], *ask[:begin]):
             self._begin = (self._begin + 1) % len(ask)
             try:
                 told = await self._asked(address)
-            except NotSpoken as error:
+            except WrongServerProtocol as error:
                 failure = WrongProtocol(f"{address}: {error}", endpoint=str(address))
             except MagnetarError as error:
                 if not error.retryable:
@@ -73,13 +73,13 @@ class Discovery:
                 return self._found
         assert failure is not None, "a service URL names at least one address"
         other = isinstance(failure, WrongProtocol) or failure.fields.get("unreached") == "refused"
-        if self._url.protocol is Asked.PULSAR and other:
+        if self._url.protocol is AskedProtocol.PULSAR and other:
             return self._url.endpoints
         raise failure
 
     def clear(self) -> None:
         """Drops the cached addresses, because they do not answer any more."""
-        if self._url.ask:
+        if self._url.ask_at:
             self._found = ()
 
     async def _asked(self, address: Endpoint) -> Endpoint:
@@ -92,7 +92,7 @@ class Discovery:
             raise Unavailable(error.message, endpoint=str(address), unreached="refused") from error
         try:
             async with asyncio.timeout(self._timeout_s):
-                ask = ask_pulsar_port if self._url.protocol is Asked.PULSAR else ask_http_port
+                ask = ask_pulsar_port if self._url.protocol is AskedProtocol.PULSAR else ask_http_port
                 return await ask(stream, address, self._access)
         except TimeoutError as error:
             raise _silent(address) from error
@@ -119,15 +119,15 @@ async def ask_pulsar_port(stream: ByteStream, address: Endpoint, access: CallerA
     head = await _read(stream, 8)
     total, size = _U32.unpack_from(head)[0], _U32.unpack_from(head, 4)[0]
     if not 0 < size <= total - 4 <= ANSWER_BYTES_MAX:
-        raise NotSpoken("it does not speak Pulsar's protocol")
+        raise WrongServerProtocol("it does not speak Pulsar's protocol")
     try:
         answer = pulsar.BaseCommand.FromString(await _read(stream, size))
     except DecodeError as error:
-        raise NotSpoken("it does not speak Pulsar's protocol") from error
+        raise WrongServerProtocol("it does not speak Pulsar's protocol") from error
     if answer.type == pulsar.BaseCommand.ERROR:
         raise Unauthenticated(f"{address} refuses the connection: {answer.error.message:.300}")
     if answer.type != pulsar.BaseCommand.CONNECTED:
-        raise NotSpoken("it does not answer a connection of Pulsar's protocol")
+        raise WrongServerProtocol("it does not answer a connection of Pulsar's protocol")
     told, version = answer.connected.magnetar_address, answer.connected.server_version
     if not told and version.startswith("Magnetar"):
         raise Unavailable(f"the broker at {address} does not serve at the moment", endpoint=str(address))
@@ -153,7 +153,7 @@ async def _read(stream: ByteStream, size: int) -> bytes:
     while came < size:
         more = await stream.read_into(lambda: view[came:])  # noqa: B023 - called before `came` changes
         if not more:
-            raise NotSpoken("it closed the connection")
+            raise WrongServerProtocol("it closed the connection")
         came += more
     return bytes(found)
 
@@ -169,25 +169,25 @@ async def ask_http_port(stream: ByteStream, address: Endpoint, access: CallerAcc
     while size := await stream.read_into(lambda: memoryview(room)):
         answer += room[:size]
         if len(answer) > ANSWER_BYTES_MAX:
-            raise NotSpoken("its answer is too large")
+            raise WrongServerProtocol("its answer is too large")
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if not head.startswith(b"HTTP/1.") or not status or not status[0].isdigit():
-        raise NotSpoken("it does not speak HTTP")
+        raise WrongServerProtocol("it does not speak HTTP")
     if int(status[0]) >= 500:
         raise Unavailable(f"{address} answers with status {int(status[0])}", endpoint=str(address))
     try:
         found = json.loads(body if int(status[0]) == 200 else b"")
         return parse_service_url(found["serviceUrl"]).endpoints[0]
     except (ValueError, RecursionError, TypeError, KeyError, InvalidUrl) as error:
-        raise NotSpoken(f"it is no broker of Magnetar: it does not answer GET {PATH}") from error
+        raise WrongServerProtocol(f"it is no broker of Magnetar: it does not answer GET {PATH}") from error
 
 
 def _endpoint(text: str) -> Endpoint:
     try:
         return Endpoint.parse(text)
     except ValueError as error:
-        raise NotSpoken(f"it names {text!r:.100} as its address") from error
+        raise WrongServerProtocol(f"it names {text!r:.100} as its address") from error
 
 
 # ------------------------------------------------------------------------------------------------------- silence
@@ -205,7 +205,7 @@ def _endpoint(text: str) -> Endpoint:
 # reason: a broker that is slow, or whose session lasts, keeps them until HTTP/2 gives the connection up. The others are
 # those of the service URL and those that the client has connected to. A client that knows one broker neither pings nor
 # asks. While a broker is silent, questions that any broker answers go to the others first. One broker may have two
-# addresses, that of the service URL and the one that brokers tell: `named` makes them one. Guards:
+# addresses, that of the service URL and the one that brokers tell: `set_name` makes them one. Guards:
 # tests/client/connect/test_silence.py, tests/broker/test_stopped_owner.py.
 
 
@@ -234,7 +234,7 @@ class SilentBrokers:
         self._until: dict[Endpoint, float] = {}  # of those that are silent
         self._names: dict[Endpoint, Endpoint] = {}  # of the service URL → as brokers tell it
 
-    def named(self, endpoint: Endpoint, name: Endpoint) -> None:
+    def set_name(self, endpoint: Endpoint, name: Endpoint) -> None:
         if endpoint != name:
             self._names[endpoint] = name
 
@@ -250,7 +250,7 @@ class SilentBrokers:
     def on_unanswered(self, endpoint: Endpoint) -> None:
         self._until[self._name(endpoint)] = self._now() + SILENT_KEPT_S
 
-    def others(self, endpoint: Endpoint) -> list[Endpoint]:
+    def other_brokers(self, endpoint: Endpoint) -> list[Endpoint]:
         """Returns one address of each broker other than `endpoint`, silent ones last."""
         me = self._name(endpoint)
         found = {self._name(each): each for each in self._known() if self._name(each) != me}
@@ -261,7 +261,7 @@ class SilentBrokers:
         brokers."""
         self.on_unanswered(endpoint)
         moved: set[TopicName] = set()
-        for asked in self.others(endpoint):
+        for asked in self.other_brokers(endpoint):
             for at in range(0, len(topics), ASKED_AT_ONCE):
                 part = topics[at : at + ASKED_AT_ONCE]
                 answers = await self._ask(asked, part)

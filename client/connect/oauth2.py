@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ...proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
-from ...proto.names import whole
+from ...proto.names import parse_number
 from ...runtime.access import AUTHORIZATION_MAX, TlsFiles
 from ...runtime.clock import Clock
 from ...runtime.tcp.http_client import JsonClient
@@ -115,7 +115,7 @@ class TokenSource:
         if not isinstance(token, str) or not 0 < len(token) < AUTHORIZATION_MAX - 7 or not token.isascii():
             raise Unavailable(f"{endpoint} answers without an `access_token`")
         if isinstance(lifetime_s, str):
-            lifetime_s = whole(lifetime_s)
+            lifetime_s = parse_number(lifetime_s)
         usable = isinstance(lifetime_s, int | float) and not isinstance(lifetime_s, bool) and 0 < lifetime_s < 1e9
         return token, float(lifetime_s) if usable else LIFETIME_S
 

@@ -2,7 +2,7 @@
 
     client = Client(AutoClusterFailover(ServiceInfo("pulsar://a:6650"), [ServiceInfo("pulsar://b:6650")]))
 
-The names are those of Pulsar's client. `Service` connects the client, and moves it to another cluster.
+The names are those of Pulsar's client. `ClientCluster` connects the client, and moves it to another cluster.
 """
 
 from __future__ import annotations
@@ -17,16 +17,26 @@ from ...proto.errors import MagnetarError
 from ...runtime.access import CallerAccess
 from ...runtime.network import Endpoint, Network, World
 from ...runtime.tasks import Tasks, run_together
-from ..common.checks import TEXT, TEXT_OR_NONE, Check, WrongValue, check, check_one, instance, shown_value, whole
+from ..common.checks import (
+    TEXT,
+    TEXT_OR_NONE,
+    Check,
+    WrongValue,
+    check,
+    check_one,
+    instance_check,
+    shorten_value,
+    whole_number_check,
+)
 from ..common.errors import InvalidConfiguration
-from ..common.loggers import ignore_error, log_foreign_error, run
+from ..common.loggers import ignore_error, log_foreign_error, run_logged
 from ..core.failover import FailoverCore
 from ..model.settings import ClientSettings
-from .authentication import Authentication, caller_access
+from .authentication import Authentication, make_caller_access
 from .connections import Connections
 from .service_url import parse_service_url
 
-_COUNT = whole(1)
+_COUNT = whole_number_check(1)
 
 
 class ServiceInfo:
@@ -66,7 +76,7 @@ class ServiceInfo:
     def wrap(cls, service_info: ServiceInfo) -> ServiceInfo:
         """Returns its argument; exists because Pulsar's client has two such classes."""
         if not isinstance(service_info, ServiceInfo):
-            raise InvalidConfiguration(f"wrap takes a ServiceInfo, not {shown_value(service_info)}")
+            raise InvalidConfiguration(f"wrap takes a ServiceInfo, not {shorten_value(service_info)}")
         return service_info
 
     def __repr__(self) -> str:
@@ -107,7 +117,7 @@ class AutoClusterFailover:
         self, primary: ServiceInfo, secondary: list[ServiceInfo], check_interval_ms: int = 5000,
         failover_threshold: int = 1, switch_back_threshold: int = 1,
     ) -> None:  # fmt: skip
-        check_one("primary", instance(ServiceInfo, optional=False), primary)
+        check_one("primary", instance_check(ServiceInfo, optional=False), primary)
         infos = Check("a list of at least one ServiceInfo", (list,), lambda found: bool(found) and all(map(_is, found)))
         check_one("secondary", infos, secondary)
         numbers: dict[str, Any] = {
@@ -155,7 +165,7 @@ def first_service_info(
 def check_info(info: object) -> ServiceInfo:
     """Returns `info` if it is a ServiceInfo. Raises InvalidConfiguration if a provider returned anything else."""
     if not isinstance(info, ServiceInfo):
-        raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shown_value(info)}")
+        raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shorten_value(info)}")
     return info
 
 
@@ -172,7 +182,7 @@ def check_info(info: object) -> ServiceInfo:
 _LOG = logging.getLogger("magnetar.client")
 
 
-class Service:
+class ClientCluster:
     """The cluster to which a client connects, which may change. `given`: the client's `service_url`. `options`: the
     client's parameters. Raises InvalidUrl or InvalidConfiguration."""
 
@@ -193,7 +203,7 @@ class Service:
 
     def _access_of(self, info: ServiceInfo) -> CallerAccess:
         trusted = {"tls_trust_certs_file_path": info.tls_trust_certs_file_path}
-        return caller_access(info.url, info.authentication, {**self._options, **trusted})
+        return make_caller_access(info.url, info.authentication, {**self._options, **trusted})
 
     def connect(self, world: World, settings: ClientSettings) -> Connections:
         """Makes the client's connections. Must be called in the event loop that uses them."""
@@ -212,7 +222,7 @@ class Service:
         self.info = info
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(run, self._move, ignore_error)
+                self._loop.call_soon_threadsafe(run_logged, self._move, ignore_error)
 
     def _move(self) -> None:
         info, connections = self.info, self._connections
@@ -234,7 +244,7 @@ class Service:
         while True:
             await asyncio.sleep(clusters.check_interval_ms / 1000)
             await run_together(map(look_at, range(len(infos))), "look at a cluster")
-            self.info = infos[core.on_tried(answered)]
+            self.info = infos[core.on_probed(answered)]
             self._move()
 
     async def close(self) -> None:
@@ -253,7 +263,7 @@ class Service:
 
 async def is_reachable(info: ServiceInfo, network: Network, timeout_s: float) -> bool:
     """Whether one of the cluster's addresses accepts a connection."""
-    for address in info.url.ask or info.url.endpoints:
+    for address in info.url.ask_at or info.url.endpoints:
         if await _takes(address, network, timeout_s):
             return True
     return False

@@ -26,7 +26,7 @@ from ...proto.errors import ConnectionLost, MagnetarError
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
 from ...runtime.tasks import Tasks
-from ..common.checks import WrongTopic, WrongTopicType, shown_value
+from ..common.checks import WrongTopic, WrongTopicType, shorten_value
 from ..core.effects import FINAL
 from ..model.settings import RegexSubscriptionMode
 from .connections import Connections
@@ -49,7 +49,7 @@ class TopicPattern:
         self.persistent = mode is not RegexSubscriptionMode.NonPersistentOnly
         self.non_persistent = mode is not RegexSubscriptionMode.PersistentOnly
         if not isinstance(pattern.pattern, str):
-            raise WrongTopicType(f"a pattern of topics is text, not {shown_value(pattern.pattern)}")
+            raise WrongTopicType(f"a pattern of topics is text, not {shorten_value(pattern.pattern)}")
         self.text = pattern.pattern
         parts = self.text.removeprefix("non-").removeprefix("persistent://").split("/", 2)
         tenant, namespace, local = parts if len(parts) == 3 else ("public", "default", parts[-1])
@@ -57,7 +57,7 @@ class TopicPattern:
             self.namespace = NamespaceName.parse(f"{tenant}/{namespace}")
             self._local = re.compile(local, pattern.flags)
         except (MagnetarError, re.error) as error:
-            raise WrongTopic(f"{shown_value(self.text)} is not TENANT/NAMESPACE/REGEX: {error}") from error
+            raise WrongTopic(f"{shorten_value(self.text)} is not TENANT/NAMESPACE/REGEX: {error}") from error
 
     def matches(self, topic: TopicName) -> bool:
         asked = self.persistent if topic.persistent else self.non_persistent
@@ -123,7 +123,7 @@ class TopicWatch:
     async def _connect(self) -> Any:
         """Opens the stream and returns the first reply. When the stream resumes after a revision there may be no reply
         for a long time; then this does not wait for one."""
-        stream: Stream[Any, Any] = (await self._connections.any()).stream(rpc("Broker", "WatchTopics"))
+        stream: Stream[Any, Any] = (await self._connections.any_broker()).stream(rpc("Broker", "WatchTopics"))
         stream.send_nowait(
             wire.WatchTopicsRequest(namespace=str(self._pattern.namespace), after_revision=self._revision)
         )
@@ -259,7 +259,7 @@ class PartitionsWatcher:
             await asyncio.sleep(DISCOVER_EVERY_S)
             for topic, known in list(self._counts.items()):
                 try:
-                    found = await self._connections.partitions(topic, create=False)
+                    found = await self._connections.partition_count(topic, create=False)
                     if found > known:
                         await self._grow(topic, found)
                         self._counts[topic] = found

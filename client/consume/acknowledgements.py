@@ -38,7 +38,7 @@ class AckSender:
         self._core = core
         self._wake = wake
         self._now = now
-        self._longer_ms = partial(delay_ms, settings.ack_timeout_redelivery_backoff, otherwise=0)
+        self._longer_ms = partial(redelivery_delay_ms, settings.ack_timeout_redelivery_backoff, otherwise=0)
         self._acked: deque[Pending] = deque()
         self._nacked: deque[Pending] = deque()
         self._taken: deque[tuple[Position, int]] = deque()
@@ -51,15 +51,15 @@ class AckSender:
         if type(which) is Message and not which.entry.chunks:
             self._acked.append(which)
         else:
-            self._acked.extend(self.with_chunks(which))
+            self._acked.extend(self.add_chunks(which))
         if self._core.ack_due is None or self._core.failed or len(self._acked) >= GROUP_MESSAGES:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
-        self._nacked.extend(self.with_chunks(which, again=True))
+        self._nacked.extend(self.add_chunks(which, again=True))
         self._wake()
 
-    def with_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
+    def add_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
         """Returns `which` and the other chunks of its message, because all of them are acknowledged together, or with
         `again` redelivered together."""
         if isinstance(which, Message):
@@ -78,16 +78,16 @@ class AckSender:
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
-            core.track(position, now, self.longer_s(count))
+            core.track(position, now, self.extra_timeout_s(count))
         if self._acked:
             self._gather_acks()
         while self._nacked:
             which = self._nacked.popleft()
             count = which.entry.redelivery_count if isinstance(which, Message) else 0
-            core.give_back(place_of(which)[0], count, now)
+            core.negative_acknowledge(ack_place_of(which)[0], count, now)
         return now
 
-    def longer_s(self, redelivery_count: int) -> float:
+    def extra_timeout_s(self, redelivery_count: int) -> float:
         """Returns the seconds that the application's back-off adds to the ack time-out of an entry with this
         redelivery count."""
         return self._longer_ms(redelivery_count) / 1000
@@ -100,7 +100,7 @@ class AckSender:
         for _ in range(len(self._acked)):
             which = take()
             if not isinstance(which, Message):
-                core.acknowledge(*place_of(which))
+                core.acknowledge(*ack_place_of(which))
             elif which.batch_index < 0:
                 core.acknowledge(which.entry.position, -1, which.entry.size)
             else:
@@ -113,13 +113,13 @@ class AckSender:
         if entry is not None:
             core.acknowledge_bits(entry.position, bits, messages, entry.size)
 
-    def take_over(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
+    def make_group(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
         """Returns a group of acknowledgements of these messages, which the caller sends in a request of its own."""
         tracker = AckTracker()
-        self.track(tracker, which, cumulative=cumulative)
+        self.add_to_tracker(tracker, which, cumulative=cumulative)
         return tracker.take_group()
 
-    def track(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
+    def add_to_tracker(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
         """Adds acknowledgements of these messages to `tracker`, from which the caller makes a request of its own;
         consecutive ones of the same entry in one step."""
         entry: ReceivedEntry | None = None
@@ -130,15 +130,15 @@ class AckSender:
                     if entry is not None:
                         tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
                     entry, bits = each.entry, 0
-                    self._core.on_taken_over(entry.position)
+                    self._core.on_acknowledged_elsewhere(entry.position)
                 bits |= 1 << each.batch_index
                 continue
-            position, index, size = place_of(each)
+            position, index, size = ack_place_of(each)
             if cumulative:
                 tracker.acknowledge_cumulative(position, index, size)
             else:
                 tracker.acknowledge(position, index, size)
-            self._core.on_taken_over(position)
+            self._core.on_acknowledged_elsewhere(position)
         if entry is not None:
             tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
 
@@ -148,7 +148,7 @@ class AckSender:
         self._acked.clear()
 
 
-def delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
+def redelivery_delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
     """Returns the redelivery delay that `backoff` gives for this count. Returns `otherwise` if there is no back-off,
     or if it raises or returns a wrong value."""
     if backoff is None:
@@ -160,25 +160,29 @@ def delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherw
         return otherwise
 
 
-def place_of(which: Pending) -> tuple[Position, int, int]:
+def ack_place_of(which: Pending) -> tuple[Position, int, int]:
     if isinstance(which, Message):
         entry = which.entry
         return entry.position, which.batch_index, entry.size
     return which.position(), which.batch_index(), which.batch_size()
 
 
-def options_of(settings: ConsumerSettings, *, durable: bool, dead_after: int | None, alone: bool) -> ConsumerOptions:
+def make_core_options(
+    settings: ConsumerSettings, *, durable: bool, dead_after: int | None, alone: bool
+) -> ConsumerOptions:
     return ConsumerOptions(
         durable=durable,
         ack_timeout_s=(settings.unacked_messages_timeout_ms or 0) / 1000,
         nack_delay_ms=partial(
-            delay_ms, settings.negative_ack_redelivery_backoff, otherwise=settings.negative_ack_redelivery_delay_ms
+            redelivery_delay_ms,
+            settings.negative_ack_redelivery_backoff,
+            otherwise=settings.negative_ack_redelivery_delay_ms,
         ),
-        dead_after=dead_after,
+        redeliveries_max=dead_after,
         chunks_pending_max=settings.max_pending_chunked_message,
         chunks_auto_ack=settings.auto_ack_oldest_chunked_message_on_queue_full,
         ordered=settings.consumer_type is ConsumerType.KeyShared or settings.consumer_type in LOG_ORDER,
         log_order=settings.consumer_type in LOG_ORDER,
-        holds_order=settings.redelivery_order == "key",
-        leaves_alone=alone,
+        failure_blocks=settings.redelivery_order == "key",
+        ends_with_topic=alone,
     )

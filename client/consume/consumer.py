@@ -17,7 +17,16 @@ from typing import Any
 
 from ...proto.errors import MagnetarError, TopicNotFound
 from ...proto.names import TopicName, check_subscription_name
-from ..common.checks import ACKNOWLEDGED, DELAY, PROPERTIES, WrongMessageType, check, check_one, instance, shown_value
+from ..common.checks import (
+    ACKNOWLEDGED,
+    DELAY,
+    PROPERTIES,
+    WrongMessageType,
+    check,
+    check_one,
+    instance_check,
+    shorten_value,
+)
 from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import (
     AlreadyClosed,
@@ -37,7 +46,7 @@ from ..produce.entry_writer import check_txn
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
 from .partition_consumers import PartitionConsumers, check_timeout
-from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_schemas, receive_batch
+from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_writer_schemas, receive_batch
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -92,20 +101,21 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def _open_topics(self, topics: Sequence[TopicName]) -> None:
         topics = list(dict.fromkeys(each for topic in topics for each in self._dead_letters.add(topic)))
-        counts = await asyncio.gather(*(self.connections.partitions(topic) for topic in topics))
+        counts = await asyncio.gather(*(self.connections.partition_count(topic) for topic in topics))
         names: list[TopicName] = []
         for topic, partitions in zip(topics, counts, strict=True):
             names += [topic.with_partition(i) for i in range(partitions)] or [topic]
         await self._partitions.open([self._consumer(name, self.settings, self.inbox, len(names)) for name in names])
         if self._events is not None:
-            self._events.attach(self)
-        self._partitions.watch(self.connections, dict(zip(topics, counts, strict=True)), self._grown)
+            self._events.attach_consumer(self)
+        self._partitions.watch_counts(self.connections, dict(zip(topics, counts, strict=True)), self._grown)
 
     def _consumer(
         self, name: TopicName, settings: ConsumerSettings, inbox: ReceiverQueue, more: int
     ) -> PartitionConsumer:
         consumer = PartitionConsumer(
-            self.connections, name, self._subscription, settings, inbox, queue_size=self._partitions.share(more),
+            self.connections, name, self._subscription, settings, inbox,
+            queue_size=self._partitions.queue_size_each(more),
             dead_letters=self._dead_letters.producer_of(name), on_gone=self._gone if settings.existing_only else None,
         )  # fmt: skip
         consumer.on_active = self._events.notify if self._events is not None else None
@@ -115,8 +125,10 @@ class Consumer(ClosedAfterAsyncWith):
     async def _grow(self, names: Sequence[TopicName]) -> None:
         """Adds partitions, which are read from their beginning: the subscription is older than the new partitions."""
         settings = replace(self.settings, initial_position=InitialPosition.Earliest)
-        missing = self._partitions.missing(names)
-        await self._partitions.grow([self._consumer(name, settings, ReceiverQueue(), len(missing)) for name in missing])
+        missing = self._partitions.missing_topics(names)
+        await self._partitions.add_partitions(
+            [self._consumer(name, settings, ReceiverQueue(), len(missing)) for name in missing]
+        )
 
     async def _grown(self, topic: TopicName, found: int) -> None:
         await self._grow([topic.with_partition(i) for i in range(found)])
@@ -125,7 +137,7 @@ class Consumer(ClosedAfterAsyncWith):
         """Subscribes to the topics `added` and drops the partitions of the topics `removed`. Returns the topics that
         could not be subscribed to."""
         for consumer in [each for each in self.partitions if each.topic.base in removed]:
-            consumer.retire()
+            consumer.discard_messages()
             self._gone(consumer)
             consumer.abort()
         failed: list[TopicName] = []
@@ -140,7 +152,7 @@ class Consumer(ClosedAfterAsyncWith):
     async def _add_topic(self, topic: TopicName) -> None:
         for each in self._dead_letters.add(topic):
             try:
-                partitions = await self.connections.partitions(each, create=each != topic)
+                partitions = await self.connections.partition_count(each, create=each != topic)
             except TopicNotFound:
                 return  # deleted again; the watch reports when it is created again
             await self._grow([each.with_partition(i) for i in range(partitions)] or [each])
@@ -202,14 +214,14 @@ class Consumer(ClosedAfterAsyncWith):
         if message is None:
             message = await self.inbox.take_message(check_timeout(timeout_millis))
         if self.settings.schema.by_writer:
-            await fetch_schemas(self.inbox, message)
+            await fetch_writer_schemas(self.inbox, message)
         return message
 
     async def batch_receive(self) -> list[Message]:
         """Returns as many messages as the policy allows; an empty list if none arrives within the policy's time-out."""
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
-            await fetch_schemas(self.inbox, *batch)
+            await fetch_writer_schemas(self.inbox, *batch)
         return batch
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -229,17 +241,17 @@ class Consumer(ClosedAfterAsyncWith):
             consumer, consumers = which.entry.consumer, self._partitions.all
             if consumers and consumer is consumers[0]:
                 return consumers[0]
-            mine = self._partitions.of_message(which)
+            mine = self._partitions.find_by_message(which)
             if mine is not None:
                 return mine
             if isinstance(consumer, PartitionConsumer) and consumer.was_of is self:
                 return consumer
             raise InvalidMessage("the message was not received by this consumer")
         if not isinstance(which, MessageId):
-            raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shown_value(which)}")
+            raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shorten_value(which)}")
         (ledger_id, entry_id), batch_index = which.position(), which.batch_index()
         check(ACKNOWLEDGED, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
-        return self._partitions.of_id(which)
+        return self._partitions.find_by_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """Acknowledges messages; the acknowledgements are sent within 100 ms. May be called from any thread."""
@@ -372,13 +384,13 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> None:
         """Stores a copy of the message that is delivered after `delay`, then acknowledges the message. Raises
         OperationNotSupported without `enable_retry`."""
-        check_one("message", instance(Message, optional=False), message)
+        check_one("message", instance_check(Message, optional=False), message)
         check_one("delay", DELAY, delay)
         check_one("properties", PROPERTIES, properties)
         topic = self.consumer_of(message).topic
         if is_dead_letter(message):
             raise OperationNotSupported("a dead letter stays where it is: acknowledge it when it is dealt with")
-        await self._dead_letters.retries_of(topic).reconsume_later(message, delay, properties)
+        await self._dead_letters.retry_producer_of(topic).reconsume_later(message, delay, properties)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Asks the broker to deliver all unacknowledged messages again. Does not wait, as in Pulsar."""

@@ -46,7 +46,7 @@ from datetime import timedelta
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import AlreadyExists, MagnetarError
-from ...proto.names import EARLIEST, TopicName, whole
+from ...proto.names import EARLIEST, TopicName, parse_number
 from ...proto.schema import SchemaInfo
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongValue
@@ -73,7 +73,7 @@ REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPT
 RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 
 
-def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
+def dead_letter_policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
     """Returns the dead-letter policy that applies, or None. Raises InvalidConfiguration if the subscription's type
     does not count redeliveries (Exclusive, Failover)."""
     policy = settings.dead_letter_policy
@@ -86,13 +86,13 @@ def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
     return policy
 
 
-def times_of(told: str) -> int:
+def parse_reconsume_times(told: str) -> int:
     """Parses the property that counts how often a message was reconsumed later. Returns 0 for a text that is no plain
     number, because another program may use that property for anything else."""
-    return (whole(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
+    return (parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
-def letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:
+def make_letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:
     if chosen:
         return TopicName.parse(chosen)
     return TopicName.parse(f"{topic.base.full}-{subscription}-{suffix}")
@@ -129,8 +129,8 @@ class DeadLetterProducer:
         consumer_name: Callable[[], str],
     ) -> None:  # fmt: skip
         self.policy = policy
-        self.dead_letter_topic = letter_topic(topic, subscription, "DLQ", policy.dead_letter_topic)
-        self.retry_letter_topic = letter_topic(topic, subscription, "RETRY", policy.retry_letter_topic)
+        self.dead_letter_topic = make_letter_topic(topic, subscription, "DLQ", policy.dead_letter_topic)
+        self.retry_letter_topic = make_letter_topic(topic, subscription, "RETRY", policy.retry_letter_topic)
         self.moved = 0  # messages that went to the dead-letter topic
         _LOG.info(
             "%s/%s: a message that comes back more than %d times goes to %s", topic, subscription,
@@ -175,7 +175,7 @@ class DeadLetterProducer:
     ) -> None:
         """Publishes a copy of the message to be delivered after `delay`; past the limit of retries, publishes it to
         the dead-letter topic. Returns when the copy is stored and the message is acknowledged."""
-        times = times_of(message.properties().get(RECONSUME_TIMES, "")) + 1
+        times = parse_reconsume_times(message.properties().get(RECONSUME_TIMES, "")) + 1
         found = {**_origin(message, self._subscription), **(properties or {})}
         if times > self.policy.max_redeliver_count:
             found[RECONSUME_TIMES] = str(times - 1)
@@ -243,7 +243,7 @@ class DeadLetterProducer:
         return await Producer.open(self._connections, topic, settings)
 
     async def _subscribe(self, topic: TopicName, subscription: str) -> None:
-        partitions = await self._connections.partitions(topic)
+        partitions = await self._connections.partition_count(topic)
         start = wire.MessageId(ledger_id=EARLIEST[0], entry_id=EARLIEST[1], partition=-1, batch_index=-1)
         for name in [topic.with_partition(i) for i in range(partitions)] or [topic]:
             spec = wire.SubscriptionSpec(topic=name.full, name=subscription, position=start)
@@ -293,7 +293,7 @@ class DeadLetterProducers:
     ) -> None:
         """Opens nothing yet. Raises InvalidConfiguration if the subscription's type does not count redeliveries
         (Exclusive, Failover)."""
-        self.policy = policy_of(settings)
+        self.policy = dead_letter_policy_of(settings)
         self._connections = connections
         self._subscription = subscription
         self._settings = settings
@@ -322,7 +322,7 @@ class DeadLetterProducers:
     def producer_of(self, topic: TopicName) -> DeadLetterProducer | None:
         return self._by_topic.get(topic.base)
 
-    def retries_of(self, topic: TopicName) -> DeadLetterProducer:
+    def retry_producer_of(self, topic: TopicName) -> DeadLetterProducer:
         """Returns the DeadLetterProducer through which messages of `topic` are reconsumed later. Raises
         OperationNotSupported if they cannot be."""
         dead_letters = self.producer_of(topic)

@@ -12,7 +12,7 @@ published, no reader will ever read it. It is *discarded*, as by Pulsar's client
 
 A large entry is decompressed when the memory limit has room for it (client/common/receive_memory.py). Until then the
 entry and all entries after it wait compressed (`_folded`), so that the order stays. The core counts them as in flight.
-Also here: the frames that a consumer's effects become (`frames_of`).
+Also here: the frames that a consumer's effects become (`make_frames`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import Any
 from ...proto import wire_pb2 as wire
 from ...proto.compression import decompress
 from ...proto.entry import (
-    AlikePayloads,
     Encrypt,
     EntryHeader,
+    EqualLengthPayloads,
     broker_part_of,
-    checked_head,
     declared_messages,
     decode_lazily,
     decode_payload,
     is_intact,
-    key_of,
-    key_of_one,
+    parse_checked_head,
+    routing_key,
+    single_entry_key,
 )
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
@@ -45,12 +45,12 @@ from ...proto.routing import sticky_slot
 from ..common.errors import CryptoError
 from ..common.receive_memory import LARGE_BYTES, ReceiveMemory
 from ..core.consumer import ConsumerCore
-from ..core.effects import ConsumerEffect, Grant, Place, Redeliver, SendAcks, SendSeek
+from ..core.effects import ConsumerEffect, Grant, ReaderPlace, Redeliver, SendAcks, SendSeek
 from ..core.redelivery import WHOLE, AckGroup, EntrySets
 from ..model.encryption import Decryptor
 from ..model.message import CiphertextMessage, DamagedMessage, Message, Origin, ReceivedEntry
 from ..model.message_id import MessageId
-from ..model.options import Start, at_message
+from ..model.options import ReaderStart, first_wanted_id
 from ..model.settings import ConsumerCryptoFailureAction, ConsumerSettings, ConsumerType
 from .dead_letters import DeadLetterProducer, is_dead_letter
 
@@ -82,7 +82,7 @@ class Deliveries:
 
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
-        dead_letters: DeadLetterProducer | None, start: Start | None, longer_s: Callable[[int], float],
+        dead_letters: DeadLetterProducer | None, start: ReaderStart | None, longer_s: Callable[[int], float],
         memory: ReceiveMemory,
     ) -> None:  # fmt: skip
         """Makes the deliveries of a partition. `longer_s(redelivery_count)`: the seconds that are added to the ack
@@ -101,7 +101,8 @@ class Deliveries:
         self._longer_s = longer_s
         self._crypto_said = -inf  # when the log was told last that something is not decrypted
         self._memory = memory
-        self._folded: deque[tuple[bytes, Position, int, Sequence[int]]] = deque()  # arguments of `open`, in order
+        # arguments of `split_entry`, in order
+        self._folded: deque[tuple[bytes, Position, int, Sequence[int]]] = deque()
         self._unfolded = 0  # bytes of large entries of ours that wait for the application, …
         self._taken: deque[int] = deque()  # … less these, which it took
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
@@ -115,7 +116,7 @@ class Deliveries:
     def split_deliveries(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
         """Splits the deliveries in `frames` into messages, up to the first frame of another kind, which is returned;
         None if there is none."""
-        came, opened = self._came, self.open
+        came, opened = self._came, self.split_entry
         for frame in frames:
             kind = frame.WhichOneof("kind")
             if kind == "deliveries":
@@ -141,7 +142,7 @@ class Deliveries:
         return came
 
     # ------------------------------------------------------------------------------ what waits folded
-    def on_large_taken(self, received: ReceivedEntry) -> None:
+    def on_large_entry_taken(self, received: ReceivedEntry) -> None:
         """Fact: the application received a message of a large entry, whose memory is free again. May be called from
         any thread; the event loop must call `decompress_waiting` soon."""
         size, received.unfolded = received.unfolded, 0
@@ -156,18 +157,18 @@ class Deliveries:
             return False
         waiting, self._folded = self._folded, deque()
         while waiting and not self._folded:
-            self._came += self.open(*waiting.popleft())
+            self._came += self.split_entry(*waiting.popleft())
         self._folded += waiting
         return True
 
-    def folded(self) -> list[Position]:
+    def compressed_positions(self) -> list[Position]:
         return [position for _, position, _, _ in self._folded]
 
     def discard_waiting(self) -> int:
         """Drops the entries that wait compressed, and the memory counted for large entries. The broker will deliver
         them again, or they are not needed. Returns the permits of the entries that waited."""
         self._taken.clear()
-        self._memory.unfolded_bytes -= self._unfolded
+        self._memory.decompressed_bytes -= self._unfolded
         self._unfolded = 0
         permits = sum(max(0, declared_messages(entry) - len(acked)) for entry, _, _, acked in self._folded)
         self._folded.clear()
@@ -181,7 +182,7 @@ class Deliveries:
         while self._taken:
             freed = min(self._taken.popleft(), self._unfolded)
             self._unfolded -= freed
-            self._memory.unfolded_bytes -= freed
+            self._memory.decompressed_bytes -= freed
 
     # ------------------------------------------------------------------------------ where a reader begins
     def copy_encryptor(self, metadata: MessageMetadata) -> Encrypt | None:
@@ -193,19 +194,19 @@ class Deliveries:
         """Fact: the broker moved the cursor to `to`. `start` becomes the new start of a reader; None if only the
         broker knows the position."""
         self.start = None
-        self.forget_moved()
+        self.clear_moved()
         if not self._durable and isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
-            self.start = Start(to, self._settings.start_message_id_inclusive and not everywhere)
+            self.start = ReaderStart(to, self._settings.start_message_id_inclusive and not everywhere)
 
-    def start_after(self, place: Place) -> Start:
+    def restart_at(self, place: ReaderPlace) -> ReaderStart:
         """Returns the start of a reader that reconnects and continues at `place`."""
         if place.taken is not None:
-            self.start = Start(place.taken, False, place.begun)
-        return self.start or Start(MessageId.latest, False)
+            self.start = ReaderStart(place.taken, False, place.begun)
+        return self.start or ReaderStart(MessageId.latest, False)
 
     # ------------------------------------------------------------------------------ one entry
-    def open(
+    def split_entry(
         self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = ()
     ) -> Sequence[Message]:
         """Splits an entry into messages. Returns those that the application is to see."""
@@ -214,7 +215,7 @@ class Deliveries:
             self._folded.append((entry, position, redelivered, acked))
             return ()
         try:
-            received, wanted, body = messages_of(
+            received, wanted, body = decode_messages(
                 self._consumer, entry, position, self.start, redelivered, acked, self._decryptor, self._has_room
             )
             if body is not None and core.has_withheld:
@@ -234,7 +235,7 @@ class Deliveries:
             return [self._damaged(error, entry, position, acked)]
         except Undecryptable as error:
             return self._undecryptable(error.received, error.cause, entry)
-        size = unfolded_bytes(received.header) if received.header.uncompressed_size else 0
+        size = decompressed_bytes(received.header) if received.header.uncompressed_size else 0
         self._bytes += max(len(entry), size)
         self._charged += received.charged
         if self._settings.is_read_compacted:
@@ -248,14 +249,18 @@ class Deliveries:
         if self._permits_of_each:
             share_permits(received, wanted)
         if self.slots is not None:
-            self._note_slots(self.slots, wanted[0].entry, wanted)
+            self._record_slots(self.slots, wanted[0].entry, wanted)
         first = wanted[0]
-        if self._dead_letters is not None and core.is_dead(first.redelivery_count()) and not is_dead_letter(first):
+        if (
+            self._dead_letters is not None
+            and core.is_dead_letter(first.redelivery_count())
+            and not is_dead_letter(first)
+        ):
             dead = wanted
             if self._moved is not None:
                 dead = wanted[:1]
                 if first.batch_index >= 0:
-                    self._note_moved(self._moved, first)
+                    self._record_moved(self._moved, first)
             self._dead_letters.move_soon(dead)
             wanted = wanted[len(dead) :]
             if not wanted:
@@ -265,18 +270,18 @@ class Deliveries:
         if size >= LARGE_BYTES:
             first.entry.unfolded = size
             self._unfolded += size
-            self._memory.unfolded_bytes += size
+            self._memory.decompressed_bytes += size
         return wanted
 
     # ------------------------------------------------------------------------------ what fails, in order
-    def forget_moved(self) -> None:
+    def clear_moved(self) -> None:
         """Drops the record of messages moved to the dead-letter topic, because the subscription is moved and they are
         delivered again."""
         if self._moved:
             self._moved.clear()
 
-    def _note_moved(self, moved: OrderedDict[Position, int], dead: Message) -> None:
-        position, bit, moving = dead.entry.position, 1 << dead.batch_index, self._core.moving
+    def _record_moved(self, moved: OrderedDict[Position, int], dead: Message) -> None:
+        position, bit, moving = dead.entry.position, 1 << dead.batch_index, self._core.moving_bits
         moving[position] = moving.get(position, 0) | bit
         moved[position] = moved.pop(position, 0) | bit
         if len(moved) > SLOTS_KNOWN_MAX:
@@ -285,27 +290,27 @@ class Deliveries:
     def _without_moved(self, received: ReceivedEntry, wanted: list[Message], moved: int) -> list[Message]:
         """Returns `wanted` without the messages whose dead letter is in flight or stored. (The broker delivers such an
         entry again if its acknowledgement was lost.)"""
-        there = moved & ~self._core.moving.get(received.position, 0)
+        there = moved & ~self._core.moving_bits.get(received.position, 0)
         for message in wanted:
             if there >> message.batch_index & 1:
                 self._consumer.acknowledge(message)
         return [message for message in wanted if not moved >> message.batch_index & 1]
 
-    def _note_slots(
+    def _record_slots(
         self, slots: OrderedDict[Position, frozenset[int]], received: ReceivedEntry, messages: list[Message]
     ) -> None:
         """Records the key slots of an entry as the broker computes them: from each message of a batch that the broker
         can read, else from the metadata of the entry."""
         metadata = received.header.metadata
         if received.header.batched and not metadata.encryption_keys:
-            keys = {key_of(message.fields) for message in messages}
+            keys = {routing_key(message.fields) for message in messages}
         else:
-            keys = {key_of_one(metadata)}
+            keys = {single_entry_key(metadata)}
         slots[received.position] = frozenset(sticky_slot(key) for key in keys if key is not None)
         if len(slots) > SLOTS_KNOWN_MAX:
             slots.popitem(last=False)
 
-    def follows(self, failed: Collection[Position]) -> Callable[[Message], bool]:
+    def make_waits_test(self, failed: Collection[Position]) -> Callable[[Message], bool]:
         """Returns a function that says whether a message must wait for one of the failed entries: it belongs to such
         an entry, or comes after it and, where the order is by key, has a key of it. These are exactly the messages
         that the broker takes back."""
@@ -350,7 +355,7 @@ class Deliveries:
         received.stream = core.permits.stream
         self._charged += received.charged
         message = CiphertextMessage(received, header.metadata, bytes(entry[header.payload_offset :]), -1)
-        if self.start is not None and self.start.before(received.position, header.num_messages - 1):
+        if self.start is not None and self.start.is_before_start(received.position, header.num_messages - 1):
             self._hidden += received.charged
             return ()
         if action is ConsumerCryptoFailureAction.CONSUME:
@@ -385,14 +390,14 @@ class Deliveries:
                 if self._durable:
                     self._consumer.acknowledge(Message(received, metadata, b"", -1))
                 raise
-        if start is not None and start.before(received.position, 0):
+        if start is not None and start.is_before_start(received.position, 0):
             return []
         return [Message(received, metadata, payload, -1)]
 
     def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
         """Returns `messages` without those that compaction removed from the batch, and acknowledges the removed ones.
         """
-        removed = removed_of(received, messages)
+        removed = compacted_messages(received, messages)
         if not removed:
             return messages
         if self._durable:
@@ -402,16 +407,16 @@ class Deliveries:
         return [message for message in messages if message.batch_index not in gone]
 
 
-def messages_of(
-    consumer: Origin, entry: bytes, position: Position, start: Start | None, redelivered: int = 0,
+def decode_messages(
+    consumer: Origin, entry: bytes, position: Position, start: ReaderStart | None, redelivered: int = 0,
     acked: Sequence[int] = (), decryptor: Decryptor | None = None, has_room: Callable[[int], bool] | None = None,
 ) -> tuple[ReceivedEntry, list[Message] | None, bytes | None]:  # fmt: skip
     """Decodes an entry. Returns the entry; its messages for the application, or None for a chunk; and the decrypted
     payload, if the entry was encrypted. `has_room(size)` is asked before a large entry is decompressed. Raises
     CorruptEntry, Undecryptable, StaysCompressed."""
     index, _, start_at = broker_part_of(entry)
-    header = EntryHeader(*checked_head(entry, start_at))
-    if has_room is not None and header.uncompressed_size >= LARGE_BYTES and not has_room(unfolded_bytes(header)):
+    header = EntryHeader(*parse_checked_head(entry, start_at))
+    if has_room is not None and header.uncompressed_size >= LARGE_BYTES and not has_room(decompressed_bytes(header)):
         raise StaysCompressed
     received = ReceivedEntry(consumer, header, position, index, redelivered)
     if acked:
@@ -427,7 +432,7 @@ def messages_of(
         return received, None, body
     if header.batched:
         fields, payloads = decode_lazily(header, entry)
-        if isinstance(payloads, AlikePayloads):
+        if isinstance(payloads, EqualLengthPayloads):
             messages = [Message(received, single, payloads, at) for at, single in enumerate(fields)]
         else:
             messages = [Message(received, fields[at], payload, at) for at, payload in enumerate(payloads)]
@@ -437,13 +442,13 @@ def messages_of(
         gone = frozenset(acked)
         messages = [message for message in messages if message.batch_index not in gone]
     if start is not None and position <= start.id.position():
-        messages = [message for message in messages if not start.before(position, max(0, message.batch_index))]
+        messages = [message for message in messages if not start.is_before_start(position, max(0, message.batch_index))]
     if messages:
         received.first_index = messages[0].batch_index
     return received, messages, body
 
 
-def unfolded_bytes(header: EntryHeader) -> int:
+def decompressed_bytes(header: EntryHeader) -> int:
     """Returns the decompressed size that the entry declares. 0 for each chunk of a message but the last, which counts
     for all."""
     metadata = header.metadata
@@ -459,7 +464,7 @@ def unfolded_bytes(header: EntryHeader) -> int:
 _NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
-def removed_of(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
+def compacted_messages(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
     """Returns the messages that compaction removed from a batch of which it retained other messages."""
     kept = frozenset(received.header.metadata.compacted_batch_indexes)
     return [
@@ -484,17 +489,17 @@ ACK_BYTES = 128 << 10
 """Most bytes of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
 
 
-def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
+def make_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
     """Yields the client's frames that an effect becomes. `durable` (not a reader) and `inclusive` decide how a seek is
     sent."""
     match effect:
         case Grant(messages):
             yield {"permits": messages}
         case SendAcks(group, request_id):
-            for ack in acks_of(group, request_id):
+            for ack in make_acks(group, request_id):
                 yield {"ack": ack}
         case Redeliver(entries, counted, request_id):
-            sets = entry_sets(entries) if entries is not None else ()
+            sets = encode_entry_sets(entries) if entries is not None else ()
             yield {"redeliver": wire.Redeliver(ledgers=sets, uncounted=not counted, request_id=request_id)}
         case SendSeek(request_id, to):
             yield {"seek": _seek(request_id, to, exact=durable or inclusive, inclusive=inclusive)}
@@ -502,17 +507,17 @@ def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iter
 
 def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool) -> wire.Seek:
     """Returns the seek request. With `exact`, for a durable subscription, the broker moves the cursor to exactly that
-    message (`at_message`), and the client filters nothing, because others may move the cursor back at any time. A
-    reader filters the messages before its own `Start`."""
+    message (`first_wanted_id`), and the client filters nothing, because others may move the cursor back at any time. A
+    reader filters the messages before its own `ReaderStart`."""
     seek = wire.Seek(request_id=request_id)
     if isinstance(to, MessageId):
-        seek.message_id.CopyFrom((at_message(to, inclusive=inclusive) if exact else to).to_wire())
+        seek.message_id.CopyFrom((first_wanted_id(to, inclusive=inclusive) if exact else to).to_wire())
     else:
         seek.publish_time_ms = to
     return seek
 
 
-def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
+def make_acks(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
     """Returns the acknowledge requests of a group, in order; the broker answers only the last of them."""
     acks: list[wire.Ack] = []
     if group.cumulative is not None:
@@ -533,7 +538,7 @@ def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
             wire.AckedEntry(ledger_id=ledger_id, entry_id=each.min())
             for ledger_id, each in group.whole.items() if len(each) == 1
         ]  # fmt: skip
-        acks += _individual(parts, entry_sets(some))
+        acks += _individual(parts, encode_entry_sets(some))
     if acks:
         acks[-1].request_id = request_id
     return acks
@@ -556,7 +561,7 @@ def _individual(parts: list[wire.AckedEntry], sets: list[wire.EntrySet]) -> Iter
     yield ack
 
 
-def entry_sets(sets: EntrySets) -> list[wire.EntrySet]:
+def encode_entry_sets(sets: EntrySets) -> list[wire.EntrySet]:
     found = []
     for ledger_id, entries in sets.items():
         entries.run_optimize()

@@ -23,22 +23,22 @@ from ...proto.errors import MagnetarError, from_wire
 from ...proto.names import Position, TopicName
 from ..common.deadlines import DueTimer
 from ..common.errors import AlreadyClosed, PulsarException, translate
-from ..common.receive_memory import Claim
-from ..connect.attachment import Attachment, subscribe
+from ..common.receive_memory import MemoryClaim
+from ..connect.attachment import Attachment, make_subscribe_frame
 from ..connect.broker_stream import CLOSE
-from ..connect.connections import Connections, WriterSchemas
+from ..connect.connections import Connections, TopicSchemas
 from ..core.consumer import ConsumerCore
-from ..core.effects import Answer, Connect, ConsumerEffect, Drop, DropAfter, Finished, Leave, Sought, State
+from ..core.effects import Answer, Connect, ConsumerEffect, Disconnect, Drop, DropAfter, Finish, ReportSeek, State
 from ..core.redelivery import EntrySets
 from ..model.message import DamagedMessage, Message
 from ..model.message_id import MessageId
-from ..model.options import Start
+from ..model.options import ReaderStart
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
-from .acknowledgements import AckSender, Pending, options_of, place_of
+from .acknowledgements import AckSender, Pending, ack_place_of, make_core_options
 from .dead_letters import DeadLetterProducer
-from .deliveries import Deliveries, frames_of
-from .receiver_queue import ReceiverQueue, Requests
+from .deliveries import Deliveries, make_frames
+from .receiver_queue import ConsumerRequests, ReceiverQueue
 from .transactional_acks import TransactionalAcks
 
 _LOG = logging.getLogger("magnetar.client")
@@ -50,15 +50,15 @@ class PartitionConsumer:
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings,
         inbox: ReceiverQueue,
-        *, queue_size: int, start: Start | None = None, dead_letters: DeadLetterProducer | None = None,
+        *, queue_size: int, start: ReaderStart | None = None, dead_letters: DeadLetterProducer | None = None,
         on_gone: Callable[[PartitionConsumer], None] | None = None,
     ) -> None:  # fmt: skip
         """Makes the consumer. `on_gone` is called when the topic is deleted; without `on_gone` the receiver gets an
         error."""
         self.topic = topic
-        self.sends = self.waits = False
+        self.is_producer = self.waits = False
         self.schema: Schema = settings.schema
-        self.writers = WriterSchemas(connections, topic)  # messages keep those of their incarnation
+        self.writers = TopicSchemas(connections, topic)  # messages keep those of their incarnation
         self.holds_order = settings.redelivery_order == "key"
         self.name = settings.consumer_name or ""
         self.end_of_topic = False
@@ -76,21 +76,22 @@ class PartitionConsumer:
         self._inbox = inbox
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._now = connections.world.clock.monotonic
-        self._claim = Claim(connections.memory, queue_size)
+        self._claim = MemoryClaim(connections.memory, queue_size)
         dead_after = dead_letters.policy.max_redeliver_count if dead_letters is not None else None
-        options = options_of(settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None)
+        options = make_core_options(settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None)
         self.core = ConsumerCore(options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff())
         self.acks = AckSender(settings, self.core, self._wake, self._now)
-        self.deliveries = Deliveries(self, settings, self.core, self._now, dead_letters, start, self.acks.longer_s,
+        self.deliveries = Deliveries(self, settings, self.core, self._now, dead_letters, start,
+            self.acks.extra_timeout_s,
                                      connections.memory)  # fmt: skip
         self._attachment = Attachment(connections, self)
-        self.requests = Requests(connections, self.core, self.acks, self._attachment.send, self._do)
+        self.requests = ConsumerRequests(connections, self.core, self.acks, self._attachment.send, self._do)
         self.in_transactions = TransactionalAcks(
             self, subscription, connections, self.core, self.acks, self.requests, self._attachment.send,
             self.on_failure,
             self.redeliver_in_order,
         )  # fmt: skip
-        self._wakes = connections.wakes
+        self._wakes = connections.loop_calls
         self._woken = False
         self._timer = DueTimer(self._now, self._time_passed, self.on_failure)
         self._durable = start is None
@@ -101,7 +102,7 @@ class PartitionConsumer:
         wake = self.core.permits.count_used(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
         if message.entry.unfolded:
-            self.deliveries.on_large_taken(message.entry)
+            self.deliveries.on_large_entry_taken(message.entry)
             wake = True
         if self.acks.times_out:
             self.acks.on_taken(message)
@@ -136,13 +137,13 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
         self._woken = False
-        self._do(self.core.turn(self.acks.flush()))
+        self._do(self.core.take_effects(self.acks.flush()))
         if self.deliveries.decompress_waiting():
             self._put()
 
     def _time_passed(self, now: float) -> None:
         self.acks.flush()
-        self._do(self.core.time_passed(now))
+        self._do(self.core.run_timers(now))
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
         left = iter(frames)
@@ -157,27 +158,27 @@ class PartitionConsumer:
         """Puts all received messages into the inbox at once, so that a waiter for one message is woken only once."""
         messages, charged, hidden, size_bytes = self.deliveries.take_received()
         core = self.core
-        if core.starts_again:
+        if core.restart_request:
             charged += self.deliveries.discard_waiting()
         if not charged:
             return
         core.permits.count_received(charged)
-        if core.starts_again:
+        if core.restart_request:
             core.discard_delivered()
             messages, hidden = [], charged
         elif self.holds_order and messages and core.has_failed:
-            follows = self.deliveries.follows(core.failing())
+            follows = self.deliveries.make_waits_test(core.failed_positions())
             hidden += sum(message.permits for message in messages if follows(message))
             messages = [message for message in messages if not follows(message)]
         if messages:
             self._inbox.put(messages)
         if hidden:
             self._do(core.on_dropped(hidden))
-        if self._claim.count_received(size_bytes, charged, core.permits.at_broker + core.permits.held):
+        if self._claim.count_received(size_bytes, charged, core.permits.at_broker + core.permits.queued):
             self._do(core.resize(self._claim.window))
         if core.has_new_times:
             core.has_new_times = False
-            self._timer.arm(core.due)
+            self._timer.set_earlier(core.next_timer_at)
 
     def _rare(self, kind: str | None, frame: wire.ServerFrame) -> None:
         match kind:
@@ -196,7 +197,7 @@ class PartitionConsumer:
                 self._attachment.on_opened()
                 self.acks.flush()
                 self._do(self.core.on_opened())
-                self.requests.tell_change()
+                self.requests.notify_changed()
                 self.in_transactions.on_connected()
                 if self.on_connected is not None:
                     self.on_connected(self)
@@ -204,7 +205,7 @@ class PartitionConsumer:
                 error = from_wire(frame.closed)
                 if "moved" in error.fields:  # by another consumer, or an operator
                     self.requests.discard_acks()
-                    self.deliveries.forget_moved()
+                    self.deliveries.clear_moved()
                 self._attachment.on_closed_by_broker(error)
             case "end_of_topic":
                 self.end_of_topic = True
@@ -221,12 +222,12 @@ class PartitionConsumer:
         before, self.incarnation = self.incarnation, incarnation or self.incarnation
         if before == self.incarnation:
             return
-        self.writers = WriterSchemas(self._connections, self.topic, self.incarnation)
+        self.writers = TopicSchemas(self._connections, self.topic, self.incarnation)
         if not before:
             return
         _LOG.warning("%s was deleted and made anew: it is read from its beginning", self.topic)
         if not self._durable:
-            self.core.begin_again()
+            self.core.clear_place()
             self.deliveries.on_sought(MessageId.earliest)
         if self.on_anew is not None:
             self.on_anew(self)
@@ -241,7 +242,7 @@ class PartitionConsumer:
         for effect in effects:
             match effect:
                 case Drop(give_back):
-                    freed = self._inbox.drop(lambda message: message.entry.consumer is self)
+                    freed = self._inbox.discard_matching(lambda message: message.entry.consumer is self)
                     folded = self.deliveries.discard_waiting()
                     if give_back and folded:
                         self.core.permits.count_received(folded)
@@ -252,31 +253,31 @@ class PartitionConsumer:
                     self._drop_after(failed)
                 case Answer(request_id, error, result):
                     self.requests.answer(request_id, error, result)
-                case Sought(to):
+                case ReportSeek(to):
                     self.acks.clear()
                     self.deliveries.on_sought(to)
                 case Connect(after_s):
                     self._attachment.reopen(after_s)
-                case Leave():
+                case Disconnect():
                     self._attachment.close_at_broker()
-                case Finished(error, topic_is_gone):
+                case Finish(error, topic_is_gone):
                     self._close_with(translate(error), topic_is_gone=topic_is_gone)
                 case _:
                     inclusive = self._settings.start_message_id_inclusive
-                    for kind in frames_of(effect, durable=self._durable, inclusive=inclusive):
+                    for kind in make_frames(effect, durable=self._durable, inclusive=inclusive):
                         self._attachment.send(**kind)
-        self._timer.arm(self.core.due)
+        self._timer.set_earlier(self.core.next_timer_at)
 
     def _drop_after(self, failed: Collection[Position]) -> None:
-        follows = self.deliveries.follows(failed)
-        freed = self._inbox.drop(lambda message: message.entry.consumer is self and follows(message))
+        follows = self.deliveries.make_waits_test(failed)
+        freed = self._inbox.discard_matching(lambda message: message.entry.consumer is self and follows(message))
         if freed:
             self._do(self.core.on_dropped(freed))
 
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:
         self.acks.flush()
-        self.core.acknowledge_cumulative(*place_of(which))
+        self.core.acknowledge_cumulative(*ack_place_of(which))
         self._turn()
 
     def send_now(self) -> None:
@@ -303,31 +304,31 @@ class PartitionConsumer:
             entry = message.entry
             if entry.consumer is self and message.batch_index == entry.first_index:
                 places += entry.chunks or (entry.position,)
-        places += self.deliveries.folded()
+        places += self.deliveries.compressed_positions()
         for ledger_id, entry_id in places:
             found.setdefault(ledger_id, BitMap()).add(entry_id)
         return found
 
-    def resize(self, queue_size: int) -> None:
+    def resize_queue(self, queue_size: int) -> None:
         """Sets the size of this partition's receiver queue: its share of the limit for all partitions."""
-        self._claim.want(queue_size)
+        self._claim.resize_queue(queue_size)
         self._do(self.core.resize(self._claim.window))
 
-    def retire(self) -> None:
+    def discard_messages(self) -> None:
         """Drops the messages that the application has not received, and detaches the consumer from the shared receiver
         queue, so that its end does not close that queue."""
-        self._inbox.drop(lambda message: message.entry.consumer is self)
+        self._inbox.discard_matching(lambda message: message.entry.consumer is self)
         self._inbox = ReceiverQueue()
 
-    def deliver_to(self, inbox: ReceiverQueue) -> None:
+    def set_inbox(self, inbox: ReceiverQueue) -> None:
         """Puts messages into `inbox` from now on, and moves the waiting messages there."""
         waiting, self._inbox = self._inbox.messages, inbox
         inbox.put(waiting)
 
     # ------------------------------------------------------------------------------ the beginning
-    def first_frame(self) -> dict[str, Any]:
-        start = None if self._durable else self.deliveries.start_after(self.core.place())
-        request = subscribe(self.topic, self._subscription, self.name, self._instance, self._settings, start)
+    def opening_frame(self) -> dict[str, Any]:
+        start = None if self._durable else self.deliveries.restart_at(self.core.reader_place())
+        request = make_subscribe_frame(self.topic, self._subscription, self.name, self._instance, self._settings, start)
         request.incarnation = self.incarnation
         return {"subscribe": request}
 
@@ -359,12 +360,12 @@ class PartitionConsumer:
         self._attachment.close_at_broker()
         self._claim.release()
         self.deliveries.discard_waiting()
-        self.requests.tell_change()
+        self.requests.notify_changed()
         self.in_transactions.fail_all(error)
         if topic_is_gone and self._on_gone is not None:
-            self.retire()
+            self.discard_messages()
         if isinstance(error, AlreadyClosed):  # nothing of it could be acknowledged
-            self._inbox.drop(lambda message: message.entry.consumer is self)
+            self._inbox.discard_matching(lambda message: message.entry.consumer is self)
         self._inbox.close(error)
         if topic_is_gone and self._on_gone is not None:
             self._on_gone(self)

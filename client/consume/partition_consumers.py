@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from ...proto.names import TopicName
-from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown_value
+from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shorten_value
 from ..common.closing import close_all
 from ..common.errors import InvalidMessage, OperationNotSupported
 from ..connect.connections import Connections
@@ -42,7 +42,7 @@ class PartitionConsumers:
         self._by_topic: dict[str, PartitionConsumer] = {}
 
     # ------------------------------------------------------------------------------ who belongs to it
-    def share(self, more: int = 0) -> int:
+    def queue_size_each(self, more: int = 0) -> int:
         """Returns how many messages of one partition may wait: `receiver_queue_size`, or its share of the limit for
         all partitions. `more`: partitions that will be added."""
         total = self._settings.max_total_receiver_queue_size_across_partitions
@@ -52,7 +52,7 @@ class PartitionConsumers:
         self._add(new)
         await _open(new)
 
-    async def grow(self, new: Sequence[PartitionConsumer]) -> None:
+    async def add_partitions(self, new: Sequence[PartitionConsumer]) -> None:
         """Opens partitions and adds them. Until all are open each has a receiver queue of its own, so that no caller
         receives a message of a partition that is not added yet, and a partition that cannot be opened closes only its
         own queue."""
@@ -60,7 +60,7 @@ class PartitionConsumers:
         self._add(new)
         self._share_out()
         for each in new:
-            each.deliver_to(self.inbox)
+            each.set_inbox(self.inbox)
 
     def _add(self, new: Sequence[PartitionConsumer]) -> None:
         self.all.extend(new)
@@ -77,21 +77,21 @@ class PartitionConsumers:
         return True
 
     def _share_out(self) -> None:
-        share = self.share()
+        share = self.queue_size_each()
         for each in self.all:
-            each.resize(share)
+            each.resize_queue(share)
 
     # ------------------------------------------------------------------------------ which one
-    def missing(self, topics: Sequence[TopicName]) -> list[TopicName]:
+    def missing_topics(self, topics: Sequence[TopicName]) -> list[TopicName]:
         return [topic for topic in topics if topic.full not in self._by_topic]
 
-    def of_message(self, message: Message) -> PartitionConsumer | None:
+    def find_by_message(self, message: Message) -> PartitionConsumer | None:
         """Returns the PartitionConsumer through which the message came; None if it was removed."""
         consumer = message.entry.consumer
         found = self._by_topic.get(consumer.topic.full)
         return found if found is consumer else None
 
-    def of_id(self, which: MessageId) -> PartitionConsumer:
+    def find_by_id(self, which: MessageId) -> PartitionConsumer:
         """Returns the PartitionConsumer of the partition of a message id. Raises OperationNotSupported, as Pulsar's
         client does, if the id does not say which partition; InvalidMessage if that partition is not one of these."""
         if which.partition() >= 0 and all(each.topic.partition != which.partition() for each in self.all):
@@ -107,7 +107,7 @@ class PartitionConsumers:
         return found
 
     # ------------------------------------------------------------------------------ later partitions
-    def watch(
+    def watch_counts(
         self, connections: Connections, counts: dict[TopicName, int],
         grow: Callable[[TopicName, int], Awaitable[None]],
     ) -> None:  # fmt: skip
@@ -133,12 +133,12 @@ class PartitionConsumers:
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
                 check(SOUGHT, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
-            await _seek(self.all if everywhere else [self.of_id(to)], to)
+            await _seek(self.all if everywhere else [self.find_by_id(to)], to)
         elif isinstance(to, int) and not isinstance(to, bool):
             check_one("a publish time", PUBLISH_TIME, to)
             await _seek(self.all, to)
         else:
-            raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shown_value(to)}")
+            raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shorten_value(to)}")
 
     def abort(self) -> None:
         if self._watcher is not None:

@@ -26,11 +26,11 @@ from ..connect.connections import Connections
 from ..model.encryption import Decryptor, KeyReader
 from ..model.message import Message
 from ..model.message_id import KnownId, MessageId
-from ..model.options import Start
+from ..model.options import ReaderStart
 from ..model.settings import ConsumerSettings
 from .partition_consumer import PartitionConsumer
 from .partition_consumers import PartitionConsumers, check_timeout
-from .receiver_queue import ReceiverQueue, fetch_schemas
+from .receiver_queue import ReceiverQueue, fetch_writer_schemas
 
 CHUNK_BYTES = 32 << 20
 """Bytes that are asked for at a time; the stream's own flow control bounds what is in memory."""
@@ -213,19 +213,20 @@ class Reader(ClosedAfterAsyncWith):
     ) -> Reader:  # fmt: skip
         """Opens all partitions; if `start` names a partition, only that one."""
         reader = cls(connections, topic, settings, name)
-        partitions = await connections.partitions(topic)
+        partitions = await connections.partition_count(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
         if partitions and start.partition() >= 0:
             names = [each for each in names if each.partition == start.partition()]
-        begin = Start(start, inclusive)
+        begin = ReaderStart(start, inclusive)
         await reader._partitions.open([reader._consumer(each, begin, reader.inbox, len(names)) for each in names])
         whole = partitions if len(names) == partitions else 0
-        reader._partitions.watch(connections, {topic: whole}, reader._grow)
+        reader._partitions.watch_counts(connections, {topic: whole}, reader._grow)
         return reader
 
-    def _consumer(self, topic: TopicName, start: Start, inbox: ReceiverQueue, more: int) -> PartitionConsumer:
+    def _consumer(self, topic: TopicName, start: ReaderStart, inbox: ReceiverQueue, more: int) -> PartitionConsumer:
         consumer = PartitionConsumer(
-            self._connections, topic, self._name, self._settings, inbox, queue_size=self._partitions.share(more),
+            self._connections, topic, self._name, self._settings, inbox,
+            queue_size=self._partitions.queue_size_each(more),
             start=start,
         )  # fmt: skip
         consumer.on_connected = self._connected
@@ -234,9 +235,11 @@ class Reader(ClosedAfterAsyncWith):
 
     async def _grow(self, topic: TopicName, found: int) -> None:
         """Adds partitions, which are read from their beginning."""
-        missing = self._partitions.missing([topic.with_partition(i) for i in range(found)])
-        begin = Start(MessageId.earliest, False)
-        await self._partitions.grow([self._consumer(each, begin, ReceiverQueue(), len(missing)) for each in missing])
+        missing = self._partitions.missing_topics([topic.with_partition(i) for i in range(found)])
+        begin = ReaderStart(MessageId.earliest, False)
+        await self._partitions.add_partitions(
+            [self._consumer(each, begin, ReceiverQueue(), len(missing)) for each in missing]
+        )
 
     def _connected(self, consumer: PartitionConsumer) -> None:
         if self.on_connected is not None:
@@ -278,7 +281,7 @@ class Reader(ClosedAfterAsyncWith):
         if message is None:
             message = await self.inbox.take_message(check_timeout(timeout_millis))
         if self._settings.schema.by_writer:
-            await fetch_schemas(self.inbox, message)
+            await fetch_writer_schemas(self.inbox, message)
         return self.on_taken(message)
 
     async def has_message_available(self) -> bool:

@@ -1,6 +1,6 @@
 """The queue of received messages that wait for the application: filled by the event loop, emptied by a task or a
 thread. Also receiving in batches (`ConsumerBatchReceivePolicy`, `receive_batch`), and the requests of a consumer to
-its broker (`Requests`).
+its broker (`ConsumerRequests`).
 
 A deque does the work: `put` and `take_nowait` need no lock. A waiter leaves a wake-up call; `put` makes as many calls
 as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
@@ -30,8 +30,8 @@ from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerEffect, State
 from ..model.message import Message
 from ..model.message_id import MessageId
-from .acknowledgements import AckSender, Pending, place_of
-from .deliveries import acks_of
+from .acknowledgements import AckSender, Pending, ack_place_of
+from .deliveries import make_acks
 
 
 class ReceiverQueue:
@@ -111,7 +111,7 @@ class ReceiverQueue:
     def is_closed(self) -> bool:
         return self._error is not None
 
-    def at_end(self, call: Callable[[], object]) -> None:
+    def call_at_end(self, call: Callable[[], object]) -> None:
         """Registers `call`, to be called once when the queue ends; calls it at once if the queue has ended."""
         if self._error is not None:
             call()
@@ -144,7 +144,7 @@ class ReceiverQueue:
         except TimeoutError:
             raise Timeout(f"no message within {timeout_s:g} s") from None
 
-    async def wait_filled(self, timeout_s: float | None) -> None:
+    async def wait_message(self, timeout_s: float | None) -> None:
         """Waits until there is a message. Must be called in the event loop. Raises Timeout if none arrives within
         `timeout_s`."""
         try:
@@ -174,7 +174,7 @@ class ReceiverQueue:
         if self._error is not None:
             self.raise_if_ended()
 
-    def drop(self, unwanted: Callable[[Message], bool]) -> int:
+    def discard_matching(self, unwanted: Callable[[Message], bool]) -> int:
         """Removes the messages for which `unwanted` returns True; returns the number of their permits. Must be called
         in the event loop. Each other message is still received exactly once."""
         old = self.messages
@@ -294,7 +294,7 @@ async def receive_batch(
                 if left is not None and left <= 0:
                     break
                 try:
-                    await inbox.wait_filled(left)
+                    await inbox.wait_message(left)
                 except Timeout:
                     break
                 continue
@@ -310,7 +310,7 @@ async def receive_batch(
     return messages
 
 
-async def fetch_schemas(inbox: ReceiverQueue, *messages: Message) -> None:
+async def fetch_writer_schemas(inbox: ReceiverQueue, *messages: Message) -> None:
     """Fetches the schemas with which the messages were written, so that `Message.value` need not ask the broker. If
     this fails or is cancelled, puts the messages back into `inbox`."""
     try:
@@ -321,7 +321,7 @@ async def fetch_schemas(inbox: ReceiverQueue, *messages: Message) -> None:
         raise
 
 
-class ReceivedBatch:
+class BatchReceiver:
     """Receives a batch for a caller in another thread. If Ctrl-C interrupted that caller, the batch is put back."""
 
     def __init__(self, inbox: ReceiverQueue, now: Callable[[], float]) -> None:
@@ -352,7 +352,7 @@ class ReceivedBatch:
 # the operation. Guards: tests/client/consume/test_partition_consumer.py.
 
 
-class Requests:
+class ConsumerRequests:
     """The requests of one consumer to its broker: each is sent again if the connection breaks, and answered once."""
 
     def __init__(
@@ -407,15 +407,15 @@ class Requests:
     async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
         """Acknowledges messages; returns when this survives a crash of all processes. Raises OperationNotSupported if
         a cumulative acknowledgement would cover a part of a chunked message."""
-        every = [each for one in which for each in self._acks.with_chunks(one)]
+        every = [each for one in which for each in self._acks.add_chunks(one)]
         for each in every if cumulative else ():
-            place = place_of(each)[0]
-            if not self._core.cover(place):
+            place = ack_place_of(each)[0]
+            if not self._core.cover_cumulatively(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
         self._acks.flush()
-        for ack in acks_of(self._acks.take_over(every, cumulative=cumulative)):
+        for ack in make_acks(self._acks.make_group(every, cumulative=cumulative)):
 
             def request(request_id: int, ack: wire.Ack = ack) -> None:
                 ack.request_id = request_id
@@ -426,7 +426,7 @@ class Requests:
     async def send_last_acks(self) -> None:
         """Sends all waiting acks; returns when they are durable."""
         self._acks.flush()
-        request_id, effects = self._core.last_acks()
+        request_id, effects = self._core.take_last_acks()
         if request_id:
             answer = self._expect(request_id)
             self._do(effects)
@@ -440,7 +440,7 @@ class Requests:
             while self._core.state is not State.CONNECTED:
                 self.raise_if_closed()
                 await self.wait_changed()
-            request_id = self._core.request()
+            request_id = self._core.register_request()
             answer = self._expect(request_id)
             send(request_id)
             try:
@@ -454,7 +454,7 @@ class Requests:
         answer = self._answers[request_id] = self._loop.create_future()
         return answer
 
-    def register(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
+    def register_callback(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
         """Registers `told`, to be called with the outcome of a request that the caller sends itself."""
         self._calls[request_id] = told
 
@@ -477,7 +477,7 @@ class Requests:
             self._changed = self._loop.create_future()
         await asyncio.shield(self._changed)
 
-    def tell_change(self) -> None:
+    def notify_changed(self) -> None:
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)

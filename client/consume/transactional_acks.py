@@ -25,16 +25,16 @@ from collections.abc import Callable, Iterable, Sequence
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError, TransactionConflict
 from ..common.errors import OperationNotSupported, translate
-from ..common.loggers import run
+from ..common.loggers import run_logged
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
 from ..core.effects import State
 from ..core.redelivery import AckTracker
-from ..core.transaction import InTransaction, TransactionSite
+from ..core.transaction import InTransaction, TransactionEndpoint
 from ..model.message import Message, ReceivedEntry
-from .acknowledgements import AckSender, Pending, place_of
-from .deliveries import acks_of
-from .receiver_queue import Requests
+from .acknowledgements import AckSender, Pending, ack_place_of
+from .deliveries import make_acks
+from .receiver_queue import ConsumerRequests
 
 PAUSE_S = 0.1
 """Seconds before a request that the broker could not do is sent again: a coordinator moves within this time, mostly."""
@@ -58,8 +58,10 @@ class TransactionalAcks:
     """Sends the acknowledgements of one partition's consumer in transactions."""
 
     def __init__(
-        self, where: TransactionSite, subscription: str, connections: Connections, core: ConsumerCore, acks: AckSender,
-        requests: Requests, send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
+        self, where: TransactionEndpoint, subscription: str, connections: Connections, core: ConsumerCore,
+        acks: AckSender,
+        requests: ConsumerRequests, send: Callable[..., None], broke: Callable[[Exception], object],
+        again: Callable[[], None],
     ) -> None:  # fmt: skip
         """Makes the object for the consumer `where`. `again` has all unacknowledged messages redelivered and drops
         those that wait."""
@@ -82,32 +84,32 @@ class TransactionalAcks:
     ) -> None:  # fmt: skip
         """Acknowledges messages in the transaction `txn`. `waiter` gets the outcome. Before anything is sent, raises
         OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message, and what
-        `InTransaction.enter` raises."""
+        `InTransaction.begin_operation` raises."""
         self._requests.raise_if_closed()
-        every = [each for one in which for each in self._acks.with_chunks(one)]
+        every = [each for one in which for each in self._acks.add_chunks(one)]
         for each in every if cumulative else ():
-            place = place_of(each)[0]
-            if not self._core.cover(place):
+            place = ack_place_of(each)[0]
+            if not self._core.cover_cumulatively(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
-        txn.enter(self._where, self._connections)
+        txn.begin_operation(self._where, self._connections)
         if not cumulative and (twice := self._delivered_twice(txn, every)) is not None:
             error = TransactionConflict(f"{twice} was delivered twice, and this transaction acknowledges both")
             txn.on_acknowledged(error)
             raise translate(error)
         if cumulative:
-            txn.on_abort_of_cumulative_ack(self._deliver_again)
+            txn.register_cumulative_ack(self._deliver_again)
         group = self._groups.get(txn)
         if group is None:
             group = self._groups[txn] = _Group(txn)
         group.operations += 1
         if waiter is not None:
             group.waiters.append(waiter)
-        self._acks.track(group.tracker, every, cumulative=cumulative)
+        self._acks.add_to_tracker(group.tracker, every, cumulative=cumulative)
         if not self._turn_comes:
             self._turn_comes = True
-            asyncio.get_running_loop().call_soon(run, self._turn, self._broke)
+            asyncio.get_running_loop().call_soon(run_logged, self._turn, self._broke)
 
     def _delivered_twice(self, txn: InTransaction, every: Sequence[Pending]) -> Message | None:
         entries = txn.deliveries.setdefault(self._taken_from, {})
@@ -132,7 +134,7 @@ class TransactionalAcks:
             self._request(group, ack)
         groups, self._groups = self._groups, {}
         for group in groups.values():
-            acks = acks_of(group.tracker.take_group())
+            acks = make_acks(group.tracker.take_group())
             group.left = len(acks)
             if not acks:
                 self._finish_group(group)
@@ -141,16 +143,16 @@ class TransactionalAcks:
                 self._request(group, ack)
 
     def _request(self, group: _Group, ack: wire.Ack) -> None:
-        ack.request_id = self._core.request()
-        self._requests.register(ack.request_id, lambda error: self._answered(group, ack, error))
+        ack.request_id = self._core.register_request()
+        self._requests.register_callback(ack.request_id, lambda error: self._answered(group, ack, error))
         self._send(ack=ack)
 
     def _answered(self, group: _Group, ack: wire.Ack, error: MagnetarError | None) -> None:
-        if error is not None and self._may_pass(error) and group.txn.is_under_way:
+        if error is not None and self._may_pass(error) and group.txn.is_unfinished:
             self._again.append((group, ack))
             if not isinstance(error, ConnectionLost) and not self._turn_comes:
                 self._turn_comes = True
-                asyncio.get_running_loop().call_later(PAUSE_S, run, self._turn, self._broke)
+                asyncio.get_running_loop().call_later(PAUSE_S, run_logged, self._turn, self._broke)
             return
         group.error = group.error or error
         group.left -= 1

@@ -6,11 +6,11 @@ batch: what was added before it is closed first, so that order is kept. So is wh
 transaction comes, or of none: an entry belongs to one transaction.
 
 **Sequence ids** are given when a message is added, in order, each once. A message may name its own. It may be one that
-the broker knows of an earlier life of the producer (`resume`), and no batch has ids on both sides of the last of those:
-the broker calls a batch stored or new as a whole. One that is not above all that were given here goes back
-(`Batch.goes_back`): it is alone in its entry, and changes no other's id; where publishes are deduplicated the broker
-drops it. After a time-out `rewind` lets the same ids be named again as if they were new, because their outcome is
-unknown.
+the broker knows of an earlier life of the producer (`set_known_sequence_id`), and no batch has ids on both sides of the
+last of those: the broker calls a batch stored or new as a whole. One that is not above all that were given here goes
+back (`Batch.goes_back`): it is alone in its entry, and changes no other's id; where publishes are deduplicated the
+broker drops it. After a time-out `allow_ids_again` lets the same ids be named again as if they were new, because their
+outcome is unknown.
 
 With `key_based` (Pulsar PR3) one batch is open per key, ordering key first; messages without a key share one. Its
 messages get their ids when it is closed, so that the ids of each entry follow each other, and the broker can tell a
@@ -62,7 +62,7 @@ class OutgoingMessage:
     plain: bool = False  # nothing is said of it
 
     @property
-    def alone(self) -> bool:
+    def needs_own_entry(self) -> bool:
         """Whether the message needs an entry of its own, because it sets fields that belong to a whole entry."""
         return self.deliver_at is not None or bool(self.replicate_to)
 
@@ -101,7 +101,7 @@ class Batch:
         self.txn: InTransaction | None = None
 
     @property
-    def count(self) -> int:
+    def message_count(self) -> int:
         return len(self.callbacks)
 
 
@@ -126,13 +126,13 @@ class Batcher:
         self._named = False  # what is open by key has ids that its messages named
         self._txn: InTransaction | None = None  # of what is open
 
-    def resume(self, last: int, next_sequence_id: int) -> None:
+    def set_known_sequence_id(self, last: int, next_sequence_id: int) -> None:
         """Sets the first sequence id, after the broker answered that `last` is the highest id that it knows of this
         producer. Must be called before anything is added."""
         self._known = last
         self.next_sequence_id = next_sequence_id
 
-    def rewind(self, first: int) -> None:
+    def allow_ids_again(self, first: int) -> None:
         """Allows messages to name the sequence ids from `first` on again, because the outcome of the earlier messages
         with these ids is unknown. Does nothing while messages wait in the batcher."""
         if not self.ready and not self.open_message_count:
@@ -180,13 +180,13 @@ class Batcher:
         if message.txn is not self._txn:
             self._switch_txn(message.txn)
         goes_back = message.sequence_id is not None and message.sequence_id <= self._given
-        if message.alone or goes_back or not self._batching:
+        if message.needs_own_entry or goes_back or not self._batching:
             self.close()
             sequence_id = self._take_sequence_id(message)
             batch = Batch(sequence_id)
             batch.goes_back = goes_back
             batch.message = message
-            self._put(batch, message, b"", sequence_id, callback)
+            self._add_to_batch(batch, message, b"", sequence_id, callback)
             self.ready.append(batch)
             return True
         if self._key_based and message.sequence_id is None:
@@ -195,13 +195,13 @@ class Batcher:
             self.close()
             self._named = True
         sequence_id = self._take_sequence_id(message)
-        fitting = self._fitting(message, sequence_id)
+        fitting = self._find_fitting_batch(message, sequence_id)
         derived = fitting is None or (fitting.dense and sequence_id == fitting.highest + 1)
         prefix = item_prefix(_single_metadata(message, None if derived else sequence_id))
         batch = self._batch_for(fitting, message, len(prefix) + len(message.payload), sequence_id)
         batch.dense = batch.dense and (not batch.callbacks or sequence_id == batch.highest + 1)
-        self._put(batch, message, prefix, sequence_id, callback)
-        if batch.size >= self._bytes_max or batch.count >= self._messages_max:
+        self._add_to_batch(batch, message, prefix, sequence_id, callback)
+        if batch.size >= self._bytes_max or batch.message_count >= self._messages_max:
             self.close()
         return len(self.ready) > 0
 
@@ -210,9 +210,9 @@ class Batcher:
         if self._named:
             self.close()
         prefix = item_prefix(_single_metadata(message, None))
-        batch = self._batch_for(self._current(message), message, len(prefix) + len(message.payload), -1)
-        self._put(batch, message, prefix, -1, callback)
-        if batch.size >= self._bytes_max or batch.count >= self._messages_max:
+        batch = self._batch_for(self._open_batch_of(message), message, len(prefix) + len(message.payload), -1)
+        self._add_to_batch(batch, message, prefix, -1, callback)
+        if batch.size >= self._bytes_max or batch.message_count >= self._messages_max:
             self.close()
         return len(self.ready) > 0
 
@@ -225,7 +225,7 @@ class Batcher:
         for batch in self._by_key.values():
             if batch.sequence_id < 0:
                 batch.sequence_id = self.next_sequence_id
-                batch.highest = self._given = batch.sequence_id + batch.count - 1
+                batch.highest = self._given = batch.sequence_id + batch.message_count - 1
                 self.next_sequence_id = batch.highest + 1
             self.ready.append(batch)
         self._by_key.clear()
@@ -238,7 +238,9 @@ class Batcher:
 
     @property
     def open_message_count(self) -> int:
-        return (self._open.count if self._open else 0) + sum(batch.count for batch in self._by_key.values())
+        return (self._open.message_count if self._open else 0) + sum(
+            batch.message_count for batch in self._by_key.values()
+        )
 
     def _take_sequence_id(self, message: OutgoingMessage) -> int:
         sequence_id = self.next_sequence_id if message.sequence_id is None else message.sequence_id
@@ -249,13 +251,13 @@ class Batcher:
     def _key_of(self, message: OutgoingMessage) -> bytes:
         return message.ordering_key or (message.partition_key or "").encode()
 
-    def _current(self, message: OutgoingMessage) -> Batch | None:
+    def _open_batch_of(self, message: OutgoingMessage) -> Batch | None:
         return self._by_key.get(self._key_of(message)) if self._key_based else self._open
 
-    def _fitting(self, message: OutgoingMessage, sequence_id: int) -> Batch | None:
+    def _find_fitting_batch(self, message: OutgoingMessage, sequence_id: int) -> Batch | None:
         """Returns the open batch for the message; None if there is none. A batch whose ids would then span the last id
         that the broker knows is closed first, and None is returned."""
-        batch = self._current(message)
+        batch = self._open_batch_of(message)
         if batch is not None and batch.sequence_id <= self._known < sequence_id:
             named = self._named
             self.close()
@@ -276,7 +278,7 @@ class Batcher:
                 self._open = batch
         return batch
 
-    def _put(
+    def _add_to_batch(
         self, batch: Batch, message: OutgoingMessage, prefix: bytes, sequence_id: int, callback: Callback
     ) -> None:
         if not batch.callbacks:
@@ -293,9 +295,9 @@ class Batcher:
         next id."""
         last = -1 << 63
         for batch in [*self.ready, *([self._open] if self._open else [])]:
-            assert batch.count > 0, "no batch is empty"
-            assert batch.count <= self._messages_max
-            assert len(batch.items) == 2 * batch.count
+            assert batch.message_count > 0, "no batch is empty"
+            assert batch.message_count <= self._messages_max
+            assert len(batch.items) == 2 * batch.message_count
             assert batch.highest >= batch.sequence_id
             assert batch.highest < self.next_sequence_id
             if batch.goes_back:
@@ -330,7 +332,7 @@ def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: Outgoi
         metadata.properties.add(key=key, value=value)
 
 
-def metadata_of(
+def make_entry_metadata(
     batch: Batch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
 ) -> MessageMetadata:
     """Returns the metadata of the batch's entry; if the message travels unbatched, with all fields of that message."""
@@ -357,7 +359,7 @@ def encode(
     schema_version: bytes = b"",
 ) -> bytes:  # fmt: skip
     """Returns the client-part of the batch's entry."""
-    metadata = metadata_of(batch, producer_name, publish_time_ms, compression, schema_version)
+    metadata = make_entry_metadata(batch, producer_name, publish_time_ms, compression, schema_version)
     if batch.message is not None:
         if compression or encrypt is not None:
             return encode_entry(metadata, batch.message.payload, encrypt)
@@ -367,4 +369,4 @@ def encode(
         metadata.partition_key = batch.key
     if batch.ordering_key is not None:
         metadata.ordering_key = batch.ordering_key
-    return encode_batch(metadata, batch.items, batch.count, encrypt)
+    return encode_batch(metadata, batch.items, batch.message_count, encrypt)

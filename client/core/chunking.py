@@ -1,11 +1,11 @@
 """Chunked messages (Pulsar PR4): a message that is larger than an entry travels as several entries, and is put together
-again. Also a producer's encoded entries without an outcome (`PendingEntries`, `entries_of`).
+again. Also a producer's encoded entries without an outcome (`PendingEntries`, `encode_entries`).
 
-**Out** (`split`): the payload is compressed as a whole and cut; each chunk is encrypted alone. It is an entry with the
-message's metadata and sequence id, and `uuid`, `num_chunks_from_msg`, `total_chunk_msg_size`, `chunk_id`. They are
-published in order with nothing of that producer between them; after a reconnect those without a receipt go again.
+**Out** (`encode_chunks`): the payload is compressed as a whole and cut; each chunk is encrypted alone. It is an entry
+with the message's metadata and sequence id, and `uuid`, `num_chunks_from_msg`, `total_chunk_msg_size`, `chunk_id`. They
+are published in order with nothing of that producer between them; after a reconnect those without a receipt go again.
 
-**In** (`Chunks`, one per partition): bodies are kept until the last chunk is there.
+**In** (`ChunkAssembler`, one per partition): bodies are kept until the last chunk is there.
 
 | what comes | what is done |
 |---|---|
@@ -49,7 +49,7 @@ from ...proto.errors import CorruptEntry, MagnetarError, MessageTooLarge
 from ...proto.names import Position
 from ...proto.states import ENTRY_COST_BYTES
 from ..common.errors import CryptoError
-from .batcher import Batch, Callback, encode, metadata_of
+from .batcher import Batch, Callback, encode, make_entry_metadata
 from .effects import InvalidContent
 from .transaction import InTransaction
 
@@ -73,7 +73,7 @@ GIVEN_BACK_MAX = 10_000
 """Messages of which it is remembered that they were given back."""
 
 
-def split(
+def encode_chunks(
     metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encrypt: Encrypt | None = None
 ) -> list[bytes]:
     """Encodes a message. Returns its client-parts: one if the message fits into an entry, else one per chunk, in
@@ -140,7 +140,7 @@ class ChunkOutcome(NamedTuple):
     wanted: Sequence[Position] = ()  # given back before, and to be asked for now
 
 
-class Chunks:
+class ChunkAssembler:
     """Assembles the chunked messages of one partition; tracks those that are not complete or not acknowledged."""
 
     __slots__ = (
@@ -190,7 +190,7 @@ class Chunks:
         if metadata.chunk_id in begun.bodies:
             begun.places[place] = None
             return ChunkOutcome(None, [], [])
-        if metadata.chunk_id > len(begun.bodies) and not self._comes_again(metadata.uuid):
+        if metadata.chunk_id > len(begun.bodies) and not self._is_redelivered(metadata.uuid):
             del self.incomplete[metadata.uuid]
             return ChunkOutcome(None, [*begun.places, place], [])
         return self._add_chunk(begun, metadata, place, body, now, entry)
@@ -232,7 +232,7 @@ class Chunks:
         begun = self._whole.get(last)
         if begun is None:
             return ()
-        self.expect_again(begun.metadata.uuid)
+        self.expect_redelivery(begun.metadata.uuid)
         return self.entries_of_message(last)
 
     def clear(self) -> None:
@@ -253,7 +253,7 @@ class Chunks:
         """Returns the positions of all chunks of incomplete messages."""
         return [place for begun in self.incomplete.values() for place in begun.places]
 
-    def first(self) -> Position | None:
+    def first_position(self) -> Position | None:
         """Returns the lowest position of a chunk of any message that is incomplete or not acknowledged; None if there
         is none."""
         return min((min(begun.places) for begun in (*self.incomplete.values(), *self._whole.values())), default=None)
@@ -272,19 +272,19 @@ class Chunks:
     ) -> ChunkOutcome:
         outcome = ChunkOutcome(None, self.on_entry(metadata.producer_name, place), [])
         if metadata.chunk_id > 0:
-            if self._comes_again(metadata.uuid):
+            if self._is_redelivered(metadata.uuid):
                 if place == next(iter(self._waiting.get(metadata.uuid, ())), None):  # it came once more in vain
                     self._remember(self._given_back, metadata.uuid, self.times_given_back(metadata.uuid) + 1)
-                self._wait(metadata.uuid, place, metadata.chunk_id)
+                self._add_waiting(metadata.uuid, place, metadata.chunk_id)
                 outcome.given_back.append(place)
             else:
                 outcome.dropped.append(place)
             return outcome
         while not self._has_room(metadata.total_chunk_msg_size):
-            uuid = self._gives_way_to(metadata.uuid)
+            uuid = self._choose_evicted(metadata.uuid)
             if uuid is None:
                 self._remember(self._given_back, metadata.uuid, self.times_given_back(metadata.uuid) + 1)
-                self._wait(metadata.uuid, place, 0)
+                self._add_waiting(metadata.uuid, place, 0)
                 outcome.given_back.append(place)
                 return outcome
             self._make_room(uuid, outcome)
@@ -297,7 +297,7 @@ class Chunks:
         declared = sum(begun.metadata.total_chunk_msg_size for begun in self.incomplete.values())
         return not self.incomplete or (len(self.incomplete) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
 
-    def _gives_way_to(self, newcomer: str) -> str | None:
+    def _choose_evicted(self, newcomer: str) -> str | None:
         """Returns the uuid of the incomplete message that makes room for `newcomer`; None if none does."""
         if self.auto_ack:
             return next(iter(self.incomplete))
@@ -327,7 +327,7 @@ class Chunks:
         self._whole[begun.last] = begun
         return ChunkOutcome(begun, [], [], self._next_waiting())
 
-    def _wait(self, uuid: str, place: Position, number: int) -> None:
+    def _add_waiting(self, uuid: str, place: Position, number: int) -> None:
         self._waiting.setdefault(uuid, {})[place] = number
         if len(self._waiting) > GIVEN_BACK_MAX:
             del self._waiting[next(iter(self._waiting))]
@@ -339,7 +339,7 @@ class Chunks:
         begins = [uuid for uuid, places in self._waiting.items() if 0 in places.values()]
         return [*self._waiting.pop(min(begins, key=lambda each: times(each, 0)))] if begins else []
 
-    def _comes_again(self, uuid: str) -> bool:
+    def _is_redelivered(self, uuid: str) -> bool:
         return not self.ordered or uuid in self._given_back
 
     def _make_room(self, uuid: str, outcome: ChunkOutcome) -> None:
@@ -349,10 +349,10 @@ class Chunks:
             return
         outcome.given_back.extend(begun.places)
         for place in begun.places:
-            self._wait(uuid, place, 0)
-        self.expect_again(uuid)
+            self._add_waiting(uuid, place, 0)
+        self.expect_redelivery(uuid)
 
-    def expect_again(self, uuid: str) -> None:
+    def expect_redelivery(self, uuid: str) -> None:
         """Records that a chunk of the message arrived and was not stored here; the broker will deliver it again."""
         self._remember(self._given_back, uuid, self.times_given_back(uuid))
 
@@ -432,7 +432,7 @@ class PendingEntries:
         self.unsent.extendleft(reversed(self.sent))
         self.sent.clear()
 
-    def renumber(self, before: bytes, now: bytes) -> None:
+    def replace_schema_version(self, before: bytes, now: bytes) -> None:
         """Replaces the schema version `before` by `now` in all entries, because the topic was created again. Must be
         called before anything is sent over the new connection."""
         assert not self.sent, "nothing was published over this connection"
@@ -440,14 +440,14 @@ class PendingEntries:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:
                 batch.entry = with_schema_version(batch.entry, now)
 
-    def pop_message(self) -> list[Batch]:
+    def take_oldest_message(self) -> list[Batch]:
         """Removes and returns the oldest entry together with the other chunks of its message."""
         popped: list[Batch] = []
         while not popped or not popped[-1].callbacks:
             popped.append((self.sent or self.unsent).popleft())
         return popped
 
-    def pop_all(self) -> list[Batch]:
+    def take_all(self) -> list[Batch]:
         popped = [*self.sent, *self.unsent]
         self.sent.clear()
         self.unsent.clear()
@@ -460,7 +460,7 @@ class PendingEntries:
         assert all(batch.connections for batch in self.sent), "what is sent was published"
 
 
-def entries_of(
+def encode_entries(
     batch: Batch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
@@ -472,13 +472,13 @@ def entries_of(
         encrypt = batch.message.encrypt
     try:
         if chunks_of is not None and batch.message is not None:
-            metadata = metadata_of(batch, producer_name, wall_ms, compression, schema_version)
-            return split(metadata, batch.message.payload, bytes_max, chunks_of, encrypt)
+            metadata = make_entry_metadata(batch, producer_name, wall_ms, compression, schema_version)
+            return encode_chunks(metadata, batch.message.payload, bytes_max, chunks_of, encrypt)
         entry = encode(batch, producer_name, wall_ms, compression, encrypt, schema_version)
     except (MessageTooLarge, CryptoError) as error:
         return error
     except Exception as cause:
-        return invalid(cause)
+        return make_invalid_content(cause)
     size = len(entry)
     if compression:  # a broker refuses what decompresses to more than an entry may have: its readers decompress it
         size = max(size, len(batch.message.payload) if batch.message is not None else sum(map(len, batch.items)))
@@ -488,13 +488,13 @@ def entries_of(
 
 
 # ------------------------------------------------------------------------------------ outcomes
-def invalid(cause: Exception) -> InvalidContent:
+def make_invalid_content(cause: Exception) -> InvalidContent:
     error = InvalidContent(f"the message cannot be encoded: {cause}")
     error.__cause__ = cause
     return error
 
 
-def uncertain(error: MagnetarError) -> MagnetarError:
+def make_indefinite(error: MagnetarError) -> MagnetarError:
     """Returns `error` for an entry that was published before, changed to not definite: an earlier publish may have
     stored the entry."""
     if not error.definite:
@@ -504,7 +504,7 @@ def uncertain(error: MagnetarError) -> MagnetarError:
     return changed
 
 
-def lone(callback: Callback, txn: InTransaction | None, payload_bytes: int = 0) -> Batch:
+def make_unbatched(callback: Callback, txn: InTransaction | None, payload_bytes: int = 0) -> Batch:
     """Makes a batch for a message that never reached the batcher, so that the message can get its outcome."""
     batch = Batch(-1)
     batch.payload_bytes = payload_bytes

@@ -12,11 +12,11 @@ is not acknowledged is delivered again by the next one. A chunk that is asked fo
 complete does not count as given back. **Reconnect.** An error that may pass and a lost connection open
 the consumer again, with back-off; one of FINAL finishes it. What waits for the application is thrown away: the broker
 delivers it again. A reader goes on after the last message that was taken, or at the first chunk of what is not read
-(`Place`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and what was
-acknowledged or given back is forgotten. A reader that was sent to a time and has read nothing since is sent there again
-after a reconnect, and gets its first permits when that is answered: only the broker knows that place. **Requests** get
-exactly one Answer each; ConnectionLost when the connection is lost before. **Threads.** `permits.used` may be called
-from any thread. All else belongs to one thread. Guards: tests/client/core/test_consumer_walk.py,
+(`ReaderPlace`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and what
+was acknowledged or given back is forgotten. A reader that was sent to a time and has read nothing since is sent there
+again after a reconnect, and gets its first permits when that is answered: only the broker knows that place.
+**Requests** get exactly one Answer each; ConnectionLost when the connection is lost before. **Threads.** `permits.used`
+may be called from any thread. All else belongs to one thread. Guards: tests/client/core/test_consumer_walk.py,
 tests/client/core/test_permits.py.
 """
 
@@ -37,8 +37,8 @@ from .chunking import (
     GIVEN_BACK_FIRST_S_MAX,
     GIVEN_BACK_S_MAX,
     GIVEN_BACK_S_MIN,
+    ChunkAssembler,
     ChunkOutcome,
-    Chunks,
     PartialMessage,
 )
 from .effects import (
@@ -47,28 +47,28 @@ from .effects import (
     Connect,
     ConsumerEffect,
     ConsumerOptions,
+    Disconnect,
     Drop,
     DropAfter,
-    Finished,
+    Finish,
     Grant,
-    Leave,
-    Place,
+    ReaderPlace,
     Redeliver,
+    ReportSeek,
     SendAcks,
     SendSeek,
-    Sought,
     State,
 )
 from .failover import Backoff
 from .redelivery import (
     GROUP_MESSAGES,
     GROUP_S,
+    AckTimeoutTracker,
     AckTracker,
     EntrySets,
     NackTracker,
     Permits,
-    RedeliveryTracker,
-    places_of,
+    positions_of,
 )
 
 # ------------------------------------------------------------------------------------------------------ withheld
@@ -95,7 +95,7 @@ class WithheldEntries:
     def add(self, place: Position, permits: int) -> None:
         self.permits[place] = self.permits.get(place, 0) + permits
 
-    def asked_again(self, places: Iterable[Position]) -> int:
+    def on_redelivery_asked(self, places: Iterable[Position]) -> int:
         """Fact: the broker is asked to deliver these entries again. Returns the number of permits that this frees."""
         freed = 0
         for place in places:
@@ -139,7 +139,7 @@ class ConsumerCore:
         self.delivered = 0  # messages that the application got, or will get
         self.last_taken: Any = None  # readers only: the last message that the application has
         self.permits = Permits(queue_size, lock)
-        self.chunks = Chunks(
+        self.chunks = ChunkAssembler(
             pending_max=options.chunks_pending_max, auto_ack=options.chunks_auto_ack,
             ordered=options.ordered, log_order=options.log_order,
         )  # fmt: skip
@@ -148,29 +148,29 @@ class ConsumerCore:
         self._acks = AckTracker()
         self._nacks = NackTracker()
         self._pieces = NackTracker()  # chunks that are given back, and that the application has not seen
-        self._unacked = RedeliveryTracker(options.ack_timeout_s, UNACKED_TICK_S)
+        self._unacked = AckTimeoutTracker(options.ack_timeout_s, UNACKED_TICK_S)
         self.ack_due: float | None = None  # when acks are sent; None: the first one is to be told of soon
         self._tick_due: float | None = None
         self._chunk_due: float | None = None
-        self.has_new_times = False  # what came may make `due` earlier
+        self.has_new_times = False  # what came may make `next_timer_at` earlier
         self._requests: set[int] = set()  # sent, and not answered
         self._last_request = 0
         self._seek: tuple[int, Any] | None = None  # the one under way
-        self.starts_again = 0  # the request up to whose answer what comes will come again, and is not shown; 0: none
+        self.restart_request = 0  # the request up to whose answer what comes will come again, and is not shown; 0: none
         self._time: Any = None  # where a reader was sent by time, while it has read nothing since
         self._first_permits = 0  # of this connection; they wait for the reader's seek
         self._begun: Position | None = None
         self._withheld = WithheldEntries()
         self._delivered_before = 0  # this connection
         self.failed: set[Position] = set()  # given back, in order: the broker is not asked yet
-        self.moving: dict[Position, int] = {}  # of batches, as bits, what is on its way to the dead-letter topic
+        self.moving_bits: dict[Position, int] = {}  # of batches, as bits, what is on its way to the dead-letter topic
         self._failing: dict[int, tuple[Position, ...]] = {}  # request → what failed, until the broker has taken it back
 
     # ------------------------------------------------------------------------------ the connection
-    def place(self) -> Place:
-        return Place(self.last_taken, self._begun)
+    def reader_place(self) -> ReaderPlace:
+        return ReaderPlace(self.last_taken, self._begun)
 
-    def begin_again(self) -> None:
+    def clear_place(self) -> None:
         """Clears the position at which a reader continues: its topic was created again, and the reader has read
         nothing of the new one."""
         self.last_taken = self._begun = None
@@ -188,7 +188,7 @@ class ConsumerCore:
         self._first_permits = 0
         if self._time is not None and self.last_taken is None:
             self._first_permits = first
-            effects += self.seek(self.request(), self._time)
+            effects += self.seek(self.register_request(), self._time)
         else:
             effects.append(Grant(first))
         return effects
@@ -197,13 +197,13 @@ class ConsumerCore:
         """Fact: the connection broke, the broker closed the consumer, or an attempt to open it again failed."""
         if self.state is State.CLOSED:
             return []
-        alone = self._options.leaves_alone
+        alone = self._options.ends_with_topic
         if isinstance(error, TopicNotFound) and alone:
             return [Drop(give_back=False), *self.finish(error, topic_is_gone=True)]
         if isinstance(error, FINAL) and not (alone and isinstance(error, SubscriptionNotFound)):  # maybe its topic too
             return self.finish(error)
         self.state = State.RECONNECTING
-        first = self.chunks.first()
+        first = self.chunks.first_position()
         if first is not None or self.delivered > self._delivered_before:  # else chunks did not come again yet
             self._begun = first
         self.discard_delivered()
@@ -228,7 +228,7 @@ class ConsumerCore:
         self._nacks.clear()
         self._pieces.clear()
         self._fail_requests(self.error, effects)
-        effects.append(Finished(self.error, topic_is_gone))
+        effects.append(Finish(self.error, topic_is_gone))
         return effects
 
     # ------------------------------------------------------------------------------ what comes
@@ -244,10 +244,10 @@ class ConsumerCore:
         self.permits.resize(queue_size)
         return self.on_dropped(0)
 
-    def is_dead(self, redelivery_count: int) -> bool:
+    def is_dead_letter(self, redelivery_count: int) -> bool:
         """Whether an entry with this redelivery count is a dead letter: the count exceeds what the dead-letter policy
         allows."""
-        return self._options.dead_after is not None and redelivery_count > self._options.dead_after
+        return self._options.redeliveries_max is not None and redelivery_count > self._options.redeliveries_max
 
     def add_chunk(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
@@ -272,7 +272,7 @@ class ConsumerCore:
         if self._unacked and self._tick_due is None:
             self._tick_due = now + UNACKED_TICK_S
         if metadata.num_chunks_from_msg > 1:
-            self.chunks.expect_again(metadata.uuid)
+            self.chunks.expect_redelivery(metadata.uuid)
 
     @property
     def has_withheld(self) -> bool:
@@ -317,7 +317,7 @@ class ConsumerCore:
         """Acknowledges a message. `index`: its batch index; -1: the whole entry. `size`: the number of messages in the
         entry; 0: not known."""
         self._acks.acknowledge(place, index, size)
-        if self.moving:
+        if self.moving_bits:
             self._moved(place, 1 << index if index >= 0 else -1)
         if self._unacked.watched:
             self._unacked.discard(place)
@@ -332,7 +332,7 @@ class ConsumerCore:
         """Acknowledges several messages of one entry: bit i of `bits` is batch index i. `messages`: the number of set
         bits; `size`: the number of messages in the entry."""
         self._acks.acknowledge_bits(place, bits, messages, size)
-        if self.moving:
+        if self.moving_bits:
             self._moved(place, bits)
         if self._unacked.watched:
             self._unacked.discard(place)
@@ -355,7 +355,7 @@ class ConsumerCore:
             self._pieces.discard_up_to(place)
         self._unacked.discard_up_to(place)
 
-    def cover(self, place: Position) -> bool:
+    def cover_cumulatively(self, place: Position) -> bool:
         """Whether a cumulative ack may cover the entry at `place`. If so, chunked messages up to it count as
         acknowledged."""
         covered = self._floor(place) == place
@@ -366,17 +366,17 @@ class ConsumerCore:
     def _floor(self, place: Position) -> Position:
         return self._withheld.ack_limit(self.chunks.ack_limit(place))
 
-    def on_taken_over(self, place: Position) -> None:
+    def on_acknowledged_elsewhere(self, place: Position) -> None:
         """Fact: a separate request acknowledges the entry at `place`. Stops the entry's ack time-out."""
         self._unacked.discard(place)
 
-    def give_back(self, place: Position, redeliveries: int, now: float) -> None:
+    def negative_acknowledge(self, place: Position, redeliveries: int, now: float) -> None:
         """Negatively acknowledges the entry at `place`: the broker is asked for it again after the delay for its
-        redelivery count. With `redelivery_order` "key" the broker applies the delay, and is asked in the next `turn`
-        (`_fail`)."""
+        redelivery count. With `redelivery_order` "key" the broker applies the delay, and is asked in the next
+        `take_effects` (`_fail`)."""
         if self._pieces.watched:
             self._pieces.discard(place)
-        if self._options.holds_order:
+        if self._options.failure_blocks:
             self.failed.add(place)
             return
         self._nacks.track(place, int(now * 1000) + 1, self._options.nack_delay_ms(redeliveries))
@@ -384,8 +384,8 @@ class ConsumerCore:
 
     def _fail(self, effects: list[ConsumerEffect]) -> None:
         """Where a failed entry blocks those after it: asks the broker to take back all failed entries at once. Their
-        waiting messages are discarded, and so are those that arrive before the broker's answer (`failing`). An entry
-        with a dead letter in flight is asked for only after that is acknowledged, or the broker would count one
+        waiting messages are discarded, and so are those that arrive before the broker's answer (`failed_positions`). An
+        entry with a dead letter in flight is asked for only after that is acknowledged, or the broker would count one
         redelivery more."""
         if self.state is not State.CONNECTED:
             self.failed.clear()
@@ -394,23 +394,23 @@ class ConsumerCore:
         for place in self.failed:
             self._unacked.discard(place)
         asked: EntrySets = {}
-        for place in [each for each in self.failed if each not in self.moving]:
+        for place in [each for each in self.failed if each not in self.moving_bits]:
             asked.setdefault(place.ledger_id, BitMap()).add(place.entry_id)
             self.failed.discard(place)
         if asked:
             self._send_acks(effects)
-            request_id = self.request()
-            self._failing[request_id] = tuple(places_of(asked))
+            request_id = self.register_request()
+            self._failing[request_id] = tuple(positions_of(asked))
             effects.append(Redeliver(asked, request_id=request_id))
 
     def _moved(self, place: Position, bits: int) -> None:
-        left = self.moving.get(place, 0) & ~bits
+        left = self.moving_bits.get(place, 0) & ~bits
         if left:
-            self.moving[place] = left
+            self.moving_bits[place] = left
         else:
-            self.moving.pop(place, None)
+            self.moving_bits.pop(place, None)
 
-    def failing(self) -> list[Position]:
+    def failed_positions(self) -> list[Position]:
         """Returns the failed entries that the broker may not have taken back yet."""
         return [*self.failed, *(place for places in self._failing.values() for place in places)]
 
@@ -421,49 +421,49 @@ class ConsumerCore:
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
         """Asks the broker for everything that was delivered and not acknowledged. `untouched`: the entries of which
         the application has seen nothing, whose redelivery is not counted. `in_order`: deliveries in flight, which the
-        broker will repeat, are discarded as well (`starts_again`)."""
+        broker will repeat, are discarded as well (`restart_request`)."""
         effects: list[ConsumerEffect] = []
         if self.state is State.CONNECTED:
             self._send_acks(effects)
             if untouched:
                 effects.append(Redeliver(untouched, counted=False))
             if in_order:
-                self.starts_again = self.request()
-            effects.append(Redeliver(None, request_id=self.starts_again))
+                self.restart_request = self.register_request()
+            effects.append(Redeliver(None, request_id=self.restart_request))
             effects.append(Drop(give_back=True))  # permits last: the oldest first
             self.discard_delivered()
             self._grant(effects)
         return effects
 
     # ------------------------------------------------------------------------------ time
-    def turn(self, now: float) -> list[ConsumerEffect]:
+    def take_effects(self, now: float) -> list[ConsumerEffect]:
         """Returns the effects that earlier facts and intents made due, and starts the timers for later ones. The
         driver must call it after facts and intents."""
         effects: list[ConsumerEffect] = []
         if self.failed:
             self._fail(effects)
         self._grant(effects)
-        if self._acks.pending >= GROUP_MESSAGES:
+        if self._acks.pending_messages >= GROUP_MESSAGES:
             self._send_acks(effects)
-        elif self._acks.pending and self.ack_due is None and self.state is State.CONNECTED:
+        elif self._acks.pending_messages and self.ack_due is None and self.state is State.CONNECTED:
             self.ack_due = now + GROUP_S
         if self._unacked and self._tick_due is None and self.state is not State.CLOSED:
             self._tick_due = now + UNACKED_TICK_S
         return effects
 
     @property
-    def due(self) -> float | None:
-        """Returns the time at which `time_passed` must be called; None: no timer runs."""
+    def next_timer_at(self) -> float | None:
+        """Returns the time at which `run_timers` must be called; None: no timer runs."""
         due = inf
         for each in (self.ack_due, self._tick_due, self._chunk_due):
             if each is not None and each < due:
                 due = each
         for given_back in (self._nacks, self._pieces):
-            if given_back.watched and (ms := given_back.next_ms()) is not None and ms / 1000 < due:
+            if given_back.watched and (ms := given_back.next_due_ms()) is not None and ms / 1000 < due:
                 due = ms / 1000
         return due if due < inf else None
 
-    def time_passed(self, now: float) -> list[ConsumerEffect]:
+    def run_timers(self, now: float) -> list[ConsumerEffect]:
         effects: list[ConsumerEffect] = []
         if self.ack_due is not None and now >= self.ack_due:
             self.ack_due = None
@@ -475,27 +475,27 @@ class ConsumerCore:
             self._tick_due = None
             late: EntrySets = {}
             late_places = self._unacked.take_due(now)
-            self._free(self._withheld.asked_again(late_places))
+            self._free(self._withheld.on_redelivery_asked(late_places))
             for place in late_places:
                 for ledger_id, entry_id in (place, *self.chunks.on_given_back(place)):
                     late.setdefault(ledger_id, BitMap()).add(entry_id)
             self._ask_again(late, effects)
         for given_back in (self._nacks, self._pieces):
-            due_ms = given_back.next_ms()
+            due_ms = given_back.next_due_ms()
             if due_ms is not None and now >= due_ms / 1000:
                 due = given_back.take_due(max(due_ms, int(now * 1000)))
                 self._ask_again(due, effects, counted=given_back is self._nacks)
-        return effects + self.turn(now)
+        return effects + self.take_effects(now)
 
     def _ask_again(self, entries: EntrySets, effects: list[ConsumerEffect], *, counted: bool = True) -> None:
-        if entries and counted and self._options.holds_order:
-            self.failed.update(places_of(entries))
+        if entries and counted and self._options.failure_blocks:
+            self.failed.update(positions_of(entries))
         elif entries and self.state is State.CONNECTED:
             self._send_acks(effects)
             effects.append(Redeliver(entries, counted))
 
     def _send_acks(self, effects: list[ConsumerEffect], request_id: int = 0) -> None:
-        if self.state is State.CONNECTED and self._acks.pending:
+        if self.state is State.CONNECTED and self._acks.pending_messages:
             self.ack_due = None
             effects.append(SendAcks(self._acks.take_group(), request_id))
 
@@ -505,7 +505,7 @@ class ConsumerCore:
             effects.append(Grant(granted))
 
     # ------------------------------------------------------------------------------ requests
-    def request(self) -> int:
+    def register_request(self) -> int:
         """Registers a new request to the broker and returns its number. The consumer must be connected."""
         self._last_request += 1
         self._requests.add(self._last_request)
@@ -521,13 +521,13 @@ class ConsumerCore:
         self._seek = request_id, to
         return [SendSeek(request_id, to)]
 
-    def last_acks(self) -> tuple[int, list[ConsumerEffect]]:
+    def take_last_acks(self) -> tuple[int, list[ConsumerEffect]]:
         """Returns the effects that send all waiting acks, and the number of the request that is answered when they are
         durable; 0 if no acks wait."""
         effects: list[ConsumerEffect] = []
-        if not self._acks.pending or self.state is not State.CONNECTED:
+        if not self._acks.pending_messages or self.state is not State.CONNECTED:
             return 0, effects
-        request_id = self.request()
+        request_id = self.register_request()
         self._send_acks(effects, request_id)
         return request_id, effects
 
@@ -535,8 +535,8 @@ class ConsumerCore:
         effects: list[ConsumerEffect] = []
         if request_id not in self._requests:
             return effects
-        if request_id == self.starts_again:
-            self.starts_again = 0
+        if request_id == self.restart_request:
+            self.restart_request = 0
         self._failing.pop(request_id, None)
         seek = self._seek
         if seek is not None and seek[0] == request_id:
@@ -545,7 +545,7 @@ class ConsumerCore:
                 self._arrive(seek[1], effects)
             elif self._first_permits:
                 why = ConnectionLost(f"the reader did not come back to its place: {error.message}")
-                return [Leave(), *self.on_lost(why)]
+                return [Disconnect(), *self.on_lost(why)]
         self._requests.remove(request_id)
         effects.append(Answer(request_id, error, result))
         return effects
@@ -557,14 +557,14 @@ class ConsumerCore:
         self._pieces.clear()
         self.last_taken = self._begun = None
         self._time = to if isinstance(to, int) and not self._options.durable else None
-        effects += (Drop(give_back=True), Sought(to))
+        effects += (Drop(give_back=True), ReportSeek(to))
         if self._first_permits:
             effects.append(Grant(self._first_permits))
             self._first_permits = 0
         self._grant(effects)
 
     def _fail_requests(self, error: MagnetarError, effects: list[ConsumerEffect]) -> None:
-        self._seek, self.starts_again = None, 0
+        self._seek, self.restart_request = None, 0
         self._failing.clear()
         self.failed.clear()
         effects += (Answer(each, error) for each in sorted(self._requests))
@@ -580,4 +580,4 @@ class ConsumerCore:
         self._backoff.check()
         assert self.state is State.CONNECTED or not self._requests, "a request has a connection"
         assert self._seek is None or self._seek[0] in self._requests, "the seek under way is a request"
-        assert not self.starts_again or self.starts_again in self._requests, "what comes again is asked for"
+        assert not self.restart_request or self.restart_request in self._requests, "what comes again is asked for"

@@ -31,7 +31,7 @@ from .redelivery import AckGroup, EntrySets
 
 
 # ------------------------------------------------------------------------------ both
-class Leave(NamedTuple):
+class Disconnect(NamedTuple):
     """Effect: abandon the connection to the broker."""
 
 
@@ -41,7 +41,7 @@ class Connect(NamedTuple):
     after_s: float
 
 
-class Finished(NamedTuple):
+class Finish(NamedTuple):
     """Effect: end the producer or consumer for good with `error`."""
 
     error: MagnetarError
@@ -64,7 +64,7 @@ class ProducerOptions(NamedTuple):
     encrypt: Encrypt | None = None  # of every entry; raises CryptoError, which is the outcome of its messages
 
 
-class Added(Enum):
+class AddResult(Enum):
     """Why a message is refused; or WAKE: it is added, and the driver must call `turn` soon. In place of one of these,
     None: it is added and waits with others."""
 
@@ -73,7 +73,8 @@ class Added(Enum):
     NO_MEMORY = auto()  # refused: as many bytes wait in all producers as may
     CLOSED = auto()  # refused: see `error` and `closing`
     TOO_LARGE = auto()  # refused: see `payload_max`
-    NOT_IN = auto()  # refused: its transaction takes no message of this producer, or no more: see its `share`
+    # refused: its transaction takes no message of this producer, or no more: see its `share`
+    NOT_IN_TRANSACTION = auto()
 
 
 class Publish(NamedTuple):
@@ -82,7 +83,7 @@ class Publish(NamedTuple):
     entry: bytes
 
 
-class Settle(NamedTuple):
+class ReportOutcome(NamedTuple):
     """Effect: report the outcome of a batch: the position at which it is stored, or an error. Position -1: it is
     stored, but where is not known."""
 
@@ -92,7 +93,7 @@ class Settle(NamedTuple):
     entry_id: int = -1
 
 
-class Flushed(NamedTuple):
+class EndFlushes(NamedTuple):
     """Effect: end the flushes of these waiters, because all their messages have outcomes."""
 
     waiters: list[Any]
@@ -110,7 +111,7 @@ class InvalidContent(MagnetarError):
     definite = True
 
 
-ProducerEffect = Publish | Settle | Flushed | Leave | Connect | Warn | Finished
+ProducerEffect = Publish | ReportOutcome | EndFlushes | Disconnect | Connect | Warn | Finish
 
 
 # ------------------------------------------------------------------------------ the consumer's
@@ -120,13 +121,13 @@ class ConsumerOptions(NamedTuple):
     durable: bool = True  # False: a reader
     ack_timeout_s: float = 0.0  # 0: none
     nack_delay_ms: Callable[[int], int] = lambda _: 60_000  # by how often the entry was delivered again
-    dead_after: int | None = None  # redeliveries, past which an entry is a dead letter; None: never
+    redeliveries_max: int | None = None  # redeliveries, past which an entry is a dead letter; None: never
     chunks_pending_max: int = 10
     chunks_auto_ack: bool = False
     ordered: bool = True  # chunks of a message come in order
     log_order: bool = True  # all entries do
-    holds_order: bool = False  # what failed holds back what follows it
-    leaves_alone: bool = False  # it ends in silence with its topic
+    failure_blocks: bool = False  # what failed holds back what follows it
+    ends_with_topic: bool = False  # it ends in silence with its topic
 
 
 class Grant(NamedTuple):
@@ -164,7 +165,7 @@ class SendSeek(NamedTuple):
     to: Any
 
 
-class Sought(NamedTuple):
+class ReportSeek(NamedTuple):
     """Effect: report that the broker has moved the cursor to `to`; later deliveries start there."""
 
     to: Any
@@ -185,7 +186,7 @@ class Answer(NamedTuple):
     result: Any = None
 
 
-class Place(NamedTuple):
+class ReaderPlace(NamedTuple):
     """The position at which a reader continues: after the message `taken` (None: at the reader's start). `begun`: the
     first chunk of the messages that the reader has read in part; None: there are none."""
 
@@ -194,7 +195,7 @@ class Place(NamedTuple):
 
 
 ConsumerEffect = (
-    Grant | SendAcks | Redeliver | SendSeek | Sought | Drop | DropAfter | Answer | Leave | Connect | Finished
+    Grant | SendAcks | Redeliver | SendSeek | ReportSeek | Drop | DropAfter | Answer | Disconnect | Connect | Finish
 )
 
 

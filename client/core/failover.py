@@ -30,7 +30,7 @@ class FailoverCore:
         self._failures = 0  # of the one in use, in a row
         self._answers = 0  # of the preferred one, in a row, while another one is used
 
-    def on_tried(self, answered: Sequence[bool]) -> int:
+    def on_probed(self, answered: Sequence[bool]) -> int:
         """Fact: a round of probes ended; `answered` says of each cluster whether it answered. Returns the index of the
         cluster to use from now on."""
         assert len(answered) == self._count, "each of them was tried"
@@ -134,12 +134,12 @@ class Router:
     def partitions(self) -> int:
         return self._partitions
 
-    def grow(self, partitions: int) -> None:
+    def set_partitions(self, partitions: int) -> None:
         """Sets the number of partitions. It must not be smaller than before."""
         assert partitions >= self._partitions, "partitions are never taken away"
         self._partitions = partitions
 
-    def route(self, key: str | bytes | None, size: int, now: float) -> int:
+    def choose_partition(self, key: str | bytes | None, size: int, now: float) -> int:
         if key is not None:
             return partition_of(key, self._partitions)
         if self._mode is PartitionsRoutingMode.UseSinglePartition:

@@ -38,25 +38,32 @@ from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, Time
 from ...proto.names import Position
 from ..common.receive_memory import SendMemory
 from .batcher import Batch, Batcher, Callback, OutgoingMessage, encode
-from .chunking import CHUNKED_BYTES_MAX, PendingEntries, entries_of, invalid, lone, uncertain
+from .chunking import (
+    CHUNKED_BYTES_MAX,
+    PendingEntries,
+    encode_entries,
+    make_indefinite,
+    make_invalid_content,
+    make_unbatched,
+)
 from .effects import (
     PRODUCER_FINAL,
     SEALED,
-    Added,
+    AddResult,
     Connect,
+    Disconnect,
+    EndFlushes,
     ErrorLogThrottle,
-    Finished,
-    Flushed,
-    Leave,
+    Finish,
     ProducerEffect,
     ProducerOptions,
     Publish,
-    Settle,
+    ReportOutcome,
     State,
     Warn,
 )
 from .failover import Backoff
-from .transaction import Share
+from .transaction import SendAllowance
 
 
 class ProducerCore:
@@ -79,7 +86,7 @@ class ProducerCore:
         self.schema_version = b""  # of its messages; empty: none
         self.error: MagnetarError | None = None  # it is finished
         self.closing: MagnetarError | None = None  # no further message is taken
-        self.turn_wanted = False  # the driver was told to call `turn`
+        self.publish_wanted = False  # the driver was told to call `publish_ready`
         self._options = options
         self.lock = lock  # also of our shares of transactions
         self._backoff = backoff
@@ -100,20 +107,20 @@ class ProducerCore:
         self._early: deque[tuple[OutgoingMessage | None, Any]] | None = None  # and its callback; None: a flush's waiter
 
     # ------------------------------------------------------------------------------ from any thread
-    def add(self, payload: bytes, callback: Callback, share: Share | None = None) -> Added | None:
+    def add(self, payload: bytes, callback: Callback, share: SendAllowance | None = None) -> AddResult | None:
         """Adds a message with a payload and no other field. `share`: the share of its transaction, made with this
         core's `lock`. Returns None if it is added and waits with others, Added.WAKE if it is added and the driver must
-        call `turn` soon, else why it is refused."""
+        call `publish_ready` soon, else why it is refused."""
         if len(payload) > self.payload_max:
-            return Added.TOO_LARGE
+            return AddResult.TOO_LARGE
         with self.lock:
             if self.pending >= self.max_pending or self.error is not None:
-                return self._refusal()
+                return self._refusal_reason()
             txn = None
             if share is not None and not share.left:
-                return Added.NOT_IN
+                return AddResult.NOT_IN_TRANSACTION
             if self.memory is not None and not self.memory.reserve(len(payload)):
-                return Added.NO_MEMORY
+                return AddResult.NO_MEMORY
             if share is not None:
                 share.left -= 1
                 txn = share.txn
@@ -126,18 +133,18 @@ class ProducerCore:
                 self._free(len(payload))
                 raise
             self.pending += 1  # last: a Ctrl-C before it leaves no place of the queue taken for ever
-        waits = self.turn_wanted or (self.delay_due is not None and not self._batcher.ready)
-        return None if waits else Added.WAKE
+        waits = self.publish_wanted or (self.delay_due is not None and not self._batcher.ready)
+        return None if waits else AddResult.WAKE
 
-    def add_message(self, message: OutgoingMessage, callback: Callback) -> Added | None:
+    def add_message(self, message: OutgoingMessage, callback: Callback) -> AddResult | None:
         """Adds a message; returns what `add` returns. Raises if the message cannot be encoded."""
         if len(message.payload) > self.payload_max:
-            return Added.TOO_LARGE
+            return AddResult.TOO_LARGE
         with self.lock:
             if self.pending >= self.max_pending or self.error is not None:
-                return self._refusal()
+                return self._refusal_reason()
             if self.memory is not None and not self.memory.reserve(len(message.payload)):
-                return Added.NO_MEMORY
+                return AddResult.NO_MEMORY
             if self._early is None:
                 try:
                     self._batcher.add_message(message, callback)
@@ -147,12 +154,12 @@ class ProducerCore:
             else:
                 self._early.append((message, callback))
             self.pending += 1
-        waits = self.turn_wanted or (self.delay_due is not None and not self._batcher.ready)
-        return None if waits else Added.WAKE
+        waits = self.publish_wanted or (self.delay_due is not None and not self._batcher.ready)
+        return None if waits else AddResult.WAKE
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
         """Adds an entry that is already encoded. Must be called before the producer is opened, or between two calls of
-        `turn`."""
+        `publish_ready`."""
         batch = Batch(sequence_id)
         batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)
@@ -175,22 +182,22 @@ class ProducerCore:
         if self.memory is not None and size:
             self.memory.release(size)
 
-    def _refusal(self) -> Added:
-        return Added.FULL if self.error is None and self.closing is None else Added.CLOSED
+    def _refusal_reason(self) -> AddResult:
+        return AddResult.FULL if self.error is None and self.closing is None else AddResult.CLOSED
 
     # ------------------------------------------------------------------------------ what is to be sent
     def wait_for_messages(self) -> None:
-        """Delays opening the producer until there is a message: the first `turn` after a message was added returns
-        Connect."""
+        """Delays opening the producer until there is a message: the first `publish_ready` after a message was added
+        returns Connect."""
         self._early = deque()
 
     @property
     def waits_for_messages(self) -> bool:
         return self._early is not None and not self.connections
 
-    def turn(self, now: float, wall_ms: int) -> list[ProducerEffect]:
+    def publish_ready(self, now: float, wall_ms: int) -> list[ProducerEffect]:
         """Encodes the closed batches and returns the effects that publish them, as far as the credit allows."""
-        self.turn_wanted = False
+        self.publish_wanted = False
         effects: list[ProducerEffect] = []
         if self._early and not self.connections:
             self.connections = 1
@@ -200,21 +207,21 @@ class ProducerCore:
             self.delay_due = now + self._options.batch_delay_s
         return effects
 
-    def time_passed(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Closes batches whose delay is over, and times out entries. Must be called when the time `due` is reached, or
-        later."""
+    def run_timers(self, now: float, wall_ms: int) -> list[ProducerEffect]:
+        """Closes batches whose delay is over, and times out entries. Must be called when the time `next_timer_at` is
+        reached, or later."""
         effects: list[ProducerEffect] = []
         if self.delay_due is not None and now >= self.delay_due:
             self._close_batches()
-            effects += self.turn(now, wall_ms)
+            effects += self.publish_ready(now, wall_ms)
         oldest = self._entries.oldest
         if oldest is not None and self._options.send_timeout_s and now >= oldest.born + self._options.send_timeout_s:
             self._expire(effects)
         return effects
 
     @property
-    def due(self) -> float | None:
-        """Returns the time at which `time_passed` must be called; None: no timer runs."""
+    def next_timer_at(self) -> float | None:
+        """Returns the time at which `run_timers` must be called; None: no timer runs."""
         oldest = self._entries.oldest if self._options.send_timeout_s else None
         if oldest is None:
             return self.delay_due
@@ -235,12 +242,12 @@ class ProducerCore:
     def send_now(self, now: float, wall_ms: int) -> list[ProducerEffect]:
         """Closes all open batches and returns the effects that publish them, also while other entries are in flight."""
         self._close_batches()
-        return self.turn(now, wall_ms)
+        return self.publish_ready(now, wall_ms)
 
     def _wait_for_last(self, waiter: Any, effects: list[ProducerEffect]) -> None:
         last = self._batcher.ready[-1] if self._batcher.ready else self._entries.youngest
         if last is None:
-            effects.append(Flushed([waiter]))
+            effects.append(EndFlushes([waiter]))
         else:
             last.waiters = [*(last.waiters or ()), waiter]
 
@@ -267,7 +274,7 @@ class ProducerCore:
         self._publish(effects)
 
     def _encode(self, batch: Batch, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:
-        entries = self.error or entries_of(
+        entries = self.error or encode_entries(
             batch, self.name, wall_ms, self._options.compression, self._entry_max,
             chunks_of=f"{self.name}-{self._uuid}-{batch.sequence_id}" if self._options.chunking else None,
             encrypt=self._options.encrypt, schema_version=self.schema_version,
@@ -301,21 +308,23 @@ class ProducerCore:
         if self.state is State.OPENING:
             self.name = name
             initial = self._options.initial_sequence_id
-            self._batcher.resume(last_sequence_id, (last_sequence_id if initial is None else initial) + 1)
+            self._batcher.set_known_sequence_id(
+                last_sequence_id, (last_sequence_id if initial is None else initial) + 1
+            )
             if initial is None:
                 self.last_sequence_id = last_sequence_id
             if entry_max:
                 self._entry_max = min(ENTRY_BYTES_MAX, entry_max)
         self.epoch = epoch
         if schema_version and self.schema_version and schema_version != self.schema_version:
-            self._entries.renumber(self.schema_version, schema_version)
+            self._entries.replace_schema_version(self.schema_version, schema_version)
         self.schema_version = schema_version
         self.state = State.CONNECTED
         self._entries.credit = credit
         self._backoff.reset()
         self._admit(effects)
         self._publish(effects)
-        return effects + self.turn(now, wall_ms)
+        return effects + self.publish_ready(now, wall_ms)
 
     def _admit(self, effects: list[ProducerEffect]) -> None:
         """Batches the messages that were added before the producer was open, and gives them their sequence ids."""
@@ -331,7 +340,7 @@ class ProducerCore:
                 try:
                     self._batcher.add_message(message, called)
                 except Exception as cause:
-                    effects.append(Settle(lone(called, message.txn), invalid(cause)))
+                    effects.append(ReportOutcome(make_unbatched(called, message.txn), make_invalid_content(cause)))
                     self.pending -= 1
                     self._free(len(message.payload))
 
@@ -384,27 +393,27 @@ class ProducerCore:
     def on_receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
         batch = self.take_confirmed(sequence_id, ledger_id, entry_id)
         if batch is not None:
-            return [Settle(batch, None, ledger_id, entry_id)]
+            return [ReportOutcome(batch, None, ledger_id, entry_id)]
         sent = self._entries.sent
         if not sent or sequence_id < sent[0].sequence_id:
             return []  # of an entry that has its outcome
         error = ConnectionLost(f"a receipt for {sequence_id} while {sent[0].sequence_id} is the oldest")
-        return [Leave(), *self.on_lost(error, now)]
+        return [Disconnect(), *self.on_lost(error, now)]
 
     def on_refused(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """Fact: the broker refused the oldest entry, for good or for now. If for good, its message gets the error;
         else the producer reconnects and publishes the entry again."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
-            return [Leave(), *self.on_lost(error, now)]
+            return [Disconnect(), *self.on_lost(error, now)]
         effects: list[ProducerEffect] = []
         sent = self._entries.sent
         if sent and sent[0].sequence_id == sequence_id:
             why = type(error)(f"the broker said: {type(error).__name__}: {error.message}")
-            for batch in self._entries.pop_message():
-                self._settle(batch, why if batch.connections <= 1 else uncertain(why), effects)
+            for batch in self._entries.take_oldest_message():
+                self._settle(batch, why if batch.connections <= 1 else make_indefinite(why), effects)
         return effects
 
-    def on_waiting(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
+    def on_publish_delayed(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """Fact: the broker reports why an entry is not stored yet; the entry is not refused."""
         if self._entries.sent and (text := self._reasons.admit(error, now)) is not None:
             return [Warn(f"messages are not acknowledged yet: {text}")]
@@ -422,35 +431,35 @@ class ProducerCore:
 
     @property
     def wants_flush(self) -> bool:
-        """Whether the driver must call `turn` because open batches waited for earlier entries (`urgent`), and all of
-        these have outcomes now."""
-        return self.urgent and not self._entries and not self.turn_wanted
+        """Whether the driver must call `publish_ready` because open batches waited for earlier entries (`urgent`), and
+        all of these have outcomes now."""
+        return self.urgent and not self._entries and not self.publish_wanted
 
     def _expire(self, effects: list[ProducerEffect]) -> None:
-        error = TimedOut(f"no acknowledgement within {self._options.send_timeout_s:g} s{self.reason}")
-        was_sent, expired = bool(self._entries.sent), self._entries.pop_all()
+        error = TimedOut(f"no acknowledgement within {self._options.send_timeout_s:g} s{self.why_unacknowledged}")
+        was_sent, expired = bool(self._entries.sent), self._entries.take_all()
         with self.lock:
-            self._batcher.rewind(expired[0].sequence_id)
+            self._batcher.allow_ids_again(expired[0].sequence_id)
         for batch in expired:
             self._settle(batch, error, effects)
         if was_sent:
-            effects.append(Leave())
+            effects.append(Disconnect())
             self._reconnect(effects)
 
     def _settle(self, batch: Batch, error: MagnetarError, effects: list[ProducerEffect]) -> None:
         with self.lock:
-            self.pending -= batch.count
+            self.pending -= batch.message_count
         self._free(batch.payload_bytes)
-        effects.append(Settle(batch, error))
+        effects.append(ReportOutcome(batch, error))
 
     @property
-    def reason(self) -> str:
+    def why_unacknowledged(self) -> str:
         """Returns why the broker does not acknowledge messages, as text to append to an error message; empty if that
         is not known."""
         return self._reasons.last and f"; {self._reasons.last}"
 
     # ------------------------------------------------------------------------------ the end
-    def close(self, error: MagnetarError) -> None:
+    def refuse_new(self, error: MagnetarError) -> None:
         """Refuses messages that are added from now on with `error`; messages added before are still sent."""
         with self.lock:
             self.closing = error
@@ -471,15 +480,17 @@ class ProducerCore:
             self._batcher.close()
             early, self._early = self._early, None
         self.delay_due = None
-        waiting = [*self._entries.pop_all(), *self._batcher.ready]
+        waiting = [*self._entries.take_all(), *self._batcher.ready]
         self._batcher.ready.clear()
         waiting += (
-            lone(called, message.txn, len(message.payload)) for message, called in early or () if message is not None
+            make_unbatched(called, message.txn, len(message.payload))
+            for message, called in early or ()
+            if message is not None
         )
         for batch in waiting:
-            self._settle(batch, uncertain(error) if batch.connections else error, effects)
+            self._settle(batch, make_indefinite(error) if batch.connections else error, effects)
         flushes = [waiter for message, waiter in early or () if message is None]
-        return [*effects, Flushed(flushes), Finished(error)]
+        return [*effects, EndFlushes(flushes), Finish(error)]
 
     def check(self) -> None:
         self._batcher.check()
@@ -488,7 +499,7 @@ class ProducerCore:
         sent, unsent = self._entries.sent, self._entries.unsent
         assert not sent or self.state in (State.CONNECTED, State.CLOSING), "what is sent has a connection"
         counted = self._batcher.open_message_count + sum(message is not None for message, _ in self._early or ())
-        counted += sum(batch.count for batch in (*sent, *unsent, *self._batcher.ready))
+        counted += sum(batch.message_count for batch in (*sent, *unsent, *self._batcher.ready))
         assert self.pending == counted, "each message without an outcome is in one place"
         if self.state is State.CLOSED:
             assert not counted, "a finished producer has told every outcome"

@@ -4,7 +4,7 @@ the groups in which acknowledgements are sent (`AckTracker`), and the permits of
 Both trackers *watch* an entry until a time. Acknowledging the entry ends this; when the time comes, `take_due` returns
 it once, never early. An entry that is watched again keeps its first time. They differ in how many are acknowledged:
 
-- `RedeliveryTracker`, for time-outs: every received message is watched, and nearly every one acknowledged. Times
+- `AckTimeoutTracker`, for time-outs: every received message is watched, and nearly every one acknowledged. Times
   are kept in buckets of a tick, so that a watch costs two dictionary entries and no timer; at most one tick late. Its
   size is that of what the application holds.
 - `NackTracker`, for negative acks (Pulsar A6, complaint 17): nearly every one comes to its time, and an hour's worth
@@ -33,7 +33,7 @@ PRECISION_MS = 256
 BUCKETS_MAX = 256
 
 
-class RedeliveryTracker:
+class AckTimeoutTracker:
     """Tracks entries that the application received until their acknowledgement time-out. `watched`: these entries."""
 
     def __init__(self, delay_s: float, tick_s: float) -> None:
@@ -88,7 +88,7 @@ EntrySets = dict[int, BitMap]
 """Ledger → entries."""
 
 
-def places_of(sets: EntrySets) -> Iterator[Position]:
+def positions_of(sets: EntrySets) -> Iterator[Position]:
     return (Position(ledger_id, each) for ledger_id, some in sets.items() for each in some)
 
 
@@ -149,7 +149,7 @@ class NackTracker:
         if not self.watched:
             self._buckets.clear()
 
-    def next_ms(self) -> int | None:
+    def next_due_ms(self) -> int | None:
         """Returns the time at which the next entry is due; None: none is tracked."""
         return min(self._buckets, default=None)
 
@@ -194,7 +194,8 @@ class NackTracker:
 # acknowledged as a whole, and never before. Whole entries go as one roaring set per ledger, so that lists and ranges
 # cost a few bytes. A cumulative acknowledgement covers what is before it: single ones of before it are dropped. `take`
 # gives what is to be sent and forgets it; what was sent and lost with a stream is delivered again by the broker (at
-# least once). The driver calls `take` every GROUP_S or when `pending` reaches GROUP_MESSAGES (Pulsar's figures, A3).
+# least once). The driver calls `take` every GROUP_S or when `pending_messages` reaches GROUP_MESSAGES (Pulsar's
+# figures, A3).
 # Guarding tests: tests/client/core/test_cores.py.
 
 
@@ -219,7 +220,7 @@ class AckTracker:
     """Collects the acknowledgements of one consumer until they are sent as a group."""
 
     def __init__(self) -> None:
-        self.pending = 0
+        self.pending_messages = 0
         self._whole: defaultdict[int, set[int]] = defaultdict(set)  # ledger → entries
         self._parts: dict[Position, int] = {}
         self._cumulative: tuple[Position, int] | None = None
@@ -227,7 +228,7 @@ class AckTracker:
     def acknowledge(self, position: Position, index: int, size: int) -> None:
         """Adds the acknowledgement of a message. `index`: its batch index; -1: the whole entry. `size`: the number of
         messages in the entry; 0: not known."""
-        self.pending += 1
+        self.pending_messages += 1
         if index < 0 or size == 1:
             self._whole[position[0]].add(position[1])
             return
@@ -240,7 +241,7 @@ class AckTracker:
     def acknowledge_bits(self, position: Position, bits: int, messages: int, size: int) -> None:
         """Adds the acknowledgement of several messages of one entry: bit i of `bits` is batch index i. `messages`: the
         number of set bits; `size`: the number of messages in the entry."""
-        self.pending += messages
+        self.pending_messages += messages
         bits |= self._parts.get(position, 0)
         if bits == (1 << size) - 1:
             self._whole[position[0]].add(position[1])
@@ -249,7 +250,7 @@ class AckTracker:
             self._parts[position] = bits
 
     def acknowledge_cumulative(self, position: Position, index: int, size: int) -> None:
-        self.pending += 1
+        self.pending_messages += 1
         last = WHOLE if index < 0 or index + 1 == size else index
         if self._cumulative is None or _order(position, last) > _order(*self._cumulative):
             self._cumulative = position, last
@@ -275,10 +276,10 @@ class AckTracker:
         self._whole = defaultdict(set)
         self._parts = {}
         self._cumulative = None
-        self.pending = 0
+        self.pending_messages = 0
 
     def check(self) -> None:
-        assert self.pending or not (self._whole or self._parts or self._cumulative), "what is held is counted"
+        assert self.pending_messages or not (self._whole or self._parts or self._cumulative), "what is held is counted"
 
 
 def _order(position: Position, last: int) -> tuple[Position, float]:
@@ -317,13 +318,13 @@ class Permits:
         self._granted = 0  # to be told to the broker
         self.stream = 0  # they are those of this one, and begin anew with the next
         self.at_broker = 0  # granted and not charged yet
-        self.held = 0  # charged, and what they were charged for is not used yet
+        self.queued = 0  # charged, and what they were charged for is not used yet
 
     def start_stream(self) -> int:
         """Begins the counts of a new connection's stream; returns the number of permits to grant there at first."""
         with self._lock:
             self.stream += 1
-            self._used = self._granted = self.held = 0
+            self._used = self._granted = self.queued = 0
             self.at_broker = self._size
             return self._size
 
@@ -338,14 +339,14 @@ class Permits:
         """Counts messages whose permits the broker charged."""
         with self._lock:
             self.at_broker -= messages
-            self.held += messages
+            self.queued += messages
 
     def count_used(self, messages: int, stream: int) -> bool:
         """Counts the permits of messages that left the receiver queue; ignores those of an earlier stream. Returns
         whether `grant` must be called soon."""
         with self._lock:
             if stream == self.stream:
-                self.held -= messages
+                self.queued -= messages
                 self._used += messages
                 if self._used >= self._block:
                     self._granted += self._used
@@ -361,5 +362,5 @@ class Permits:
 
     def check(self) -> None:
         """Checks that permits are neither lost nor made. Valid only between two replies of the broker."""
-        assert self.held >= 0, "more was given back than was charged"
-        assert self.at_broker + self.held + self._used in (self._size, 0), "permits were lost or made"
+        assert self.queued >= 0, "more was given back than was charged"
+        assert self.at_broker + self.queued + self._used in (self._size, 0), "permits were lost or made"

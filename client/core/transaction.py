@@ -13,16 +13,16 @@ Intents and facts in, effects out, in order; the driver (client/transactions/tra
 | PREPARED | | `commit`; `abort` | COMMITTING; ABORTING: any program may have ended it by its id |
 | ABORTING | | an answer, or none in time: no commit was ever sent | ABORTED |
 
-**Operations.** A send or an acknowledgement belongs to the transaction from `enter`, or from when a producer counted it
-in its `Share`, to its outcome. `commit` waits for all of them (`Idle` is the effect of the last one), so the
-coordinator is told the receipts of all. One that failed makes the transaction abort: its message may be stored, and
-would be shown.
+**Operations.** A send or an acknowledgement belongs to the transaction from `begin_operation`, or from when a producer
+counted it in its `SendAllowance`, to its outcome. `commit` waits for all of them (`ReportIdle` is the effect of the
+last one), so the coordinator is told the receipts of all. One that failed makes the transaction abort: its message may
+be stored, and would be shown.
 **Receipts.** Of each topic the number of entries with a receipt, and the last of their positions: an entry after it had
 no receipt, and does not count. When the place of one is not known (a broker that had it already) the topic is told as
 -1 entries: every entry of the transaction counts, and each of them has its receipt.
 **Nothing to end.** A transaction without an operation has no trace anywhere; it ends without a request.
-**Threads.** `enter`, `share` and `cancel_operation` may be called from any thread; `lock` guards what they touch, and a
-share that of its producer, which is taken after `lock`. All else belongs to one thread.
+**Threads.** `begin_operation`, `allow_sends` and `cancel_operation` may be called from any thread; `lock` guards what
+they touch, and a share that of its producer, which is taken after `lock`. All else belongs to one thread.
 Guard: tests/client/core/test_transaction.py.
 """
 
@@ -92,7 +92,7 @@ class Receipts(NamedTuple):
     last: Position
 
 
-class End(NamedTuple):
+class EndTransaction(NamedTuple):
     """Effect: ask the coordinator to end the transaction; the driver must then call `on_answered` or
     `on_unanswered`."""
 
@@ -100,24 +100,24 @@ class End(NamedTuple):
     participants: tuple[Receipts, ...]
 
 
-class Idle(NamedTuple):
+class ReportIdle(NamedTuple):
     """Effect: report that every operation has its outcome, so that the waiting commit goes on."""
 
 
-class Ended(NamedTuple):
+class ReportEnd(NamedTuple):
     """Effect: report the end of the transaction. `error`: to be raised in the caller that ended it; None: it ended as
     asked."""
 
     error: PulsarException | None
 
 
-TransactionEffect = End | Idle | Ended
+TransactionEffect = EndTransaction | ReportIdle | ReportEnd
 
 
-class TransactionSite(Protocol):
+class TransactionEndpoint(Protocol):
     """The producer or consumer of one partition at which a transaction has operations in flight."""
 
-    sends: bool  # messages; else it acknowledges
+    is_producer: bool  # messages; else it acknowledges
 
     @property
     def topic(self) -> TopicName: ...
@@ -126,7 +126,7 @@ class TransactionSite(Protocol):
         ...
 
 
-class Share:
+class SendAllowance:
     """Allows one producer to send a number of messages in a transaction with `add`. The producer counts them under its
     own lock, which it holds anyway; TransactionCore adds this count to its own when the transaction ends."""
 
@@ -140,7 +140,7 @@ class Share:
         self.left = 0  # of them; 0: the transaction is asked for more, which it refuses when it is not open
 
     @property
-    def messages(self) -> int:
+    def sent_messages(self) -> int:
         return self.allowed - self.left
 
     def close(self) -> int:
@@ -163,32 +163,34 @@ class InTransaction:
         raise NotImplementedError
 
     @property
-    def is_under_way(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether the outcomes of its operations still matter: the transaction is open, or its commit waits for them.
         """
         raise NotImplementedError
 
-    def enter(self, where: TransactionSite, connections: object) -> None:
+    def begin_operation(self, where: TransactionEndpoint, connections: object) -> None:
         """Begins an operation: a message or an acknowledgement will be sent at `where`. May be called from any thread.
         Raises TransactionEnded if the transaction is not open, MessageTooBig if it has too many messages,
         InvalidConfiguration if `connections` are those of another client."""
         raise NotImplementedError
 
-    def share(self, where: TransactionSite, connections: object, lock: AbstractContextManager[Any]) -> Share:
-        """Returns the share through which the producer at `where` may send at least one message. Raises what `enter`
-        raises. `lock`: the lock of the producer, which the caller must not hold."""
+    def allow_sends(
+        self, where: TransactionEndpoint, connections: object, lock: AbstractContextManager[Any]
+    ) -> SendAllowance:
+        """Returns the share through which the producer at `where` may send at least one message. Raises what
+        `begin_operation` raises. `lock`: the lock of the producer, which the caller must not hold."""
         raise NotImplementedError
 
     def cancel_operation(self, *, message: bool) -> None:
-        """Reverts an `enter` after which nothing was sent."""
+        """Reverts a `begin_operation` after which nothing was sent."""
         raise NotImplementedError
 
-    def on_abort_of_cumulative_ack(self, again: Callable[[], None]) -> None:
+    def register_cumulative_ack(self, again: Callable[[], None]) -> None:
         """Registers a cumulative acknowledgement: if the transaction aborts, `again` is called when the acknowledged
         messages may be delivered again, before the end is reported."""
         raise NotImplementedError
 
-    def on_stored(self, where: TransactionSite, messages: int, position: Position) -> None:
+    def on_stored(self, where: TransactionEndpoint, messages: int, position: Position) -> None:
         """Fact: an entry of `messages` messages has its receipt. `messages` 0: the entry is a chunk, but not the last
         of its message."""
         raise NotImplementedError
@@ -215,7 +217,7 @@ class TransactionCore:
         self._begun = 0  # operations, without those of open shares
         self._over = 0  # operations that have their outcome
         self._allowed = 0  # messages that were sent in it, or that shares may still send
-        self._shares: list[Share] = []  # open ones
+        self._shares: list[SendAllowance] = []  # open ones
         self._lock = lock
         self._named = named
         self._waiting = False  # a commit, for the operations
@@ -224,7 +226,7 @@ class TransactionCore:
         self._last: dict[str, Position] = {}
 
     # ------------------------------------------------------------------------------ from any thread
-    def enter(self, topic: str, *, message: bool) -> None:
+    def begin_operation(self, topic: str, *, message: bool) -> None:
         """Begins an operation at `topic`: sending a message if `message`, else an acknowledgement. Raises
         TransactionEnded if the transaction is not open, MessageTooBig if it has too many messages; then nothing may be
         sent."""
@@ -236,9 +238,9 @@ class TransactionCore:
             self._begun += 1
             self._touch(topic)
 
-    def share(self, topic: str, share: Share) -> None:
-        """Allows the producer of `topic` to send more messages through `share`, which may be new. Raises what `enter`
-        raises."""
+    def allow_sends(self, topic: str, share: SendAllowance) -> None:
+        """Allows the producer of `topic` to send more messages through `share`, which may be new. Raises what
+        `begin_operation` raises."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -281,18 +283,18 @@ class TransactionCore:
         self._shares.clear()
 
     @property
-    def pending(self) -> int:
+    def pending_operations(self) -> int:
         """Returns the number of operations without an outcome."""
-        return self._begun - self._over + sum(each.messages for each in self._shares)
+        return self._begun - self._over + sum(each.sent_messages for each in self._shares)
 
     @property
-    def messages(self) -> int:
+    def message_count(self) -> int:
         """Returns the number of messages that were sent in the transaction."""
         return self._allowed - sum(each.left for each in self._shares)
 
-    def enter_again(self, *, message: bool) -> bool:
+    def try_begin_operation(self, *, message: bool) -> bool:
         """Begins an operation at a topic that already has one. Returns False if no operation may begin; the caller
-        then calls `enter`, which raises the reason."""
+        then calls `begin_operation`, which raises the reason."""
         with self._lock:
             if self.state is not TransactionState.OPEN or (message and self._allowed >= MESSAGES_MAX):
                 return False
@@ -301,7 +303,7 @@ class TransactionCore:
             return True
 
     def cancel_operation(self, *, message: bool) -> list[TransactionEffect]:
-        """Reverts an `enter`: the operation was refused before anything was sent."""
+        """Reverts a `begin_operation`: the operation was refused before anything was sent."""
         with self._lock:
             self._allowed -= message
             self._begun -= 1
@@ -342,13 +344,13 @@ class TransactionCore:
     def _check_idle(self) -> list[TransactionEffect]:
         if self._waiting and self._begun == self._over:
             self._waiting = False
-            return [Idle()]
+            return [ReportIdle()]
         return []
 
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> list[TransactionEffect]:
         """Begins the commit. When all operations have outcomes, the effect Idle follows; the driver must then call
-        `decide`."""
+        `decide_end`."""
         may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
         return self._wait(TransactionState.COMMITTING, may_be)
 
@@ -364,24 +366,24 @@ class TransactionCore:
             self._waiting = True
             return self._check_idle()
 
-    def decide(self) -> list[TransactionEffect]:
+    def decide_end(self) -> list[TransactionEffect]:
         """Decides how the transaction ends: as asked, or by an abort if an operation failed. The driver must call it
         after Idle."""
         assert self.state in WAITING, "an end waits for this"
         if self.failure is not None:
             return self._abort(self._reason())
         if self.state is TransactionState.PREPARING:
-            return [End(EndKind.PREPARE, self._participants())]
+            return [EndTransaction(EndKind.PREPARE, self._participants())]
         if not self._entries and not self._named:
             return self._set_ended(TransactionState.COMMITTED, None)
-        return [End(EndKind.COMMIT, self._participants())]
+        return [EndTransaction(EndKind.COMMIT, self._participants())]
 
-    def expire(self, error: MagnetarError) -> list[TransactionEffect]:
+    def expire_operations(self, error: MagnetarError) -> list[TransactionEffect]:
         """Ends the wait of `commit` or `prepare`: operations had no outcome in time, so the transaction is aborted
         with `error`."""
         self._waiting = False
         self._set_failure(error)
-        return self.decide()
+        return self.decide_end()
 
     def abort(self) -> list[TransactionEffect]:
         assert self.state in (TransactionState.OPEN, TransactionState.PREPARED), "what is ending has its end"
@@ -394,7 +396,7 @@ class TransactionCore:
             self._close_shares()
         if not self._entries and not self._named:
             return self._set_ended(TransactionState.ABORTED, error)
-        return [End(EndKind.ABORT, ())]
+        return [EndTransaction(EndKind.ABORT, ())]
 
     def on_answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
         """Fact: the coordinator answered the request to end the transaction, or the question for its status."""
@@ -418,7 +420,7 @@ class TransactionCore:
         if isinstance(error, WireAborted | WireConflict | WireFenced):
             found = translate(error)
             if isinstance(found, TransactionConflict):
-                found = aborted(self.txn, "conflict", found)
+                found = make_aborted_error(self.txn, "conflict", found)
             return self._set_ended(TransactionState.ABORTED, found)
         if error.definite and not error.retryable:
             return self._set_ended(TransactionState.ERROR, translate(error))
@@ -437,7 +439,7 @@ class TransactionCore:
     def _set_ended(self, state: TransactionState, error: PulsarException | None) -> list[TransactionEffect]:
         with self._lock:
             self.state, self.error = state, error
-        return [Ended(error)]
+        return [ReportEnd(error)]
 
     def _participants(self) -> tuple[Receipts, ...]:
         return tuple(Receipts(topic, count, self._last[topic]) for topic, count in self._entries.items())
@@ -447,7 +449,7 @@ class TransactionCore:
         if isinstance(self.failure, TransactionAborted | TransactionFenced):
             return self.failure
         conflict = isinstance(self.failure, TransactionConflict)
-        return aborted(self.txn, "conflict" if conflict else "operation failed", self.failure)
+        return make_aborted_error(self.txn, "conflict" if conflict else "operation failed", self.failure)
 
     def _how(self) -> str:
         if self.state is TransactionState.ERROR:
@@ -455,7 +457,7 @@ class TransactionCore:
         return f"is {self.state.name.lower()}"
 
     @property
-    def was_lost(self) -> bool:
+    def was_aborted_remotely(self) -> bool:
         """Whether an operation or the end showed that the coordinator aborted the transaction by itself. The
         coordinator may then have aborted other transactions of this client, too."""
         causes = (self.error, self.failure)
@@ -470,19 +472,19 @@ class TransactionCore:
         return bool(self._entries)
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         return self.state in (TransactionState.COMMITTED, TransactionState.ABORTED)
 
     def check(self) -> None:
-        assert self.pending >= 0, "an outcome is told once"
-        assert 0 <= self.messages <= MESSAGES_MAX, "no more messages than may be"
+        assert self.pending_operations >= 0, "an outcome is told once"
+        assert 0 <= self.message_count <= MESSAGES_MAX, "no more messages than may be"
         assert not self._waiting or self.state in WAITING, "an end waits for the operations"
         if self.state is TransactionState.COMMITTED:
             assert self.failure is None, "what failed is not committed"
-            assert not self.pending, "a commit waits for every operation"
+            assert not self.pending_operations, "a commit waits for every operation"
 
 
-def aborted(txn: TxnId, reason: str, cause: BaseException) -> TransactionAborted:
+def make_aborted_error(txn: TxnId, reason: str, cause: BaseException) -> TransactionAborted:
     error = TransactionAborted(
         f"transaction {txn} was aborted, {reason}: {getattr(cause, 'message', cause)}; run all of it again",
         reason=reason, txn=txn,

@@ -21,6 +21,6 @@ def message_key(message: Message) -> str:
     return f"{message.topic_name()}|{message.producer_name()}|{message.sequence_id()}"
 
 
-def checked_key(key: str) -> str:
+def shorten_key(key: str) -> str:
     """Returns the key in the form that is stored: the hash in place of a key longer than KEY_MAX."""
     return key if len(key) <= KEY_MAX else f"sha256:{sha256(key.encode()).hexdigest()}"

@@ -1,8 +1,9 @@
 """The bounds of an Avro payload: its depth, and its number of items that take no bytes. Decoding a payload beyond them
-would crash a process or fill its memory. Also the aliases by which fastavro finds a writer's records (`reader_for`).
+would crash a process or fill its memory. Also the aliases by which fastavro finds a writer's records
+(`add_reader_aliases`).
 
 fastavro descends without a bound, and a few thousand levels of a recursive record end the process; an array of nulls
-has any number of items in five bytes. `Parsed` finds once whether a payload of a schema can
+has any number of items in five bytes. `CheckedSchema` finds once whether a payload of a schema can
 do either; then it walks each and refuses it before fastavro sees it. Guard: tests/client/model/test_typed_schemas.py.
 """
 
@@ -23,11 +24,11 @@ _VARINTS = ("int", "long", "enum")
 _COUNTED = ("bytes", "string")
 
 
-def names_of(schema: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
+def named_types(schema: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
     """Returns the named types of a schema that fastavro parsed, by full name."""
     found: dict[str, Any] = {} if names is None else names
     for each in _inner(schema):
-        names_of(each, found)
+        named_types(each, found)
     if isinstance(schema, dict) and "name" in schema and schema["type"] in ("record", "error", "enum", "fixed"):
         found[schema["name"]] = schema
     return found
@@ -135,14 +136,14 @@ class _Walk:
             shift += 7
 
 
-class Parsed:
+class CheckedSchema:
     """A schema that fastavro parsed, and a check of its payloads before fastavro decodes them."""
 
     __slots__ = ("_names", "schema")
 
     def __init__(self, schema: Any) -> None:
         self.schema = schema
-        names = names_of(schema)
+        names = named_types(schema)
         self._names = names if needs_check(schema, names) else None
 
     def check(self, payload: bytes) -> None:
@@ -164,12 +165,12 @@ class Parsed:
 _OF_THE_PARSER = ("__fastavro_parsed__", "__named_schemas")
 
 
-def reader_for(reader: Any, writer: Any) -> Any:
+def add_reader_aliases(reader: Any, writer: Any) -> Any:
     """Returns a copy of the parsed reader's schema with aliases for the records of the parsed writer's schema."""
     if isinstance(reader, dict):
         reader = {name: value for name, value in reader.items() if name not in _OF_THE_PARSER}
     found = copy.deepcopy(reader)
-    _Aliases(names_of(found), names_of(writer)).add(found, writer)
+    _Aliases(named_types(found), named_types(writer)).add(found, writer)
     return found
 
 

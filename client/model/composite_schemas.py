@@ -15,8 +15,8 @@ from typing import Any
 from ...proto.schema import NONE_LENGTH, SchemaInfo, SchemaType, key_value, pair_of
 from ..common.checks import WrongMessageType
 from ..common.errors import InvalidMessage
-from .avro_bounds import Parsed
-from .schema import BytesSchema, Schema, StringSchema, parsed_avro, read_avro
+from .avro_bounds import CheckedSchema
+from .schema import BytesSchema, Schema, StringSchema, parse_avro_schema, read_avro
 
 # --------------------------------------------------------------------------------------------- primitive_schemas
 # Schemas of single values, in the bytes of Pulsar's Java client: big-endian, and times as counts since the epoch.
@@ -322,7 +322,7 @@ class AutoConsumeSchema(Schema):
 
     def __init__(self) -> None:
         super().__init__(object, SchemaType.AUTO_CONSUME, None, "AUTO_CONSUME")
-        self._parsed: dict[bytes, Parsed] = {}
+        self._parsed: dict[bytes, CheckedSchema] = {}
 
     def encode(self, obj: Any) -> bytes:
         raise InvalidMessage("AutoConsumeSchema is a consumer's: a producer has a schema of its own")
@@ -336,7 +336,7 @@ class AutoConsumeSchema(Schema):
         if writer.type is SchemaType.AVRO:
             parsed = self._parsed.get(writer.data)
             if parsed is None:
-                parsed = self._parsed[writer.data] = Parsed(parsed_avro(writer))
+                parsed = self._parsed[writer.data] = CheckedSchema(parse_avro_schema(writer))
             return read_avro(payload, parsed)
         if writer.type is SchemaType.JSON:
             try:

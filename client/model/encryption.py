@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ...proto.entry import Encrypt, client_part, parse_header, split_broker_part
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
-from ..common.checks import PATH, check, shown_value
+from ..common.checks import PATH, check, shorten_value
 from ..common.errors import CryptoError, OperationNotSupported
 from ..common.loggers import reraise_interrupt
 
@@ -111,12 +111,12 @@ def require_package() -> None:
     _load("hazmat.primitives.ciphers.aead")
 
 
-def data_key(key: bytes) -> AESGCM:
+def make_cipher(key: bytes) -> AESGCM:
     found: AESGCM = _load("hazmat.primitives.ciphers.aead").AESGCM(key)
     return found
 
 
-def decrypted(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
+def decrypt_payload(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
     """Decrypts a payload. Raises CryptoError if the ciphertext does not belong to this key and IV, or was changed."""
     try:
         return key.decrypt(iv, ciphertext, None)
@@ -124,11 +124,11 @@ def decrypted(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
         raise CryptoError("the ciphertext does not fit its key: it was changed, or cut") from error
 
 
-def wrapped(key: bytes, reader: RSAPublicKey) -> bytes:
+def wrap_data_key(key: bytes, reader: RSAPublicKey) -> bytes:
     return reader.encrypt(key, _oaep())
 
 
-def unwrapped(value: bytes, reader: RSAPrivateKey) -> bytes | None:
+def unwrap_data_key(value: bytes, reader: RSAPrivateKey) -> bytes | None:
     """Decrypts a wrapped data key. Returns None if `value` was wrapped for another reader, or is not a wrapped key. A
     value of a wrong length is refused without the cost of decrypting it."""
     if len(value) != (reader.key_size + 7) // 8:
@@ -146,16 +146,16 @@ def _oaep() -> Any:
 
 
 # ------------------------------------------------------------------------------ keys of readers
-def public_key(pem: bytes, name: str) -> RSAPublicKey:
+def parse_public_key(pem: bytes, name: str) -> RSAPublicKey:
     """Parses a public key. Raises CryptoError if it is not an RSA key of RSA_BITS_MIN or more."""
-    found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {shown_value(name)}"), name)
+    found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {shorten_value(name)}"), name)
     return found
 
 
-def private_key(pem: bytes, name: str) -> RSAPrivateKey:
+def parse_private_key(pem: bytes, name: str) -> RSAPrivateKey:
     """Parses a private key. Raises CryptoError if it is not an RSA key of RSA_BITS_MIN or more, or has a password."""
     found: RSAPrivateKey = _rsa(
-        _parsed("load_pem_private_key", (pem, None), f"the private key of {shown_value(name)}"), name
+        _parsed("load_pem_private_key", (pem, None), f"the private key of {shorten_value(name)}"), name
     )
     return found
 
@@ -175,12 +175,12 @@ def _rsa(key: Any, name: str) -> Any:
     rsa, ec = _load("hazmat.primitives.asymmetric.rsa"), _load("hazmat.primitives.asymmetric.ec")
     if isinstance(key, ec.EllipticCurvePublicKey | ec.EllipticCurvePrivateKey):
         why = "only Pulsar's Java client can read what is wrapped with it"
-        raise CryptoError(f"the key of {shown_value(name)} is an EC key: {why}; use RSA")
+        raise CryptoError(f"the key of {shorten_value(name)} is an EC key: {why}; use RSA")
     if not isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey):
-        raise CryptoError(f"the key of {shown_value(name)} is not an RSA key")
+        raise CryptoError(f"the key of {shorten_value(name)} is not an RSA key")
     if not RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
         raise CryptoError(
-            f"the key of {shown_value(name)} has {key.key_size} bits: use {RSA_BITS_MIN} to {RSA_BITS_MAX}"
+            f"the key of {shorten_value(name)} has {key.key_size} bits: use {RSA_BITS_MIN} to {RSA_BITS_MAX}"
         )
     return key
 
@@ -312,7 +312,7 @@ class Encryptor:
     def _renew(self) -> None:
         fresh = self._random(DATA_KEY_BYTES)
         found = [self._wrapped_for(name, fresh) for name in self._names]
-        self._key: AESGCM = data_key(fresh)
+        self._key: AESGCM = make_cipher(fresh)
         self._wrapped = found
         self._uses = 0
         self._until = self._now() + KEPT_S
@@ -321,14 +321,14 @@ class Encryptor:
         try:
             info = self._reader.get_public_key(name)
             key, metadata = info if isinstance(info, EncryptionKeyInfo) else (info, {})
-            found = EncryptionKeys(key=name, value=wrapped(fresh, public_key(key, name)))
+            found = EncryptionKeys(key=name, value=wrap_data_key(fresh, parse_public_key(key, name)))
             for key_, value in metadata.items():
                 found.metadata.add(key=key_, value=value)
         except CryptoError:
             raise
         except BaseException as error:  # the reader's; its text may hold a secret
             raise CryptoError(
-                f"there is no public key of {shown_value(name)}: {type(error).__name__}"
+                f"there is no public key of {shorten_value(name)}: {type(error).__name__}"
             ) from reraise_interrupt(error)
         return found
 
@@ -360,7 +360,7 @@ FAILED_S = 10.0
 T = TypeVar("T")
 
 
-class _Kept(Generic[T]):
+class _TimedCache(Generic[T]):
     """A cache of results for KEPT_S, and of errors for FAILED_S; at most KNOWN_MAX of both together."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -392,10 +392,10 @@ class Decryptor:
         if reader is not None:
             require_package()
         self._reader = reader
-        self._data_keys: _Kept[AESGCM] = _Kept(now)  # by their wrapped bytes
-        self._failures: _Kept[AESGCM] = _Kept(now)  # by the whole EncryptionKeys
-        self._private_keys: _Kept[RSAPrivateKey] = _Kept(now)  # by name and metadata
-        self._parsed: _Kept[RSAPrivateKey] = _Kept(now)  # by their PEM
+        self._data_keys: _TimedCache[AESGCM] = _TimedCache(now)  # by their wrapped bytes
+        self._failures: _TimedCache[AESGCM] = _TimedCache(now)  # by the whole EncryptionKeys
+        self._private_keys: _TimedCache[RSAPrivateKey] = _TimedCache(now)  # by name and metadata
+        self._parsed: _TimedCache[RSAPrivateKey] = _TimedCache(now)  # by their PEM
 
     def __call__(self, metadata: MessageMetadata, ciphertext: bytes) -> bytes:
         """Returns the decrypted payload, which is still compressed if it was compressed before encryption. Raises
@@ -407,7 +407,7 @@ class Decryptor:
             raise CryptoError(f"its encryption_param has {len(iv)} bytes, not {IV_BYTES}")
         if len(ciphertext) < TAG_BYTES:
             raise CryptoError(f"its ciphertext has {len(ciphertext)} bytes, fewer than a tag")
-        return decrypted(self._data_key(self._reader, list(keys)), iv, ciphertext)
+        return decrypt_payload(self._data_key(self._reader, list(keys)), iv, ciphertext)
 
     def decrypt_entry(self, entry: bytes) -> bytes:
         """Returns a stored entry decrypted, without the fields of encryption in its metadata. Raises CorruptEntry or
@@ -484,7 +484,7 @@ class Decryptor:
         found = self._parsed.get(pem)
         if found is None:
             try:
-                found = private_key(pem, key.key)
+                found = parse_private_key(pem, key.key)
             except CryptoError as error:
                 return error
             self._parsed.put(pem, found)
@@ -492,20 +492,22 @@ class Decryptor:
 
 
 def _unwrapped_with(private: RSAPrivateKey, key: EncryptionKeys) -> AESGCM | CryptoError:
-    found = unwrapped(key.value, private)
+    found = unwrap_data_key(key.value, private)
     if found is None:
-        return CryptoError(f"the private key of {shown_value(key.key)} is not the one that it is encrypted for")
-    return data_key(found)
+        return CryptoError(f"the private key of {shorten_value(key.key)} is not the one that it is encrypted for")
+    return make_cipher(found)
 
 
 def _pem(reader: KeyReader, key: EncryptionKeys) -> bytes | CryptoError:
     try:
         info = reader.get_private_key(key.key, {str(pair.key): str(pair.value) for pair in key.metadata})
         pem = info.key if isinstance(info, EncryptionKeyInfo) else info
-        return pem if isinstance(pem, bytes) else CryptoError(f"the private key of {shown_value(key.key)} is not bytes")
+        return (
+            pem if isinstance(pem, bytes) else CryptoError(f"the private key of {shorten_value(key.key)} is not bytes")
+        )
     except CryptoError as error:
         return error
     except BaseException as error:  # the reader's; its text may hold a secret
-        found = CryptoError(f"there is no private key of {shown_value(key.key)}: {type(error).__name__}")
+        found = CryptoError(f"there is no private key of {shorten_value(key.key)}: {type(error).__name__}")
         found.__cause__ = reraise_interrupt(error)
         return found

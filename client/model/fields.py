@@ -19,14 +19,14 @@ E = TypeVar("E")
 M = TypeVar("M", bound=Enum)
 
 
-class Text(Enum):
+class TextEncoding(Enum):
     """The encoding of a schema, JSON or Avro, to which a field's value is converted."""
 
     JSON = "json"  # bytes as text, enums by value
     AVRO = "avro"  # bytes as they are, enums by name
 
 
-class Names:
+class DefinedTypes:
     """The records and enums that a schema has defined so far, by their full names."""
 
     def __init__(self) -> None:
@@ -102,9 +102,9 @@ class Field(Generic[V]):
         return self.schema_info(None)
 
     def schema_info(self, defined_names: Any) -> Any:
-        """Returns the field's type as part of a schema. `defined_names`: a `Names` with the types that are already
-        defined; None: no type is."""
-        return self.avro_type(defined_names if isinstance(defined_names, Names) else Names(), "")
+        """Returns the field's type as part of a schema. `defined_names`: a `DefinedTypes` with the types that are
+        already defined; None: no type is."""
+        return self.avro_type(defined_names if isinstance(defined_names, DefinedTypes) else DefinedTypes(), "")
 
     def check(self, value: Any) -> None:
         """Raises InvalidMessage if the field cannot be set to `value`, which must not be None."""
@@ -125,16 +125,16 @@ class Field(Generic[V]):
         """Returns the value of the field in a new record for which nothing is given."""
         return self.initial()
 
-    def plain(self, value: Any, text: Text) -> Any:
+    def plain(self, value: Any, text: TextEncoding) -> Any:
         """Converts a value to what JSON or Avro, as `text` says, encodes."""
         return value
 
-    def from_plain(self, value: Any, text: Text) -> Any:
+    def from_plain(self, value: Any, text: TextEncoding) -> Any:
         """Converts a decoded JSON or Avro value back: the reverse of `plain`. Raises InvalidMessage if it is not
         possible."""
         return value
 
-    def avro_type(self, names: Names, namespace: str) -> Any:
+    def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
         """Returns the field's type in Avro. `names`: the types that are already defined; `namespace`: that of the
         enclosing record."""
         return self.avro
@@ -143,7 +143,7 @@ class Field(Generic[V]):
         """Returns the value of the field when None is given: a copy of its default."""
         return copy.copy(self._default)
 
-    def definition(self, names: Names, namespace: str) -> dict[str, Any]:
+    def definition(self, names: DefinedTypes, namespace: str) -> dict[str, Any]:
         """Returns the field as part of the Avro schema of its record."""
         kind = self.avro_type(names, namespace)
         found: dict[str, Any] = {"name": self.name}
@@ -156,7 +156,7 @@ class Field(Generic[V]):
 
 def _avro_default(field: Field[Any], default: Any) -> Any:
     """Returns the default as the schema's JSON needs it: bytes as text, an enum by name."""
-    plain = field.plain(default, Text.AVRO)
+    plain = field.plain(default, TextEncoding.AVRO)
     return plain.decode("latin-1") if isinstance(plain, bytes) else plain
 
 
@@ -295,10 +295,10 @@ class Bytes(Field[V]):
     def made(self, value: Any) -> Any:
         return value.encode() if isinstance(value, str) else value
 
-    def plain(self, value: Any, text: Text) -> Any:
-        return value.decode("latin-1") if text is Text.JSON else value
+    def plain(self, value: Any, text: TextEncoding) -> Any:
+        return value.decode("latin-1") if text is TextEncoding.JSON else value
 
-    def from_plain(self, value: Any, text: Text) -> Any:
+    def from_plain(self, value: Any, text: TextEncoding) -> Any:
         return value.encode("latin-1") if isinstance(value, str) else value
 
 
@@ -377,18 +377,18 @@ class CustomEnum(Field[V]):
     def is_of_type(self, value: Any) -> bool:
         return isinstance(value, self.enum_type)
 
-    def plain(self, value: Any, text: Text) -> Any:
-        return value.value if text is Text.JSON and isinstance(value.value, str | int | float) else value.name
+    def plain(self, value: Any, text: TextEncoding) -> Any:
+        return value.value if text is TextEncoding.JSON and isinstance(value.value, str | int | float) else value.name
 
-    def from_plain(self, value: Any, text: Text) -> Any:
+    def from_plain(self, value: Any, text: TextEncoding) -> Any:
         found = self.enum_type.__members__.get(value) if isinstance(value, str) else None
-        if text is Text.JSON and isinstance(value, str | int | float):
+        if text is TextEncoding.JSON and isinstance(value, str | int | float):
             found = next((each for each in self.enum_type if each.value == value), found)
         if found is None:
             raise InvalidMessage(f"field {self.name!r}: {self.enum_type.__name__} has no {value!r}")
         return found
 
-    def avro_type(self, names: Names, namespace: str) -> Any:
+    def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
         name = self.enum_type.__name__
         full = f"{namespace}.{name}" if namespace else name
         if not names.is_new(full, self.enum_type):

@@ -12,12 +12,19 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-from ...proto.entry import AlikePayloads, Encrypt, EntryHeader, MessageFields, decode_columns, properties_of
+from ...proto.entry import Encrypt, EntryHeader, EqualLengthPayloads, MessageFields, decode_columns, properties_of
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo
-from ..common.checks import WrongMessageType, WrongMessageValue, check_one, instance, shown_value, whole
+from ..common.checks import (
+    WrongMessageType,
+    WrongMessageValue,
+    check_one,
+    instance_check,
+    shorten_value,
+    whole_number_check,
+)
 from ..common.errors import ChecksumError, PulsarException
 from ..common.loggers import log_foreign_error
 from .encryption import EncryptionContext
@@ -25,10 +32,10 @@ from .message_id import KnownId, MessageId
 from .schema import BytesSchema, Schema
 
 
-class Writers(Protocol):
+class SchemasByVersion(Protocol):
     """The schemas with which the messages of a topic were written (client/connect/connections.py)."""
 
-    def schema_of(self, version: bytes) -> SchemaInfo: ...
+    def get_schema(self, version: bytes) -> SchemaInfo: ...
     def find_known(self, version: bytes) -> SchemaInfo | None: ...
     async def fetch(self, version: bytes) -> None: ...
 
@@ -41,7 +48,7 @@ class Origin(Protocol):
     @property
     def schema(self) -> Schema: ...
     @property
-    def writers(self) -> Writers | None:
+    def writers(self) -> SchemasByVersion | None:
         """Returns the schemas of the incarnation of the topic that the consumer reads now."""
         ...
     @property
@@ -124,7 +131,7 @@ class Message:
         )
 
     def __init__(
-        self, entry: ReceivedEntry, fields: MessageFields, payload: bytes | AlikePayloads, batch_index: int
+        self, entry: ReceivedEntry, fields: MessageFields, payload: bytes | EqualLengthPayloads, batch_index: int
     ) -> None:
         self.entry = entry
         self.fields = fields
@@ -169,14 +176,14 @@ class Message:
         """Returns the schema with which the message was written; None if the message names none: the consumer's own
         schema is used then. Raises InvalidMessage."""
         writers = self._decoded_by()
-        return None if writers is None else writers.schema_of(self.writer_version)
+        return None if writers is None else writers.get_schema(self.writer_version)
 
     async def know_writer(self) -> None:
         """Fetches the schema with which the message was written, if decoding needs it and it is not known."""
         if (writers := self._decoded_by()) is not None:
             await writers.fetch(self.writer_version)
 
-    def _decoded_by(self) -> Writers | None:
+    def _decoded_by(self) -> SchemasByVersion | None:
         schema = self.entry.consumer.schema
         return self.entry.writers if schema.by_writer and (self.writer_version or schema.needs_writer) else None
 
@@ -314,15 +321,15 @@ class MessageBatch:
 
     def with_message_id(self, msg_id: MessageId) -> MessageBatch:
         """Sets the ledger, entry and partition of the messages' ids."""
-        check_one("msg_id", instance(MessageId, optional=False), msg_id)
+        check_one("msg_id", instance_check(MessageId, optional=False), msg_id)
         self._id = msg_id
         return self
 
     def parse_from(self, data: bytes, size: int) -> list[Message]:
         """Returns the `size` messages of a batch."""
-        check_one("size", whole(1, MESSAGES_MAX), size)
+        check_one("size", whole_number_check(1, MESSAGES_MAX), size)
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise WrongMessageType(f"a batch is bytes, not {shown_value(data)}")
+            raise WrongMessageType(f"a batch is bytes, not {shorten_value(data)}")
         header = EntryHeader(MessageMetadata(num_messages_in_batch=size), 0)
         try:
             fields, payloads = decode_columns(header, bytes(data))
@@ -390,7 +397,7 @@ class ConsumerEventListener(Protocol):
 
 
 class ActiveEvents:
-    """Calls a ConsumerEventListener. Stores events that arrive before the consumer exists until `attach`."""
+    """Calls a ConsumerEventListener. Stores events that arrive before the consumer exists until `attach_consumer`."""
 
     def __init__(self, listener: ConsumerEventListener) -> None:
         self._listener = listener
@@ -402,7 +409,7 @@ class ActiveEvents:
         if self._consumer is not None:
             self._call()
 
-    def attach(self, consumer: Any) -> None:
+    def attach_consumer(self, consumer: Any) -> None:
         """Sets the consumer, with which the listener is called from now on, also for the stored events."""
         self._consumer = consumer
         self._call()

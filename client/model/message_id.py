@@ -21,7 +21,7 @@ from ..common.checks import (
     WrongValue,
     check,
     check_one,
-    shown_value,
+    shorten_value,
 )
 
 _U64 = 1 << 64
@@ -116,7 +116,7 @@ class MessageId:
     def wrap(cls, msg_id: MessageId | Any) -> MessageId:
         """Returns the id itself; exists because Pulsar's client has two such classes."""
         if not isinstance(msg_id, MessageId):
-            raise WrongMessageType(f"wrap takes a MessageId, not {shown_value(msg_id)}")
+            raise WrongMessageType(f"wrap takes a MessageId, not {shorten_value(msg_id)}")
         return msg_id
 
     @staticmethod
@@ -124,7 +124,7 @@ class MessageId:
         """Returns the id that `serialize` wrote. `topic`: the full name of its topic. Raises InvalidMessage if the
         bytes are not an id."""
         if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
-            raise WrongMessageType(f"a message id is made of bytes, not of {shown_value(message_id_bytes)}")
+            raise WrongMessageType(f"a message id is made of bytes, not of {shorten_value(message_id_bytes)}")
         check_one("topic", TEXT_OR_NONE, topic)
         try:
             data = MessageIdData.FromString(bytes(message_id_bytes))

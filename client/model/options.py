@@ -1,5 +1,5 @@
 """Makes our settings of the parameters as `pulsar-client` names them. Also the position at which a reader starts
-(`Start`).
+(`ReaderStart`).
 
 A parameter for what Magnetar does not offer is refused when a program passes it (OperationNotSupported:
 client/connect/), never silently left out. A parameter that only tunes something that does not exist here (`TUNING`:
@@ -28,11 +28,11 @@ from ..common.checks import (
     Check,
     Table,
     WrongValue,
-    enum,
-    exact,
-    has,
-    instance,
-    whole,
+    enum_check,
+    has_methods,
+    instance_check,
+    to_plain_text,
+    whole_number_check,
 )
 from ..common.loggers import check_logger
 from .message_id import MessageId
@@ -70,72 +70,72 @@ TUNING = {
 
 
 def _is_name(name: object) -> bool:
-    return NAME.problem(name) is None
+    return NAME.find_problem(name) is None
 
 
 PRODUCER: Table = {
     "producer_name": TEXT_OR_NONE,
-    "schema": instance(Schema),
-    "initial_sequence_id": whole(-1, INT64_MAX - 1, optional=True),
+    "schema": instance_check(Schema),
+    "initial_sequence_id": whole_number_check(-1, INT64_MAX - 1, optional=True),
     "send_timeout_millis": MS,
-    "compression_type": enum(CompressionType),
-    "max_pending_messages": whole(0),
-    "max_pending_messages_across_partitions": whole(0),
+    "compression_type": enum_check(CompressionType),
+    "max_pending_messages": whole_number_check(0),
+    "max_pending_messages_across_partitions": whole_number_check(0),
     "block_if_queue_full": YES_OR_NO,
     "batching_enabled": YES_OR_NO,
-    "batching_max_messages": whole(1),
-    "batching_max_allowed_size_in_bytes": whole(1),
+    "batching_max_messages": whole_number_check(1),
+    "batching_max_allowed_size_in_bytes": whole_number_check(1),
     "batching_max_publish_delay_ms": MS,
     "chunking_enabled": YES_OR_NO,
-    "message_routing_mode": enum(PartitionsRoutingMode),
+    "message_routing_mode": enum_check(PartitionsRoutingMode),
     "lazy_start_partitioned_producers": YES_OR_NO,
     "properties": PROPERTIES,
-    "batching_type": enum(BatchingType),
-    "access_mode": enum(ProducerAccessMode),
+    "batching_type": enum_check(BatchingType),
+    "access_mode": enum_check(ProducerAccessMode),
     "message_router": CALLBACK,
     "initial_subscription_name": TEXT_OR_NONE,
-    "encryption_key": NAME._replace(says="a name, or None", optional=True),
+    "encryption_key": NAME._replace(allowed_text="a name, or None", optional=True),
     "encryption_keys": Check("a list of names, or None", (list, tuple), lambda names: all(map(_is_name, names)), True),
-    "crypto_key_reader": has("get_public_key"),
+    "crypto_key_reader": has_methods("get_public_key"),
 }
 CONSUMER: Table = {
     "subscription_name": NAME,
-    "consumer_type": enum(ConsumerType),
-    "schema": instance(Schema),
+    "consumer_type": enum_check(ConsumerType),
+    "schema": instance_check(Schema),
     "message_listener": CALLBACK,
-    "receiver_queue_size": whole(0),
-    "max_total_receiver_queue_size_across_partitions": whole(0),
+    "receiver_queue_size": whole_number_check(0),
+    "max_total_receiver_queue_size_across_partitions": whole_number_check(0),
     "consumer_name": TEXT_OR_NONE,
     "unacked_messages_timeout_ms": checks.TIMEOUT_MS,
     "broker_consumer_stats_cache_time_ms": MS,
     "negative_ack_redelivery_delay_ms": MS,
     "is_read_compacted": YES_OR_NO,
     "properties": PROPERTIES,
-    "pattern_auto_discovery_period": whole(0),
-    "initial_position": enum(InitialPosition),
-    "max_pending_chunked_message": whole(0),
+    "pattern_auto_discovery_period": whole_number_check(0),
+    "initial_position": enum_check(InitialPosition),
+    "max_pending_chunked_message": whole_number_check(0),
     "auto_ack_oldest_chunked_message_on_queue_full": YES_OR_NO,
     "start_message_id_inclusive": YES_OR_NO,
-    "key_shared_policy": instance(ConsumerKeySharedPolicy),
+    "key_shared_policy": instance_check(ConsumerKeySharedPolicy),
     "batch_index_ack_enabled": YES_OR_NO,
-    "regex_subscription_mode": enum(RegexSubscriptionMode),
-    "dead_letter_policy": instance(ConsumerDeadLetterPolicy),
-    "crypto_key_reader": has("get_private_key"),
-    "crypto_failure_action": enum(ConsumerCryptoFailureAction),
+    "regex_subscription_mode": enum_check(RegexSubscriptionMode),
+    "dead_letter_policy": instance_check(ConsumerDeadLetterPolicy),
+    "crypto_key_reader": has_methods("get_private_key"),
+    "crypto_failure_action": enum_check(ConsumerCryptoFailureAction),
     "is_pattern_topic": YES_OR_NO,
     "replicate_subscription_state_enabled": YES_OR_NO,
-    "negative_ack_redelivery_backoff": has("next"),
-    "ack_timeout_redelivery_backoff": has("next"),
+    "negative_ack_redelivery_backoff": has_methods("next"),
+    "ack_timeout_redelivery_backoff": has_methods("next"),
     "ack_receipt_enabled": YES_OR_NO,
     "enable_retry": YES_OR_NO,
-    "priority_level": whole(0),
-    "consumer_event_listener": has("became_active", "became_inactive"),
+    "priority_level": whole_number_check(0),
+    "consumer_event_listener": has_methods("became_active", "became_inactive"),
     "isolation": ISOLATION,
     "redelivery_order": REDELIVERY_ORDER,
 }
 READER: Table = {
     **CONSUMER,
-    "start_message_id": instance(MessageId, optional=False),
+    "start_message_id": instance_check(MessageId, optional=False),
     "reader_listener": CALLBACK,
     "reader_name": TEXT_OR_NONE,
     "subscription_role_prefix": TEXT_OR_NONE,
@@ -143,10 +143,10 @@ READER: Table = {
 }
 
 
-def given(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
+def pick_parameters(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
     """Returns the parameters of a method from its `locals()`, without `self` and those named in `without`. Must be
     called in the method's first line."""
-    return {name: exact(value) for name, value in parameters.items() if name != "self" and name not in without}
+    return {name: to_plain_text(value) for name, value in parameters.items() if name != "self" and name not in without}
 
 
 def client_settings(options: Mapping[str, Any]) -> ClientSettings:
@@ -197,8 +197,10 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------- start
 # The place where delivery begins: at a message or after it, inside an entry too.
 #
-# A reader keeps its `Start` itself and leaves out what is before it. The cursor of a subscription that lasts belongs to
-# the broker, and others may move it: a seek names the first message that is wanted (`at_message`), and what the broker
+# A reader keeps its `ReaderStart` itself and leaves out what is before it. The cursor of a subscription that lasts
+# belongs to
+# the broker, and others may move it: a seek names the first message that is wanted (`first_wanted_id`), and what the
+# broker
 # then delivers is all shown.
 
 
@@ -206,7 +208,7 @@ BATCH_INDEX_MAX = 2**31 - 1
 """Largest batch index: Pulsar's is an int32."""
 
 
-class Start:
+class ReaderStart:
     """The position at which a reader starts; it stays the same over reconnects."""
 
     __slots__ = ("begun", "id", "inclusive")
@@ -220,9 +222,9 @@ class Start:
         self.begun = begun if begun is not None and begun < id.position() else None
 
     def wants_chunk(self, position: Position) -> bool:
-        return not self.before(position, 0) or (self.begun is not None and position >= self.begun)
+        return not self.is_before_start(position, 0) or (self.begun is not None and position >= self.begun)
 
-    def before(self, position: Position, index: int) -> bool:
+    def is_before_start(self, position: Position, index: int) -> bool:
         """Whether the message at that position and batch index is before the start. A start without a batch index
         means the whole entry."""
         start = self.id
@@ -235,7 +237,7 @@ class Start:
         return index < start.batch_index() or (index == start.batch_index() and not self.inclusive)
 
 
-def at_message(place: MessageId, *, inclusive: bool) -> MessageId:
+def first_wanted_id(place: MessageId, *, inclusive: bool) -> MessageId:
     """Returns the id of the first wanted message: `place` itself, or its first chunk; if not `inclusive`, the message
     after it. A `place` without a batch index means the whole entry."""
     if place in (MessageId.earliest, MessageId.latest):

@@ -14,11 +14,11 @@ from typing import Any
 from ...proto.errors import InvalidSchema
 from ...proto.schema import SchemaInfo
 from ..common.errors import InvalidMessage
-from .avro_bounds import Parsed, names_of
+from .avro_bounds import CheckedSchema, named_types
 from .composite_schemas import SINGLE, PreEncodedSchema
 from .schema import fastavro, read_avro
 
-__all__ = ["SINGLE", "PreEncodedSchema", "avro_definition", "avro_reader", "avro_writer", "names_of"]
+__all__ = ["SINGLE", "PreEncodedSchema", "avro_definition", "avro_reader", "avro_writer", "named_types"]
 
 Decode = Callable[[bytes], Any]
 Encode = Callable[[Any], bytes]
@@ -38,7 +38,7 @@ def avro_definition(info: SchemaInfo) -> Any:
 def avro_reader(writer: Any, reader: Any = None) -> Decode:
     """Returns a function that decodes payloads written by the definition `writer` to values of the definition `reader`
     (None: of `writer`). The function raises InvalidMessage for a payload that does not fit `writer`."""
-    parsed = Parsed(fastavro().parse_schema(writer))
+    parsed = CheckedSchema(fastavro().parse_schema(writer))
     own = None if reader is None else fastavro().parse_schema(reader)
     return lambda payload: read_avro(payload, parsed, own)
 

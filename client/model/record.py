@@ -27,9 +27,23 @@ from enum import EnumMeta
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, overload
 
-from ..common.checks import WrongType, shown_value
+from ..common.checks import WrongType, shorten_value
 from ..common.errors import InvalidMessage
-from .fields import Boolean, Bytes, CustomEnum, Double, Field, Float, Integer, Long, Names, Null, String, Text, V
+from .fields import (
+    Boolean,
+    Bytes,
+    CustomEnum,
+    DefinedTypes,
+    Double,
+    Field,
+    Float,
+    Integer,
+    Long,
+    Null,
+    String,
+    TextEncoding,
+    V,
+)
 
 __all__ = [
     "Array", "Boolean", "Bytes", "CustomEnum", "Double", "Field", "Float", "Integer", "Long", "Map", "Null", "Record",
@@ -59,7 +73,7 @@ def _field(kind: Any) -> Field[Any]:
         return _field(kind())
     if isinstance(kind, type) and issubclass(kind, Record):
         return _Nested(kind)
-    raise WrongType(f"the elements of a field are a field, an enum, or a record, not {shown_value(kind)}")
+    raise WrongType(f"the elements of a field are a field, an enum, or a record, not {shorten_value(kind)}")
 
 
 class Array(Field[V]):
@@ -111,13 +125,13 @@ class Array(Field[V]):
         self.items = copy.copy(self.items)  # a program may have given the same field to others
         self.items.set_name(name)
 
-    def plain(self, value: Any, text: Text) -> Any:
+    def plain(self, value: Any, text: TextEncoding) -> Any:
         return [self.items.plain(each, text) for each in value]
 
-    def from_plain(self, value: Any, text: Text) -> Any:
+    def from_plain(self, value: Any, text: TextEncoding) -> Any:
         return [self.items.from_plain(each, text) for each in value]
 
-    def avro_type(self, names: Names, namespace: str) -> Any:
+    def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
         return {"type": "array", "items": self.items.avro_type(names, namespace)}
 
 
@@ -175,13 +189,13 @@ class Map(Field[V]):
         self.values = copy.copy(self.values)
         self.values.set_name(name)
 
-    def plain(self, value: Any, text: Text) -> Any:
+    def plain(self, value: Any, text: TextEncoding) -> Any:
         return {key: self.values.plain(each, text) for key, each in value.items()}
 
-    def from_plain(self, value: Any, text: Text) -> Any:
+    def from_plain(self, value: Any, text: TextEncoding) -> Any:
         return {key: self.values.from_plain(each, text) for key, each in value.items()}
 
-    def avro_type(self, names: Names, namespace: str) -> Any:
+    def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
         return {"type": "map", "values": self.values.avro_type(names, namespace)}
 
 
@@ -214,13 +228,13 @@ class _Nested(Field["Record"]):
     def is_of_type(self, value: Any) -> bool:
         return isinstance(value, self.record_class)
 
-    def plain(self, value: Any, text: Text) -> Any:
+    def plain(self, value: Any, text: TextEncoding) -> Any:
         return value.plain(text)
 
-    def from_plain(self, value: Any, text: Text) -> Any:
+    def from_plain(self, value: Any, text: TextEncoding) -> Any:
         return self.record_class.from_plain(value, text)
 
-    def avro_type(self, names: Names, namespace: str) -> Any:
+    def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
         return self.record_class.definition(names, namespace)
 
 
@@ -312,7 +326,7 @@ class Record(metaclass=_RecordType):
             if field._required and getattr(self, name) is None:
                 raise InvalidMessage(f"{type(self).__name__} lacks its field {name!r}")
 
-    def plain(self, text: Text) -> dict[str, Any]:
+    def plain(self, text: TextEncoding) -> dict[str, Any]:
         """Returns the fields by name, converted to what JSON or Avro encodes."""
         return {
             name: None if (value := getattr(self, name)) is None else field.plain(value, text)
@@ -320,7 +334,7 @@ class Record(metaclass=_RecordType):
         }
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any], text: Text) -> Any:
+    def from_plain(cls, plain: dict[str, Any], text: TextEncoding) -> Any:
         """Makes a record from decoded JSON or Avro; unknown fields are ignored, and missing ones get their defaults."""
         return cls(
             **{
@@ -354,18 +368,18 @@ class Record(metaclass=_RecordType):
 
     @classmethod
     def schema_info(cls, defined_names: Any) -> Any:
-        """Returns the record's type as part of a schema. `defined_names`: a `Names` with the types that are already
-        defined; None: no type is."""
-        return cls.definition(defined_names if isinstance(defined_names, Names) else Names(), "")
+        """Returns the record's type as part of a schema. `defined_names`: a `DefinedTypes` with the types that are
+        already defined; None: no type is."""
+        return cls.definition(defined_names if isinstance(defined_names, DefinedTypes) else DefinedTypes(), "")
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
         """Returns the Avro schema of the record. Raises InvalidMessage if two of its types have the same name."""
-        found: dict[str, Any] = cls.definition(Names(), "")
+        found: dict[str, Any] = cls.definition(DefinedTypes(), "")
         return found
 
     @classmethod
-    def definition(cls, names: Names, namespace: str) -> Any:
+    def definition(cls, names: DefinedTypes, namespace: str) -> Any:
         """Returns the record's type as part of a schema; only its full name if it is already defined."""
         namespace = cls._avro_namespace or namespace
         name = f"{namespace}.{cls.__name__}" if namespace else cls.__name__

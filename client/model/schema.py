@@ -10,10 +10,10 @@ import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...proto.schema import SchemaInfo, SchemaType
-from ..common.checks import TEXT, WrongMessageType, WrongValue, check_one, enum, shown_value
+from ..common.checks import TEXT, WrongMessageType, WrongValue, check_one, enum_check, shorten_value
 from ..common.errors import ClientEnum, InvalidMessage
-from .avro_bounds import Parsed, reader_for
-from .fields import Text
+from .avro_bounds import CheckedSchema, add_reader_aliases
+from .fields import TextEncoding
 from .record import Record
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class SchemaDescription:
     def __init__(self, schema_type: SchemaTypeOfClient, name: str, schema: str) -> None:
         """Makes a description. `schema`: the text of its definition. Raises InvalidConfiguration if an argument has
         another type."""
-        check_one("schema_type", enum(SchemaTypeOfClient), schema_type)
+        check_one("schema_type", enum_check(SchemaTypeOfClient), schema_type)
         check_one("name", TEXT, name)
         check_one("schema", TEXT, schema)
         self._type, self._name, self._schema = schema_type, name, schema
@@ -123,7 +123,7 @@ class Schema:
                 self._told = _told(SchemaType(number), schema_definition, schema_name)
         except (TypeError, ValueError) as error:
             raise WrongValue(
-                f"a schema of type {shown_value(schema_type)} and this definition cannot be: {error}"
+                f"a schema of type {shorten_value(schema_type)} and this definition cannot be: {error}"
             ) from error
 
     def encode(self, obj: Any) -> bytes:
@@ -228,7 +228,7 @@ class JsonSchema(Schema):
     def encode(self, obj: Any) -> bytes:
         self._check(obj)
         obj.check_fields()
-        plain = obj.plain(Text.JSON)
+        plain = obj.plain(TextEncoding.JSON)
         try:
             return json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
         except ValueError as error:
@@ -242,7 +242,7 @@ class JsonSchema(Schema):
             raise InvalidMessage(f"the payload is not JSON: {error}") from error
         if not isinstance(plain, dict):
             raise InvalidMessage(f"the payload is JSON, but a {type(plain).__name__} and not an object")
-        return self._record_cls.from_plain(plain, Text.JSON)
+        return self._record_cls.from_plain(plain, TextEncoding.JSON)
 
 
 class AvroSchema(Schema):
@@ -263,9 +263,10 @@ class AvroSchema(Schema):
         super().__init__(record_cls or dict, SchemaType.AVRO, self._definition, "AVRO")
         self._is_record = record_cls is not None
         self._schema = self._avro.parse_schema(self._definition)
-        self._own = Parsed(self._schema)
+        self._own = CheckedSchema(self._schema)
         own = b"" if self._told is None else self._told.data
-        self._writers: dict[bytes, tuple[Parsed, Any]] = {own: (self._own, None)}  # … and what reads it; None: itself
+        # … and what reads it; None: itself
+        self._writers: dict[bytes, tuple[CheckedSchema, Any]] = {own: (self._own, None)}
 
     def encode(self, obj: Any) -> bytes:
         self._check(obj)
@@ -273,7 +274,7 @@ class AvroSchema(Schema):
         plain = obj
         if self._is_record:
             obj.check_fields()
-            plain = obj.plain(Text.AVRO)
+            plain = obj.plain(TextEncoding.AVRO)
         try:
             self._avro.schemaless_writer(out, self._schema, plain)
         except (ValueError, TypeError, KeyError) as error:
@@ -288,19 +289,19 @@ class AvroSchema(Schema):
             return self.decode(payload)
         known = self._writers.get(writer.data)
         if known is None:
-            schema = parsed_avro(writer)
-            reader = self._avro.parse_schema(reader_for(self._schema, schema))
-            known = self._writers[writer.data] = Parsed(schema), reader
+            schema = parse_avro_schema(writer)
+            reader = self._avro.parse_schema(add_reader_aliases(self._schema, schema))
+            known = self._writers[writer.data] = CheckedSchema(schema), reader
         return self._decoded(payload, *known)
 
-    def _decoded(self, payload: bytes, writer: Parsed, reader: Any) -> Any:
+    def _decoded(self, payload: bytes, writer: CheckedSchema, reader: Any) -> Any:
         plain = read_avro(payload, writer, reader)
-        return self._record_cls.from_plain(plain, Text.AVRO) if self._is_record else plain
+        return self._record_cls.from_plain(plain, TextEncoding.AVRO) if self._is_record else plain
 
 
 def _class_of_records(given: Any) -> type[Record]:
     if not (isinstance(given, type) and issubclass(given, Record)):
-        raise WrongMessageType(f"a schema is made of a class of Record, not of {shown_value(given)}")
+        raise WrongMessageType(f"a schema is made of a class of Record, not of {shorten_value(given)}")
     return given
 
 
@@ -313,7 +314,7 @@ def fastavro() -> Any:
     return fastavro
 
 
-def parsed_avro(writer: SchemaInfo) -> Any:
+def parse_avro_schema(writer: SchemaInfo) -> Any:
     """Parses an Avro schema, with fastavro. Raises InvalidMessage if it is not valid."""
     if writer.type is not SchemaType.AVRO:
         raise InvalidMessage(f"the message was written with a schema of type {writer.type.name}, not AVRO")
@@ -323,7 +324,7 @@ def parsed_avro(writer: SchemaInfo) -> Any:
         raise InvalidMessage(f"the schema with which the message was written is no Avro: {error}") from error
 
 
-def read_avro(payload: bytes, writer: Parsed, reader: Any = None) -> Any:
+def read_avro(payload: bytes, writer: CheckedSchema, reader: Any = None) -> Any:
     """Decodes a payload. Raises InvalidMessage if it does not fit the writer's schema, has additional bytes, or
     declares more items than it can contain."""
     writer.check(payload)

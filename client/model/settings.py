@@ -15,7 +15,7 @@ from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.routing import STICKY_SLOTS as HASHES_MAX
 from ...proto.states import NUMBERS, client_name
-from ..common.checks import BACKOFF, DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum
+from ..common.checks import BACKOFF, DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum_check
 from ..common.errors import ClientEnum
 from ..core.failover import PartitionsRoutingMode
 from .encryption import KeyReader
@@ -230,7 +230,7 @@ class ConsumerKeySharedPolicy:
         allow_out_of_order_delivery: bool = False,
         sticky_ranges: list[tuple[int, int]] | None = None,
     ) -> None:
-        check_one("key_shared_mode", enum(KeySharedMode), key_shared_mode)
+        check_one("key_shared_mode", enum_check(KeySharedMode), key_shared_mode)
         check_one("allow_out_of_order_delivery", YES_OR_NO, allow_out_of_order_delivery)
         check_one("sticky_ranges", RANGES, sticky_ranges)
         self._mode = key_shared_mode

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..common.checks import without_extra
+from ..common.checks import make_missing_extra
 
 if TYPE_CHECKING:
     from .django.outbox import DjangoOutbox
@@ -35,6 +35,6 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(importlib.import_module(f".{_PLACES[name]}", __name__), name)
     except ModuleNotFoundError as error:
-        raise without_extra(error, f"magnetar.outbox.{name}") from error
+        raise make_missing_extra(error, f"magnetar.outbox.{name}") from error
     globals()[name] = value
     return value

@@ -120,7 +120,7 @@ class OutboxAdmin:
             here = self._rows.c.id.in_(ids), self._rows.c.state != int(RowState.CLAIMED)
             return connection.execute(delete(self._rows).where(*here)).rowcount
 
-    def divide(self, shards: int) -> None:
+    def set_shards(self, shards: int) -> None:
         """Changes the number of shards of the outbox. Raises ShardsDiffer if a relay runs or rows are claimed."""
         running = [each for each in self.shards() if each.seen_s * 1000 < ALIVE_MS]
         if running:

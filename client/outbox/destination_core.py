@@ -58,7 +58,7 @@ class Destination:
         self._failed = 0  # how often in a row it was put off
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         return len(self.queue) + len(self.in_flight)
 
     @property

@@ -200,13 +200,13 @@ class Relay:
             now = _clock.monotonic()
             if self._stop.is_set() and not core.stopping:
                 ends_at = now + self._settings.stop_s
-                self._run_effects(core, sender, core.stop_soon(now))
+                self._run_effects(core, sender, core.begin_stopping(now))
             if core.stopping and (core.is_idle or now >= ends_at):
                 return
             try:
                 fact = facts.get(timeout=max(0.0, min(core.due, ends_at) - now))
             except Empty:
-                self._run_effects(core, sender, core.time_passed(_clock.monotonic()))
+                self._run_effects(core, sender, core.run_timers(_clock.monotonic()))
                 continue
             if fact is not None:
                 self._run_effects(core, sender, fact(core, _clock.monotonic()))
@@ -244,7 +244,7 @@ class Relay:
             return core.on_fenced()
         except OutboxUnreachable as error:
             self._log_trouble(error)
-            return core.turn_failed(_clock.monotonic())
+            return core.on_turn_failed(_clock.monotonic())
         self._trouble = ""
         return core.on_turn_committed(turn, rows, next_seq, _clock.monotonic())
 
@@ -253,7 +253,7 @@ class Relay:
             topics = self._store.topics()
         except OutboxUnreachable as error:
             self._log_trouble(error)
-            return core.find_failed(_clock.monotonic())
+            return core.on_find_failed(_clock.monotonic())
         return core.on_found(topics, _clock.monotonic())
 
     def _log_trouble(self, error: OutboxUnreachable) -> None:
@@ -296,7 +296,7 @@ class Relay:
         destinations = list(core.destinations.values()) if core is not None else []
         topics = dict(core.topics) if core is not None else {}
         together = core.atomic_units if core is not None else None
-        found["in_memory_rows"] = sum(each.rows for each in destinations) + (together.rows if together else 0)
+        found["in_memory_rows"] = sum(each.row_count for each in destinations) + (together.row_count if together else 0)
         found["destinations"] = len(destinations)
         found["waits"] = {
             **{name: each.error for name, each in topics.items() if each.error},

@@ -35,7 +35,7 @@ from math import inf
 from zlib import crc32
 
 from ...proto.errors import MagnetarError
-from ...proto.names import whole
+from ...proto.names import parse_number
 from .destination_core import Destination, State
 from .rows import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
 from .together_core import AtomicUnits
@@ -63,7 +63,7 @@ def shard_of(destination: str, shards: int) -> int:
     """Returns the number of the shard that sends to `destination`. It depends only on the destination's name and
     `shards`."""
     topic, found, digits = destination.rpartition("-partition-")
-    number = whole(digits) if found else None
+    number = parse_number(digits) if found else None
     if number is None:
         topic, number = destination, 0
     return (crc32(topic.encode()) + number) % shards
@@ -132,7 +132,7 @@ class RelayCore:
                 self._destination(name)
         self._sure = self._sure and not found.was_atomic
         self._add_rows(sorted(found.claimed, key=lambda row: row.seq))
-        return self.time_passed(now)
+        return self.run_timers(now)
 
     def _add_rows(self, rows: Sequence[ClaimedRow]) -> None:
         for row in rows:
@@ -150,9 +150,9 @@ class RelayCore:
             self.topics.setdefault(topic, _Topic())
         if self._first is None:
             self._first = frozenset(topics)  # what is wrong with them is said at once, and not by a growing lag
-        return self.time_passed(now)
+        return self.run_timers(now)
 
-    def find_failed(self, now: float) -> list[Effect]:
+    def on_find_failed(self, now: float) -> list[Effect]:
         self._finding = False
         self._find_due = now + 1.0
         return []
@@ -166,9 +166,9 @@ class RelayCore:
         for number in self._owned(topic):
             self._destination(partition_name(topic, number, known.partitions))
         self._claim_due = min(self._claim_due, now)
-        return self.time_passed(now)
+        return self.run_timers(now)
 
-    def resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
+    def on_resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
         """Fact: `topic` could not be resolved. The cluster is asked again later; until then the relay uses what it
         knows of the topic. DeduplicationOff for a topic of the first search stops the relay; at any other time no row
         of that topic is claimed until the policy is on again."""
@@ -193,7 +193,7 @@ class RelayCore:
                 " made anew, or another database has the same name (name=…). Rows of a backup may be in the topic"
                 f" already. To send them all the same: magnetar outbox renumber --shard {self.shard}"
             ))  # fmt: skip
-        waiting = len(at.queue) + (self.atomic_units.rows_of(destination) if self.atomic_units is not None else 0)
+        waiting = len(at.queue) + (self.atomic_units.count_rows(destination) if self.atomic_units is not None else 0)
         if last < at.stored and waiting:
             what = f"{destination} has sequence id {last}, and had {at.stored}"
             return self._stop(self._forgotten(what, waiting))
@@ -202,7 +202,7 @@ class RelayCore:
             return self._stop(self._forgotten(f"{destination} knows nothing after {absent:,.0f} s", waiting))
         for row in at.on_opened(last, sure=self._sure):
             self._on_stored(row, at)
-        return self.time_passed(now)
+        return self.run_timers(now)
 
     def _forgotten(self, what: str, rows: int) -> SequencesForgotten:
         return SequencesForgotten(
@@ -211,7 +211,7 @@ class RelayCore:
             f" magnetar outbox renumber --shard {self.shard}"
         )
 
-    def open_failed(self, destination: str, error: str, now: float) -> list[Effect]:
+    def on_open_failed(self, destination: str, error: str, now: float) -> list[Effect]:
         self._put_off(self.destinations[destination], error, now)
         return []
 
@@ -226,7 +226,7 @@ class RelayCore:
                 self._on_refused(at, error, now)
             case Outcome.PUT_OFF | Outcome.UNKNOWN:
                 self._put_off(at, error, now)
-        return self.time_passed(now)
+        return self.run_timers(now)
 
     def on_transaction_done(self, outcome: Outcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
         """Fact: the cluster transaction in flight has its outcome. `failed`: the destinations whose producers ended; if
@@ -253,7 +253,7 @@ class RelayCore:
                 else:
                     at.on_transaction_failed(error, now, sure=sure)
                     self._ours_wanted[at.name] = self._begun
-        return self.time_passed(now)
+        return self.run_timers(now)
 
     def _unit_refused(self, unit: Sequence[ClaimedRow], error: str) -> None:
         """Records that `unit` was refused: the whole unit waits or is parked. The units after it give their sequence
@@ -318,9 +318,9 @@ class RelayCore:
             self._add_rows([row for row in rows if (row.destination, row.key) not in refused])
         if turn.claim is not None and not rows:
             self._claim_due = now + self._settings.poll_s
-        return self.time_passed(now)
+        return self.run_timers(now)
 
-    def turn_failed(self, now: float) -> list[Effect]:
+    def on_turn_failed(self, now: float) -> list[Effect]:
         """Fact: it is not known whether the database transaction committed. The same turn is repeated after a pause."""
         assert self._turning is not None, "a turn was begun"
         self._turn_due = now + min(self._settings.back_off_last_s, 0.1 * 2 ** min(self._turn_failed, 20))
@@ -341,12 +341,12 @@ class RelayCore:
         """Fact: the application committed rows. Searches for rows at once."""
         self._claim_due = min(self._claim_due, now)
         self._find_due = min(self._find_due, now)
-        return self.time_passed(now)
+        return self.run_timers(now)
 
-    def stop_soon(self, now: float) -> list[Effect]:
+    def begin_stopping(self, now: float) -> list[Effect]:
         """Begins to stop: nothing more is claimed or sent, but the outcomes of what is in flight are still recorded."""
         self.stopping = True
-        return self.time_passed(now)
+        return self.run_timers(now)
 
     @property
     def epoch(self) -> int:
@@ -360,7 +360,7 @@ class RelayCore:
         return not (flying or self._turning or self._delete or self._failures or self._release)
 
     # ------------------------------------------------------------------------------ effects
-    def time_passed(self, now: float) -> list[Effect]:
+    def run_timers(self, now: float) -> list[Effect]:
         """Returns the effects that are due at `now`. The driver must call it again when `due` is reached."""
         if self.stopped is not None:
             return []
@@ -393,9 +393,9 @@ class RelayCore:
                 self.sent_rows += len(group)
                 effects.append(Send(each.name, group))
         if self.atomic_units is not None:
-            self._fly(self.atomic_units, effects)
+            self._start_transaction(self.atomic_units, effects)
 
-    def _fly(self, together: AtomicUnits, effects: list[Effect]) -> None:
+    def _start_transaction(self, together: AtomicUnits, effects: list[Effect]) -> None:
         if together.is_blocked():
             self._release += together.take_unstored()
         if parts := together.start_transaction():
@@ -461,7 +461,7 @@ class RelayCore:
 
     @property
     def due(self) -> float:
-        """Returns the time at which `time_passed` must be called if no fact comes before."""
+        """Returns the time at which `run_timers` must be called if no fact comes before."""
         times = [self._turn_due] if self._turning is not None else [self._seen_due, self._ours_due()]
         if self._turning is None and not self.stopping and self._claim() is not None:
             times.append(self._claim_due)

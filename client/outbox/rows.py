@@ -18,7 +18,7 @@ from ...proto.schema import SchemaInfo, SchemaType
 from ...runtime.clock import SystemClock
 from ..common.errors import MessageTooBig, translate
 from ..model.schema import BytesSchema, Schema
-from ..produce.entry_writer import Extras, outgoing
+from ..produce.entry_writer import Extras, make_outgoing_message
 
 TABLE = "magnetar_outbox"
 """The name of the table; `_shards` and `_positions` are appended for the relay's own."""
@@ -89,7 +89,7 @@ def new_row(
         raise translate(error) from error
     given = Extras(dict(properties) if properties else None, key, event_timestamp=event_time, deliver_at=deliver_at)
     schema = schema or _BYTES
-    message = outgoing(value, given, schema, now_ms)
+    message = make_outgoing_message(value, given, schema, now_ms)
     key, info = message.partition_key, schema.info()
     form = KeyForm.NULL if message.null_key else KeyForm.BYTES if message.key_is_base64 else None
     text = json.dumps(message.properties, ensure_ascii=False) if message.properties else None

@@ -82,11 +82,11 @@ class Sender:
 
     async def _resolve(self, topic: str) -> None:
         try:
-            partitions = await self._client.inner().connections.partitions(TopicName.parse(topic))
+            partitions = await self._client.inner().connections.partition_count(TopicName.parse(topic))
             await self._check_deduplication(topic)
         except Exception as error:
             wrong = error if isinstance(error, MagnetarError) else translate(error)
-            self._tell(lambda core, now: core.resolve_failed(topic, wrong, now))
+            self._tell(lambda core, now: core.on_resolve_failed(topic, wrong, now))
         else:
             self._tell(lambda core, now: core.on_resolved(topic, partitions, now))
 
@@ -125,7 +125,7 @@ class Sender:
                 producer, schema = await self.open_producer(destination, AutoPublishSchema()), ""
         except Exception as error:
             text = translate(error).message
-            self._tell(lambda core, now: core.open_failed(destination, text, now))
+            self._tell(lambda core, now: core.on_open_failed(destination, text, now))
             return
         if self._closed:
             producer.abort()
@@ -226,9 +226,9 @@ class Sender:
 
     # ------------------------------------------------------------------------------ flights
     def send_in_transaction(self, parts: Parts) -> None:
-        loop_thread().start_soon(self._fly(parts))
+        loop_thread().start_soon(self._send_flight(parts))
 
-    async def _fly(self, parts: Parts) -> None:
+    async def _send_flight(self, parts: Parts) -> None:
         try:
             landed = await self._run_transaction(parts)
         except Exception as error:  # a fault of ours must not leave the relay waiting
@@ -261,7 +261,7 @@ class Sender:
         has confirmed that the shard is still ours."""
         home = Transactions.of_client(self._client.inner().connections)
         if not self._named:
-            home.coordinators.take_anew(self._name)
+            home.coordinators.discard_holder(self._name)
         self._named = False
         txn = await Transaction(home, FLIGHT_S, self._name)
         self._named = True

@@ -41,7 +41,7 @@ from .values_core import Claim, ClaimedRow, ClaimedShard, DatabaseTurn, Failure
 # The claim of whole units: an atomic relay claims the rows that one transaction of the application wrote, or none of
 # them.
 #
-#     rows = UnitClaim(connection, table, claim, phases).run()      in the order of their ids, unit by unit
+#     rows = UnitClaimer(connection, table, claim, phases).run()      in the order of their ids, unit by unit
 #
 # A unit is taken when each of its rows may be claimed, and is locked: one that is parked, that waits for another
 # attempt or whose destination takes nothing keeps all of it. **Order.** What is passed over keeps its keys: a later
@@ -57,7 +57,7 @@ CHUNK = 500
 Where = Sequence[ColumnElement[bool]]
 
 
-class UnitClaim:
+class UnitClaimer:
     """Claims whole units in one database transaction. `phases`: the conditions of rows that may be claimed, in the
     order in which they are tried."""
 
@@ -87,8 +87,8 @@ class UnitClaim:
 
     def _claim_heads(self, heads: Sequence[Any]) -> bool:
         """Claims those units of the rows `heads` that can be claimed. Returns False if there is no room for more."""
-        whole = self._whole(heads)
-        free = self._free([row.id for rows in whole.values() for row in rows])
+        whole = self._load_units(heads)
+        free = self._lock_claimable([row.id for rows in whole.values() for row in rows])
         for head in heads:
             rows = whole.pop((head.unit, None if head.unit is not None else head.id), None)
             if rows is None:
@@ -109,7 +109,7 @@ class UnitClaim:
         self._size += size
         return True
 
-    def _whole(self, heads: Sequence[Any]) -> dict[tuple[int | None, int | None], list[Any]]:
+    def _load_units(self, heads: Sequence[Any]) -> dict[tuple[int | None, int | None], list[Any]]:
         """Returns all rows of the units to which `heads` belong, grouped by unit; a row without a unit by its
         own id."""
         columns = self._rows.c
@@ -126,7 +126,7 @@ class UnitClaim:
                     found.setdefault((row.unit, None if row.unit is not None else row.id), []).append(row)
         return found
 
-    def _free(self, ids: Sequence[int]) -> set[int]:
+    def _lock_claimable(self, ids: Sequence[int]) -> set[int]:
         """Locks those of the rows `ids` that may be claimed, and returns their ids."""
         rows = self._rows
         may_be = or_(*(and_(*phase) for phase in self._phases))
@@ -309,7 +309,7 @@ class Store:
     # ------------------------------------------------------------------------------ a claim
     def _claim(self, connection: Connection, claim: Claim, next_seq: int) -> list[ClaimedRow]:
         if claim.units:
-            found: Sequence[Any] = UnitClaim(connection, self._rows, claim, self._phases(connection, claim)).run()
+            found: Sequence[Any] = UnitClaimer(connection, self._rows, claim, self._phases(connection, claim)).run()
         else:
             found = self._candidates(connection, claim)
         if not found:

@@ -42,11 +42,11 @@ class AtomicUnits:
         self._alone_to = NONE  # units up to this id are sent one by one: one of them was refused
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """Returns the number of rows that wait. Rows in flight are not included: their destinations count them."""
         return sum(map(len, self.queue))
 
-    def rows_of(self, destination: str) -> int:
+    def count_rows(self, destination: str) -> int:
         """Returns the number of rows that wait for `destination`; rows in flight are not included."""
         return sum(row.destination == destination for unit in self.queue for row in unit)
 
@@ -65,7 +65,7 @@ class AtomicUnits:
     @property
     def may_claim(self) -> bool:
         """Whether more rows may be claimed: there is room, and no waiting unit may be stored already."""
-        return self.rows < self._settings.rows_per_claim and not any(map(self.may_be_stored, self.queue))
+        return self.row_count < self._settings.rows_per_claim and not any(map(self.may_be_stored, self.queue))
 
     def may_be_stored(self, unit: Unit) -> bool:
         return all(row.seq <= self._at[row.destination].last_open for row in unit)

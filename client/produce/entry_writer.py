@@ -1,5 +1,6 @@
 """Publishes entries that are encoded already, such as copies from another cluster, to one partition that has no other
-producer (`EntryWriter`). Also the making of a producer's message from what a program passes to `send` (`outgoing`).
+producer (`EntryWriter`). Also the making of a producer's message from what a program passes to `send`
+(`make_outgoing_message`).
 
     writer = EntryWriter(connections, topic, name, done)
     await writer.open()                  exclusive: a second writer, or a program, is refused (Busy)
@@ -30,7 +31,7 @@ from ..common.checks import (
     are_plain,
     check_message,
     is_plain_key,
-    shown_value,
+    shorten_value,
 )
 from ..common.errors import InvalidMessage
 from ..connect.attachment import Attachment
@@ -40,7 +41,7 @@ from ..core.transaction import InTransaction
 from ..model.schema import Schema
 
 
-class Stored(NamedTuple):
+class SentEntry(NamedTuple):
     """The description of a sent entry, which `done` gets when the entry is stored."""
 
     sequence_id: int
@@ -49,7 +50,7 @@ class Stored(NamedTuple):
     size: int  # bytes
 
 
-Done = Callable[[Stored], None]
+Done = Callable[[SentEntry], None]
 
 
 class EntryWriter:
@@ -65,7 +66,7 @@ class EntryWriter:
         self._done = done
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._credit = 0
-        self._sent: deque[Stored] = deque()  # … when they have their answer
+        self._sent: deque[SentEntry] = deque()  # … when they have their answer
         self._changed = asyncio.Event()
         self._error: MagnetarError | None = None
 
@@ -78,7 +79,7 @@ class EntryWriter:
             text = f"{self.topic} has another producer: another copy, or a program that shall wait until the end"
             raise Busy(f"{text} ({error.message})", topic=self.topic.full) from None
 
-    async def send(self, entry: bytes, stored: Stored) -> None:
+    async def send(self, entry: bytes, stored: SentEntry) -> None:
         """Sends an entry as soon as there is credit. `stored`: its description for `done`. Raises the error with which
         the writer ended."""
         while self._credit <= 0 and self._error is None:
@@ -109,7 +110,7 @@ class EntryWriter:
         await self._attachment.close()
 
     # ------------------------------------------------------------------------------ of the attachment
-    def first_frame(self) -> dict[str, Any]:
+    def opening_frame(self) -> dict[str, Any]:
         return {"open_producer": wire.OpenProducer(
             topic=self.topic.full, producer_name=self._name, instance=self._instance, connection=1, copies=True,
             access_mode=int(AccessMode.EXCLUSIVE),  # type: ignore[arg-type]
@@ -230,12 +231,12 @@ LOCAL = "__local__"
 """Name in place of clusters: the message goes to none. As Pulsar's clients write it."""
 
 
-def is_only_in(extras: Extras) -> bool:
+def has_only_txn(extras: Extras) -> bool:
     """Whether the transaction is the only one of the extras that is set."""
     return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, InTransaction)
 
 
-def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
+def make_outgoing_message(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
     """Makes an OutgoingMessage of what a program passes to `send`. `wall_ms()`: ms since the epoch, for
     `deliver_after`. Raises InvalidMessage."""
     if extras != NO_EXTRAS:
@@ -267,7 +268,7 @@ def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[],
 
 def check_txn(txn: object) -> None:
     if not isinstance(txn, InTransaction):
-        raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown_value(txn)}")
+        raise WrongMessageType(f"txn is a transaction of this client, or None, not {shorten_value(txn)}")
 
 
 def _encoded(content: Any, schema: Schema) -> bytes:
@@ -291,7 +292,7 @@ def _made(encode: Callable[[Any], Any], content: Any, schema: Schema) -> Any:
         raise WrongMessageType(error.message) from error
     except Exception as error:
         kind = WrongMessageType if isinstance(error, TypeError) else WrongMessageValue
-        raise kind(f"{shown_value(content)} cannot be encoded as {schema}: {error}") from error
+        raise kind(f"{shorten_value(content)} cannot be encoded as {schema}: {error}") from error
 
 
 def _check_extras(extras: Extras) -> None:
@@ -300,7 +301,7 @@ def _check_extras(extras: Extras) -> None:
     if txn is not None:
         check_txn(txn)
     if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
-        raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shown_value(key_bytes)}")
+        raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shorten_value(key_bytes)}")
     if key is not None and not is_plain_key(key):
         check_message({"partition_key": key})
     if ordering is not None and not is_plain_key(ordering):

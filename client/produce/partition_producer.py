@@ -34,26 +34,26 @@ from ..common.errors import (
     exception_of,
     translate,
 )
-from ..common.loggers import log_foreign_error, run
-from ..connect.attachment import Attachment, open_producer, producer_options
+from ..common.loggers import log_foreign_error, run_logged
+from ..connect.attachment import Attachment, make_open_frame, producer_options
 from ..connect.connections import Connections
 from ..core.batcher import Batch, Callback, OutgoingMessage
 from ..core.effects import (
     PRODUCER_FINAL,
-    Added,
+    AddResult,
     Connect,
-    Finished,
-    Flushed,
+    Disconnect,
+    EndFlushes,
+    Finish,
     InvalidContent,
-    Leave,
     ProducerEffect,
     Publish,
-    Settle,
+    ReportOutcome,
     State,
     Warn,
 )
 from ..core.producer import ProducerCore
-from ..core.transaction import InTransaction, Share, TransactionSite
+from ..core.transaction import InTransaction, SendAllowance, TransactionEndpoint
 from ..model.message_id import KnownId, MessageId
 from ..model.settings import ProducerAccessMode, ProducerSettings
 
@@ -64,10 +64,10 @@ from ..model.settings import ProducerAccessMode, ProducerSettings
 _LOG = logging.getLogger("magnetar.client")
 
 
-def complete(outcome: Settle, topic: TopicName) -> None:
+def call_back(outcome: ReportOutcome, topic: TopicName) -> None:
     batch, error, ledger_id, entry_id = outcome
     if error is None:
-        confirm(batch, topic.partition, ledger_id, entry_id)
+        confirm_messages(batch, topic.partition, ledger_id, entry_id)
         return
     if isinstance(error, InvalidContent):
         _LOG.error("%s: %s", topic, error.message, exc_info=error.__cause__)
@@ -76,20 +76,20 @@ def complete(outcome: Settle, topic: TopicName) -> None:
         _call(callback, result, missing)
 
 
-def notify_transaction(txn: InTransaction, where: TransactionSite, outcome: Settle) -> None:
+def notify_transaction(txn: InTransaction, where: TransactionEndpoint, outcome: ReportOutcome) -> None:
     """Reports the outcome of an entry to its transaction. Must be called after the callbacks of its messages."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
-        txn.on_stored(where, batch.count, Position(ledger_id, entry_id))
+        txn.on_stored(where, batch.message_count, Position(ledger_id, entry_id))
     else:
-        txn.on_refused(batch.count, error)
+        txn.on_refused(batch.message_count, error)
 
 
 def result_of(error: MagnetarError) -> Result:
     return Result.InvalidMessage if isinstance(error, InvalidContent) else translate(error).result
 
 
-def confirm(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None:
+def confirm_messages(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None:
     """Calls the callbacks of a batch that is stored with Result.Ok and the ids of its messages."""
     ok, size = Result.Ok, len(batch.callbacks)
     indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
@@ -110,7 +110,7 @@ def _call(callback: Callback, *outcome: Any) -> None:
             log_foreign_error(error, "a send callback")
 
 
-def wake(waiters: Sequence[asyncio.Future[None]]) -> None:
+def end_flushes(waiters: Sequence[asyncio.Future[None]]) -> None:
     """Ends the waits of these `flush` calls: their last messages have outcomes."""
     for each in waiters:
         if not each.done():
@@ -128,7 +128,7 @@ class PartitionProducer:
         encrypt: Encrypt | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
-        self.sends = True
+        self.is_producer = True
         self.waits = settings.access_mode == ProducerAccessMode.WaitForExclusive
         self.why = ""  # the reason that was given for the last message that failed; empty: none
         self._failure: MagnetarError | None = None  # of that one
@@ -146,17 +146,17 @@ class PartitionProducer:
         )  # fmt: skip
         self._attachment = Attachment(connections, self)
         self._loop = asyncio.get_running_loop()
-        self._wakes = connections.wakes
+        self._wakes = connections.loop_calls
         self._timer = DueTimer(self._now, self._time_passed, self.on_failure)
         self._opened: asyncio.Future[None] | None = None
-        self._share: Share | None = None  # of the transaction in which a message was sent last
+        self._share: SendAllowance | None = None  # of the transaction in which a message was sent last
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> None:
         """Adds a message with a payload and no other field. Raises the reason if it is refused."""
         added = self.core.add(payload, callback)
         if added is not None:
-            if added is not Added.WAKE:
+            if added is not AddResult.WAKE:
                 raise self._refusal(added, len(payload))
             self._wake()
 
@@ -166,23 +166,23 @@ class PartitionProducer:
         share = self._share
         if share is None or share.txn is not txn:
             share = self._share_of(txn)
-        while (added := self.core.add(payload, callback, share)) is Added.NOT_IN:
+        while (added := self.core.add(payload, callback, share)) is AddResult.NOT_IN_TRANSACTION:
             share = self._share_of(txn)
         if added is not None:
-            if added is not Added.WAKE:
+            if added is not AddResult.WAKE:
                 raise self._refusal(added, len(payload))
             self._wake()
 
-    def _share_of(self, txn: InTransaction) -> Share:
+    def _share_of(self, txn: InTransaction) -> SendAllowance:
         self._share = None  # of an earlier one, which is kept no longer
-        share = self._share = txn.share(self, self._connections, self.core.lock)
+        share = self._share = txn.allow_sends(self, self._connections, self.core.lock)
         return share
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> None:
         if message.txn is None:
             self._add_message(message, callback)
             return
-        message.txn.enter(self, self._connections)
+        message.txn.begin_operation(self, self._connections)
         try:
             self._add_message(message, callback)
         except PulsarException:
@@ -197,7 +197,7 @@ class PartitionProducer:
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidMessage(f"the message cannot be encoded: {error}") from error
         if added is not None:
-            if added is not Added.WAKE:
+            if added is not AddResult.WAKE:
                 raise self._refusal(added, len(message.payload))
             self._wake()
 
@@ -215,14 +215,14 @@ class PartitionProducer:
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidMessage(f"the message cannot be encoded: {error}") from error
 
-    def _refusal(self, added: Added, size: int) -> PulsarException:
+    def _refusal(self, added: AddResult, size: int) -> PulsarException:
         core = self.core
-        if added is Added.TOO_LARGE:
+        if added is AddResult.TOO_LARGE:
             return MessageTooBig(f"a message of {size} bytes; the limit is {core.payload_max}", size=size)
-        if added is Added.NO_MEMORY:
+        if added is AddResult.NO_MEMORY:
             assert core.memory is not None, "it has a bound"
             return MemoryBufferIsFull(
-                f"{core.memory.held} bytes of all producers wait for their acknowledgement; wait, or set "
+                f"{core.memory.reserved_bytes} bytes of all producers wait for their acknowledgement; wait, or set "
                 "block_if_queue_full", limit=core.memory.limit_bytes,
             )  # fmt: skip
         if (ended := core.error or core.closing) is not None:
@@ -243,11 +243,11 @@ class PartitionProducer:
         """Sends open batches without waiting for their delay: at once if nothing is in flight, else when all entries
         in flight have outcomes. May be called from any thread."""
         self.core.urgent = True
-        if not self.core.turn_wanted:
+        if not self.core.publish_wanted:
             self._wake()
 
     def _wake(self) -> None:
-        self.core.turn_wanted = True
+        self.core.publish_wanted = True
         self._wakes.call(self._turn, self.on_failure)
 
     def exception(self, result: Result) -> PulsarException:
@@ -260,10 +260,10 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
-        self._do(self.core.turn(self._now(), self._wall_ms()))
+        self._do(self.core.publish_ready(self._now(), self._wall_ms()))
 
     def _time_passed(self, now: float) -> None:
-        self._do(self.core.time_passed(now, self._wall_ms()))
+        self._do(self.core.run_timers(now, self._wall_ms()))
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
         left, now = iter(frames), self._now()
@@ -285,11 +285,11 @@ class PartitionProducer:
                     if batch is None:
                         effects += core.on_receipt(receipt.sequence_id, ledger_id, entry_id, now)
                         continue
-                    confirm(batch, partition, ledger_id, entry_id)
+                    confirm_messages(batch, partition, ledger_id, entry_id)
                     if batch.txn is not None:
-                        notify_transaction(batch.txn, self, Settle(batch, None, ledger_id, entry_id))
+                        notify_transaction(batch.txn, self, ReportOutcome(batch, None, ledger_id, entry_id))
                     if batch.waiters is not None:
-                        wake(batch.waiters)
+                        end_flushes(batch.waiters)
                 elif kind == "credit":
                     effects += core.on_credit(frame.credit)
                 else:
@@ -313,7 +313,7 @@ class PartitionProducer:
                     opened.topic_epoch, now, self._wall_ms(), opened.schema_version,
                 )  # fmt: skip
             case "waits":
-                return self.core.on_waiting(from_wire(frame.waits), now)
+                return self.core.on_publish_delayed(from_wire(frame.waits), now)
             case "done":
                 self._attachment.on_closed()
             case "closed":
@@ -336,29 +336,29 @@ class PartitionProducer:
             for effect in left:
                 if type(effect) is Publish:
                     self._attachment.publish(effect.entry)
-                elif type(effect) is Settle:
+                elif type(effect) is ReportOutcome:
                     self._settle(effect)
                 else:
                     self._do_rare(effect)
         finally:  # no message loses its outcome by what failed before it
             for effect in left:
-                if type(effect) is Settle:
+                if type(effect) is ReportOutcome:
                     self._settle(effect)
         self._after_outcomes()
 
     def _do_rare(self, effect: ProducerEffect) -> None:
         match effect:
-            case Flushed(waiters):
-                wake(waiters)
+            case EndFlushes(waiters):
+                end_flushes(waiters)
             case Connect(after_s) if self.core.state is State.OPENING:
                 self._attachment.open()
             case Connect(after_s):
                 self._attachment.reopen(after_s)
-            case Leave():
+            case Disconnect():
                 self._attachment.close_at_broker()
             case Warn(text):
                 _LOG.warning("%s: %s", self.topic, text)
-            case Finished(error):
+            case Finish(error):
                 self._close_with(error)
 
     def _after_outcomes(self) -> None:
@@ -366,30 +366,30 @@ class PartitionProducer:
         if self.room and core.has_room:
             self._make_room()
         if core.urgent and core.wants_flush:
-            core.turn_wanted = True
-            self._loop.call_soon(run, self._turn, self.on_failure)
+            core.publish_wanted = True
+            self._loop.call_soon(run_logged, self._turn, self.on_failure)
         if core.delay_due is not None or self._timer.at == inf:  # else it is set for the oldest entry, or an older one
-            self._timer.arm(core.due)
+            self._timer.set_earlier(core.next_timer_at)
 
     def _make_room(self) -> None:
         room, self.room = self.room, deque()
         for call in room:
             call()
 
-    def _settle(self, outcome: Settle) -> None:
+    def _settle(self, outcome: ReportOutcome) -> None:
         if outcome.error is not None:
             self.why, self._failure = outcome.error.message, outcome.error
-        complete(outcome, self.topic)
+        call_back(outcome, self.topic)
         batch = outcome.batch
         if batch.txn is not None:
             notify_transaction(batch.txn, self, outcome)
         if batch.waiters is not None:
-            wake(batch.waiters)
+            end_flushes(batch.waiters)
 
     # ------------------------------------------------------------------------------ the beginning
-    def first_frame(self) -> dict[str, Any]:
+    def opening_frame(self) -> dict[str, Any]:
         core = self.core
-        request = open_producer(
+        request = make_open_frame(
             self.topic, core.name, self._instance, self._settings, connection=core.count_opening(), epoch=core.epoch
         )
         return {"open_producer": request}
@@ -449,7 +449,7 @@ class PartitionProducer:
         if self.core.state is State.CLOSED:
             return
         closed = AlreadyClosed("the producer is closed")
-        self.core.close(closed)
+        self.core.refuse_new(closed)
         try:
             async with asyncio.timeout(self._connections.settings.operation_timeout_s):
                 await self.flush()
@@ -457,7 +457,9 @@ class PartitionProducer:
                 await self._attachment.close()
         except TimeoutError as error:
             if self.core.state is not State.CLOSING:
-                raise Timeout(f"the producer was closed with messages under way{self.core.reason}") from error
+                raise Timeout(
+                    f"the producer was closed with messages under way{self.core.why_unacknowledged}"
+                ) from error
             _LOG.info("%s: the broker did not answer to the producer's close", self.topic)
         finally:
             self._finish(closed)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ...proto.names import TopicName
 from ...proto.states import TxnId
-from ..common.checks import Check, WrongValue, check_message, check_one, shown_value
+from ..common.checks import Check, WrongValue, check_message, check_one, shorten_value
 from ..common.closing import ClosedAfterAsyncWith, close_all
 from ..common.errors import (
     AlreadyClosed,
@@ -27,7 +27,7 @@ from ..common.errors import (
     Result,
     exception_of,
 )
-from ..connect.connections import NEWEST, Connections, WriterSchemas
+from ..connect.connections import NEWEST, Connections, TopicSchemas
 from ..connect.topic_watch import PartitionsWatcher
 from ..core.batcher import Callback, OutgoingMessage
 from ..core.effects import State
@@ -37,14 +37,14 @@ from ..model.encryption import Encryptor
 from ..model.message_id import MessageId
 from ..model.schema import BytesSchema
 from ..model.settings import ProducerAccessMode, ProducerSettings
-from .entry_writer import NO_EXTRAS, Extras, MessageDraft, is_only_in, outgoing
+from .entry_writer import NO_EXTRAS, Extras, MessageDraft, has_only_txn, make_outgoing_message
 from .partition_producer import PartitionProducer
 
 # ---------------------------------------------------------------------------------------------------------- half
 # A half message, as its program has it: stored and not published. client/transactions/halves.py stores and ends it.
 
 
-class EndsHalves(Protocol):
+class HalfEnder(Protocol):
     """Commits and rolls back half messages. If the caller is cancelled, the cancellation takes effect when the outcome
     is known."""
 
@@ -52,7 +52,7 @@ class EndsHalves(Protocol):
     async def rollback(self, id_: TxnId) -> TransactionState: ...
 
 
-class PreparesHalves(Protocol):
+class HalfPreparer(Protocol):
     """Prepares half messages for producers."""
 
     async def prepare(
@@ -73,7 +73,7 @@ class Half:
     (`Client.on_check`).
     """
 
-    def __init__(self, halves: EndsHalves, id_: TxnId, group: str, check_key: str) -> None:
+    def __init__(self, halves: HalfEnder, id_: TxnId, group: str, check_key: str) -> None:
         self.id = id_
         self.group = group
         self.check_key = check_key
@@ -145,7 +145,7 @@ class PartitionProducers:
     async def open(
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> PartitionProducers:
-        count = await connections.partitions(topic)
+        count = await connections.partition_count(topic)
         partitions = cls(connections, topic, settings, count)
         await partitions._add([topic.with_partition(i) for i in range(count)] or [topic], epoch)
         partitions._watcher = PartitionsWatcher(connections, {topic: count}, partitions._grow)
@@ -154,7 +154,7 @@ class PartitionProducers:
     async def _grow(self, topic: TopicName, count: int) -> None:
         assert self._router is not None, "only a partitioned topic grows"
         await self._add([topic.with_partition(i) for i in range(len(self.all), count)])
-        self._router.grow(len(self.all))  # last: other threads ask it
+        self._router.set_partitions(len(self.all))  # last: other threads ask it
 
     async def _add(self, names: list[TopicName], epoch: int = 0) -> None:
         """Adds partitions. The broker gives the first one a name, which all of them use. Adds none if one cannot be
@@ -192,11 +192,11 @@ class PartitionProducers:
 
     # ------------------------------------------------------------------------------ which one
     @property
-    def only(self) -> PartitionProducer | None:
+    def only_producer(self) -> PartitionProducer | None:
         """Returns the only PartitionProducer of a topic that is not partitioned; None: messages are routed."""
         return self.all[0] if self._router is None else None
 
-    def route(self, message: OutgoingMessage) -> PartitionProducer:
+    def choose_producer(self, message: OutgoingMessage) -> PartitionProducer:
         """Returns the PartitionProducer for the message. Raises WrongValue if `message_router` returns no valid
         partition, and what it raises itself."""
         if self._router is None:
@@ -204,10 +204,10 @@ class PartitionProducers:
         choose = self._settings.message_router
         if choose is None:
             key = message.partition_key if message.partition_key is not None else message.ordering_key
-            return self.all[self._router.route(key, len(message.payload), self._now())]
+            return self.all[self._router.choose_partition(key, len(message.payload), self._now())]
         number = choose(MessageDraft(message, self._settings.schema), self._router.partitions)
         if not isinstance(number, int) or not 0 <= number < len(self.all):
-            raise WrongValue(f"message_router chose partition {shown_value(number)} of {len(self.all)}")
+            raise WrongValue(f"message_router chose partition {shorten_value(number)} of {len(self.all)}")
         return self.all[number]
 
     # ------------------------------------------------------------------------------ the end
@@ -261,7 +261,7 @@ class Producer(ClosedAfterAsyncWith):
         self._topic = topic
         self._wall_ms = wall_ms
         plain = type(settings.schema).encode is BytesSchema.encode  # a derived class may encode otherwise
-        self.only_plain: PartitionProducer | None = partitions.only if plain else None
+        self.only_plain: PartitionProducer | None = partitions.only_producer if plain else None
         self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
         self._closed = False
         self._loop = asyncio.get_running_loop()
@@ -273,7 +273,7 @@ class Producer(ClosedAfterAsyncWith):
         """Opens all partitions; if one cannot be opened, none stays open. `epoch`: of the topic, from the exclusive
         producer that this one replaces. Raises ProducerFenced if another exclusive producer came between."""
         if settings.schema.of_topic:
-            schemas = WriterSchemas(connections, topic)
+            schemas = TopicSchemas(connections, topic)
             await schemas.fetch(NEWEST)
             settings = replace(settings, schema=settings.schema.known(schemas.find_known(NEWEST)))
         partitions = await PartitionProducers.open(connections, topic, settings, epoch)
@@ -328,12 +328,12 @@ class Producer(ClosedAfterAsyncWith):
         if only is not None and type(content) is bytes and extras == NO_EXTRAS:
             only.add(content, callback)
             return only
-        if only is not None and type(content) is bytes and is_only_in(extras):
+        if only is not None and type(content) is bytes and has_only_txn(extras):
             assert extras.txn is not None, "it is only that"
             only.add_in_transaction(extras.txn, content, callback)
             return only
-        message = outgoing(content, extras, self.settings.schema, self._wall_ms)
-        partition = self._partitions.route(message)
+        message = make_outgoing_message(content, extras, self.settings.schema, self._wall_ms)
+        partition = self._partitions.choose_producer(message)
         partition.add_message(message, callback)
         return partition
 
@@ -408,8 +408,8 @@ class Producer(ClosedAfterAsyncWith):
     def encoded(self, content: Any, extras: Extras = NO_EXTRAS) -> tuple[TopicName, bytes]:
         """Returns the topic or partition of a message, and its encoded entry, which a broker will publish later
         (`prepare`)."""
-        message = outgoing(content, extras, self.settings.schema, self._wall_ms)
-        partition = self._partitions.route(message)
+        message = make_outgoing_message(content, extras, self.settings.schema, self._wall_ms)
+        partition = self._partitions.choose_producer(message)
         return partition.topic, partition.encode_message(message, self.partitions[0].core.schema_version)
 
     async def prepare(
@@ -439,7 +439,7 @@ class Producer(ClosedAfterAsyncWith):
         )  # fmt: skip
         make = self.connections.make_halves
         assert make is not None, "its client has half messages"
-        halves: PreparesHalves = make(self.connections)
+        halves: HalfPreparer = make(self.connections)
         return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
 
     async def send_copy(self, message: OutgoingMessage) -> MessageId:
@@ -448,7 +448,7 @@ class Producer(ClosedAfterAsyncWith):
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
         while True:
             try:
-                partition = self._partitions.route(message)
+                partition = self._partitions.choose_producer(message)
                 partition.add_message(message, lambda *found: None if outcome.done() else outcome.set_result(found))
                 break
             except (ProducerQueueIsFull, MemoryBufferIsFull):
@@ -530,7 +530,7 @@ class Producer(ClosedAfterAsyncWith):
         memory = self.connections.send_memory
         if memory is not None and not memory.has_room:
             free = asyncio.Event()
-            memory.wait(lambda: self.connections.wakes.call(free.set, lambda _: free.set()))
+            memory.call_when_room(lambda: self.connections.loop_calls.call(free.set, lambda _: free.set()))
             for each in self.partitions:
                 each.flush_soon()
             if not memory.has_room:

@@ -31,10 +31,10 @@ from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, Unavailable
 from ...proto.states import TxnId, TxnState, coordinator_of
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.tasks import Tasks
-from ..common.checks import TEXT, YES_OR_NO, Table, WrongValue, check, instance, whole
+from ..common.checks import TEXT, YES_OR_NO, Table, WrongValue, check, instance_check, whole_number_check
 from ..common.deadlines import Deadlines
 from ..common.errors import InvalidTxnStatusError, OutcomeUnknown, translate
-from ..common.loggers import run
+from ..common.loggers import run_logged
 from ..connect.connections import Connections
 
 # ---------------------------------------------------------------------------------------------------- leased_ids
@@ -94,7 +94,7 @@ class LeasedIds:
                 self._blocks, self.wanted = kept, FIRST
 
     @property
-    def is_running_out(self) -> bool:
+    def is_low(self) -> bool:
         with self._lock:
             return sum(count for _, count, _ in self._blocks) < self.wanted // 4
 
@@ -114,7 +114,7 @@ LANES_MAX = 64
 """Time-outs for which ids are leased ahead; one that comes after them is asked for by itself."""
 
 
-class Answer(NamedTuple):
+class EndAnswer(NamedTuple):
     """The coordinator's answer to the request to end a transaction, or for its status."""
 
     state: TxnState
@@ -148,7 +148,7 @@ class Coordinators:
             failed = await asyncio.shield(self._refill(timeout_ms, ids))
             if failed is not None:
                 raise failed
-        if ids.is_running_out:
+        if ids.is_low:
             self._refill(timeout_ms, ids)
         return found
 
@@ -157,7 +157,7 @@ class Coordinators:
         be called from any thread. `soon(work)` runs `work` in the event loop."""
         ids = self._leases.get(timeout_ms)
         found = ids.take_id(self._now()) if ids is not None else None
-        if ids is not None and found is not None and ids.is_running_out:
+        if ids is not None and found is not None and ids.is_low:
             soon(lambda: self._refill_quietly(timeout_ms, ids))
         return found
 
@@ -207,13 +207,13 @@ class Coordinators:
         self._holders[name] = reply.holder
         return TxnId(reply.first.most, reply.first.least)
 
-    def take_anew(self, name: str) -> None:
+    def discard_holder(self, name: str) -> None:
         """Drops the number under which this client holds the transaction name: its next transaction of that name
         fences the present holder, even if that is this client."""
         self._holders.pop(name, None)
 
     # ------------------------------------------------------------------------------ ends
-    async def end(self, item: wire.EndItem) -> Answer:
+    async def end(self, item: wire.EndItem) -> EndAnswer:
         """Asks the coordinator to end a transaction; returns the answer. Raises TimedOut, or the last error, when the
         operation's deadline has passed."""
         lane = item.txn.most, item.visible
@@ -245,14 +245,14 @@ class Coordinators:
         reply: wire.EndReply = await self._ask_once(coordinator, "End", request, longest)
         return reply
 
-    async def status(self, txn: TxnId) -> Answer:
+    async def status(self, txn: TxnId) -> EndAnswer:
         """Returns the state of a transaction. An error such as TransactionForgotten is returned in the Answer."""
         request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
         longest = self._connections.settings.connection_timeout_s
 
-        async def once() -> Answer:
+        async def once() -> EndAnswer:
             reply: wire.StatusReply = await self._ask_once(txn.most, "Status", request, longest)
-            answer = answer_of(reply.items[0]) if reply.items else Answer(TxnState.OPEN, Unavailable("no answer"))
+            answer = answer_of(reply.items[0]) if reply.items else EndAnswer(TxnState.OPEN, Unavailable("no answer"))
             if answer.error is not None and answer.error.retryable:
                 self.discard(txn.most)  # it moved, or is moving
                 raise answer.error
@@ -268,7 +268,7 @@ class Coordinators:
         return self._count
 
     async def _find(self, coordinator: int) -> Channel:
-        asked = await self._connections.any()
+        asked = await self._connections.any_broker()
         settings = self._connections.settings
         request = wire.FindCoordinator(coordinator=coordinator, listener=settings.listener_name)
         reply: wire.CoordinatorReply = await asked.call(
@@ -287,7 +287,7 @@ class Coordinators:
         self._owners[coordinator] = found
         return found
 
-    async def channel(self, coordinator: int) -> Channel:
+    async def find_channel(self, coordinator: int) -> Channel:
         """Returns a channel to the broker that runs the coordinator, as far as is known."""
         return self._owners.get(coordinator) or await self._find(coordinator)
 
@@ -298,7 +298,7 @@ class Coordinators:
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
 
     async def _ask_once(self, coordinator: int, method: str, request: Message, timeout_s: float) -> Any:
-        channel = await self.channel(coordinator)
+        channel = await self.find_channel(coordinator)
         try:
             return await channel.call(rpc("Transactions", method), request, timeout_s=timeout_s)
         except MagnetarError:
@@ -324,23 +324,23 @@ class EndQueue:
         self._coordinators = coordinators
         self._coordinator = coordinator
         self._tasks = tasks
-        self._waiting: deque[tuple[wire.EndItem, asyncio.Future[Answer]]] = deque()
+        self._waiting: deque[tuple[wire.EndItem, asyncio.Future[EndAnswer]]] = deque()
         self._under_way = 0
         self._turn_comes = False
 
-    def add(self, item: wire.EndItem) -> asyncio.Future[Answer]:
+    def add(self, item: wire.EndItem) -> asyncio.Future[EndAnswer]:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Answer] = loop.create_future()
+        answer: asyncio.Future[EndAnswer] = loop.create_future()
         self._waiting.append((item, answer))
         if not self._turn_comes:
             self._turn_comes = True
-            loop.call_soon(run, self._turn, self._broke)
+            loop.call_soon(run_logged, self._turn, self._broke)
         return answer
 
     def _turn(self) -> None:
         self._turn_comes = False
         while self._waiting and self._under_way < ENDS_UNDER_WAY:
-            batch: list[tuple[wire.EndItem, asyncio.Future[Answer]]] = []
+            batch: list[tuple[wire.EndItem, asyncio.Future[EndAnswer]]] = []
             size = 0
             while self._waiting and len(batch) < END_ITEMS_MAX and size < END_BYTES_MAX:
                 item, answer = self._waiting.popleft()
@@ -351,8 +351,8 @@ class EndQueue:
                 self._under_way += 1
                 self._tasks.spawn(self._send(batch), "ends of transactions")
 
-    async def _send(self, batch: list[tuple[wire.EndItem, asyncio.Future[Answer]]]) -> None:
-        answers: list[Answer] = []
+    async def _send(self, batch: list[tuple[wire.EndItem, asyncio.Future[EndAnswer]]]) -> None:
+        answers: list[EndAnswer] = []
         missing: MagnetarError = ConnectionLost("the client was closed before the coordinator answered")
         try:
             request = wire.EndRequest(items=[item for item, _ in batch])
@@ -365,7 +365,7 @@ class EndQueue:
             missing = error
         finally:
             self._under_way -= 1
-            answers += [Answer(TxnState.OPEN, missing)] * (len(batch) - len(answers))
+            answers += [EndAnswer(TxnState.OPEN, missing)] * (len(batch) - len(answers))
             for (_, told), answer in zip(batch, answers, strict=False):
                 if not told.done():
                     told.set_result(answer)
@@ -378,9 +378,9 @@ class EndQueue:
                 answer.set_exception(ConnectionLost(f"the queue of a coordinator failed: {error!r}"))
 
 
-def answer_of(reply: wire.TransactionReply) -> Answer:
+def answer_of(reply: wire.TransactionReply) -> EndAnswer:
     error = from_wire(reply.error) if reply.HasField("error") else None
-    return Answer(TxnState(reply.state), error)
+    return EndAnswer(TxnState(reply.state), error)
 
 
 # ------------------------------------------------------------------------------------------------------- batches
@@ -425,9 +425,9 @@ class Batch(NamedTuple):
 
 
 _TABLE: Table = {
-    "sink_id": TEXT, "query_id": TEXT, "number": whole(0, NUMBER_MAX), "run": TEXT, "adopt": YES_OR_NO,
+    "sink_id": TEXT, "query_id": TEXT, "number": whole_number_check(0, NUMBER_MAX), "run": TEXT, "adopt": YES_OR_NO,
 }
-BATCH = instance(Batch, optional=False)
+BATCH = instance_check(Batch, optional=False)
 
 
 class BatchOutcome(Enum):

@@ -30,9 +30,9 @@ from ...proto.names import TopicName
 from ...proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnId, TxnState, coordinator_of
 from ...runtime.network import EndOfStream, Stream, rpc
 from ...runtime.tasks import Tasks, run_to_end
-from ..common.checks import Check, WrongValue, check, shown_value
+from ..common.checks import Check, WrongValue, check, shorten_value
 from ..common.errors import AlreadyClosed, MessageTooBig, OutcomeUnknown, translate
-from ..common.loggers import ignore_error, is_cancelled, run
+from ..common.loggers import ignore_error, is_cancelled, run_logged
 from ..connect.connections import Connections
 from ..core.failover import Backoff
 from ..core.transaction import TransactionState
@@ -56,7 +56,7 @@ TABLE = {
 }
 
 
-class Watch(Protocol):
+class GroupWatch(Protocol):
     """The view that `Halves` has of a CheckWatch."""
 
     def stop(self) -> None: ...
@@ -69,7 +69,7 @@ class Halves:
     def __init__(self, home: Transactions) -> None:
         self._home = home
         self._ids: dict[int, LeasedIds] = {}
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, GroupWatch] = {}
 
     @classmethod
     def of_client(cls, connections: Connections) -> Halves:
@@ -94,7 +94,7 @@ class Halves:
         return self._home.connections.backoff()
 
     # ------------------------------------------------------------------------------ checks
-    def watch(self, group: str, watch: Callable[[Halves], Watch]) -> None:
+    def watch(self, group: str, watch: Callable[[Halves], GroupWatch]) -> None:
         """Registers the watch of a group. Raises InvalidConfiguration if the group has one already."""
         if group in self._watches:
             raise WrongValue(f"this client answers for group {group!r} already: a group has one function")
@@ -324,7 +324,7 @@ class CheckWatch:
         number = coordinator_of(self.group, await coordinators.count())
         stream: Stream[Any, Any] | None = None
         try:
-            stream = (await coordinators.channel(number)).stream(rpc("Transactions", "WatchHalves"))
+            stream = (await coordinators.find_channel(number)).stream(rpc("Transactions", "WatchHalves"))
             stream.send_nowait(wire.WatchHalvesItem(group=self.group))
             while True:
                 for check in await stream.receive():
@@ -356,7 +356,7 @@ class CheckWatch:
             async with asyncio.timeout(answer_s):
                 found = await (self._call(half) if self._in_loop else self._call_in_thread(half))
             if not isinstance(found, Decision):
-                raise TypeError(f"it returned {shown_value(found)}, which is no Decision")
+                raise TypeError(f"it returned {shorten_value(found)}, which is no Decision")
         except TimeoutError:
             why = f"no answer within {answer_s:g} s"
             _LOG.error("half %s: the check of group %s has %s", id_, self.group, why)
@@ -395,7 +395,7 @@ class CheckWatch:
             except BaseException as error:  # a SystemExit too is no answer
                 failed = error
             try:
-                loop.call_soon_threadsafe(run, lambda: tell(result, failed), ignore_error)
+                loop.call_soon_threadsafe(run_logged, lambda: tell(result, failed), ignore_error)
             except RuntimeError:
                 _LOG.info("half %s: a check was answered after its client was closed", half.id)
 

@@ -42,9 +42,9 @@ from ..common.checks import (
     WrongValue,
     check,
     check_one,
-    instance,
-    shown_value,
-    whole,
+    instance_check,
+    shorten_value,
+    whole_number_check,
 )
 from ..common.errors import (
     AlreadyClosed,
@@ -105,7 +105,7 @@ class ProcessStatistics:
     failed: int = 0  # calls of the function that raised
 
 
-class Applied(NamedTuple):
+class FunctionResult(NamedTuple):
     """The result of the program's function for one message."""
 
     message: Message
@@ -117,7 +117,7 @@ class FunctionFailed(Exception):
     """The program's function raised an error, which is `__cause__`, and `process` must raise it."""
 
 
-Apply = Callable[[list[Message]], Awaitable[list[Applied]]]
+Apply = Callable[[list[Message]], Awaitable[list[FunctionResult]]]
 
 
 class Options(NamedTuple):
@@ -133,12 +133,12 @@ class Options(NamedTuple):
 
     def check(self) -> None:
         check(TRANSACTION, {"timeout": self.timeout})
-        check_one("messages_max", whole(1, 1_000_000), self.messages_max)
+        check_one("messages_max", whole_number_check(1, 1_000_000), self.messages_max)
         check_one("linger_ms", MS, self.linger_ms)
-        check_one("transactions_max", whole(1, 1000), self.transactions_max)
+        check_one("transactions_max", whole_number_check(1, 1000), self.transactions_max)
         check_one("on_error", ON_ERROR, self.on_error)
         check_one("idle_timeout_ms", TIMEOUT_MS, self.idle_timeout_ms)
-        check_one("statistics", instance(ProcessStatistics, optional=False), self.statistics)
+        check_one("statistics", instance_check(ProcessStatistics, optional=False), self.statistics)
 
 
 async def process(
@@ -170,22 +170,22 @@ async def process(
     again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
     and the error that ends the consumer.
     """
-    check_one("consumer", instance(Consumer, optional=False), consumer)
-    check_one("producer", instance(Producer, optional=False), producer)
+    check_one("consumer", instance_check(Consumer, optional=False), consumer)
+    check_one("producer", instance_check(Producer, optional=False), producer)
     check_one("function", FUNCTION, function)
     counted = statistics if statistics is not None else ProcessStatistics()
     options = Options(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
-    return await Loop(consumer, producer, in_loop(function), options).run()
+    return await ProcessLoop(consumer, producer, make_loop_apply(function), options).run()
 
 
 PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
 """Types of results that are not awaited, so that nothing is asked for each message."""
 
 
-def in_loop(function: Callable[[Message], Any]) -> Apply:
+def make_loop_apply(function: Callable[[Message], Any]) -> Apply:
     """Returns a function that applies the program's `function` to a batch in the event loop, message by message."""
 
-    async def apply(messages: list[Message]) -> list[Applied]:
+    async def apply(messages: list[Message]) -> list[FunctionResult]:
         results = []
         for number, message in enumerate(messages):
             try:
@@ -194,12 +194,12 @@ def in_loop(function: Callable[[Message], Any]) -> Apply:
                     found = await found
                 elif number % SLICE == SLICE - 1:
                     await asyncio.sleep(0)
-                results.append(Applied(message, outputs_of(found), None))
+                results.append(FunctionResult(message, outputs_of(found), None))
             except (Exception, asyncio.CancelledError) as error:
                 if is_cancelled(error):
                     raise
                 own = error if isinstance(error, Exception) else RuntimeError("the function raised CancelledError")
-                results.append(Applied(message, (), own))
+                results.append(FunctionResult(message, (), own))
         return results
 
     return apply
@@ -216,7 +216,7 @@ def outputs_of(found: Any) -> Sequence[Any]:
     return (found,)
 
 
-class Batch:
+class TransactionBatch:
     """The received messages that are processed and acknowledged in one transaction."""
 
     __slots__ = ("ending", "messages", "sent", "txn")
@@ -232,7 +232,7 @@ class Batch:
         return await asyncio.shield(self.ending)
 
 
-class Loop:
+class ProcessLoop:
     """One call of `process`."""
 
     def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: Options) -> None:
@@ -247,7 +247,7 @@ class Loop:
         self._in_order = consumer.settings.consumer_type is not ConsumerType.Shared
         self._home = Transactions.of_client(consumer.connections)
         self._backoff = consumer.connections.backoff()
-        self._under_way: deque[Batch] = deque()
+        self._under_way: deque[TransactionBatch] = deque()
         self._tasks = Tasks()
 
     async def run(self) -> ProcessStatistics:
@@ -270,18 +270,18 @@ class Loop:
         """Returns the messages of the next batch; None if none arrived for `idle_timeout_ms`; an empty list after an
         abort, whose messages will be delivered again."""
         if len(self._consumer.inbox) >= self._options.messages_max:
-            return self._gathered() if await self._reap() else []
+            return self._take_batch() if await self._count_ended() else []
         filled = self._tasks.spawn(self._filled(), "wait for messages")
         try:
             while not filled.done():
                 endings = [batch.ending for batch in self._under_way if batch.ending is not None]
                 await asyncio.wait([filled, *endings[:1]], return_when=asyncio.FIRST_COMPLETED)
-                if not await self._reap():
+                if not await self._count_ended():
                     return []
             outcome = filled.result()
             if isinstance(outcome, PulsarException):
                 raise outcome
-            return self._gathered() if outcome else None
+            return self._take_batch() if outcome else None
         finally:
             filled.cancel()
 
@@ -289,7 +289,7 @@ class Loop:
         """Waits for a message, then for more as long as the batch is not full."""
         inbox, idle_ms, linger_ms = self._consumer.inbox, self._options.idle_timeout_ms, self._options.linger_ms
         try:
-            await inbox.wait_filled(None if idle_ms is None else idle_ms / 1000)
+            await inbox.wait_message(None if idle_ms is None else idle_ms / 1000)
         except Timeout as late:
             return late if inbox.is_closed else False
         except PulsarException as ended:
@@ -298,7 +298,7 @@ class Loop:
             await asyncio.sleep(linger_ms / 1000)
         return True
 
-    def _gathered(self) -> list[Message]:
+    def _take_batch(self) -> list[Message]:
         """Returns waiting messages, each once: a message that was delivered again while its former copy still waited
         would count twice in one transaction."""
         taken: list[Message] = []
@@ -319,7 +319,7 @@ class Loop:
         """Applies the function to the messages, sends its outputs, acknowledges the messages, and begins the commit."""
         self._statistics.received += len(messages)
         results = await self._apply(messages)
-        batch = Batch(await Transaction(self._home, self._options.timeout, None), [])
+        batch = TransactionBatch(await Transaction(self._home, self._options.timeout, None), [])
         try:
             for message, outputs, error in results:
                 if error is not None:
@@ -332,7 +332,7 @@ class Loop:
             if batch.messages:
                 self._consumer.acknowledge_in(batch.txn, batch.messages)
         except PulsarException as error:
-            if self._loses(error):
+            if self._is_hopeless(error):
                 raise
             _LOG.info("a batch of %d messages is done again: %s", len(messages), error)
             await batch.txn.abort()
@@ -350,7 +350,7 @@ class Loop:
         batch.ending = self._tasks.spawn(self._commit(batch, before), "commit of a batch")
         while len(self._under_way) >= self._options.transactions_max:
             await self._under_way[0].wait_ended()
-            if not await self._reap():
+            if not await self._count_ended():
                 return
 
     async def _on_failure(self, message: Message, error: Exception) -> None:
@@ -372,7 +372,7 @@ class Loop:
             if output.producer is not None:
                 producer = output.producer
             if not isinstance(producer, Producer):
-                raise InvalidMessage(f"the producer of an Output is one of the client's, not {shown_value(producer)}")
+                raise InvalidMessage(f"the producer of an Output is one of the client's, not {shorten_value(producer)}")
         while True:
             try:
                 producer.enqueue(value, None, extras)
@@ -381,7 +381,7 @@ class Loop:
             else:
                 return
 
-    async def _commit(self, batch: Batch, before: Batch | None) -> bool | PulsarException:
+    async def _commit(self, batch: TransactionBatch, before: TransactionBatch | None) -> bool | PulsarException:
         """Commits a batch after the batch `before`. Returns whether it is committed; an error if it must end
         `process`."""
         try:
@@ -390,7 +390,7 @@ class Loop:
                 return False
             await batch.txn.commit()
         except PulsarException as error:
-            if self._loses(error):
+            if self._is_hopeless(error):
                 return error
             _LOG.info("a batch of %d messages is done again: %s", len(batch.messages), error)
             return False
@@ -399,19 +399,19 @@ class Loop:
     async def _aborted(self) -> bool | PulsarException:
         return False
 
-    def _loses(self, error: PulsarException) -> bool:
+    def _is_hopeless(self, error: PulsarException) -> bool:
         """Whether doing the batch again is of no use after `error`."""
         if isinstance(error, OutcomeUnknown | TransactionFenced | AlreadyClosed | ValueError | TypeError):
             return True
         return isinstance(error.__cause__, AlreadyClosed)
 
     # ------------------------------------------------------------------------------ outcomes
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: TransactionBatch) -> None:
         self._statistics.committed += 1
         self._statistics.sent += batch.sent
         self._statistics.acknowledged += len(batch.messages)
 
-    async def _reap(self) -> bool:
+    async def _count_ended(self) -> bool:
         """Counts the batches that have ended. Returns False if a transaction aborted, and delivered messages come
         again."""
         while self._under_way and (ending := self._under_way[0].ending) is not None and ending.done():
@@ -419,13 +419,13 @@ class Loop:
             if isinstance(outcome, PulsarException):
                 raise outcome
             if not outcome:
-                await self._again()
+                await self._start_again()
                 return False
             self._count(self._under_way.popleft())
             self._backoff.reset()
         return True
 
-    async def _again(self) -> None:
+    async def _start_again(self) -> None:
         """Starts again after an abort: ends the transactions in flight, and has all messages without an outcome
         delivered again."""
         failed: PulsarException | None = None
@@ -437,7 +437,7 @@ class Loop:
             else:
                 self._statistics.aborted += 1
                 failed = outcome if isinstance(outcome, PulsarException) else failed
-                await batch.txn.given_back()
+                await batch.txn.wait_redeliverable()
             self._under_way.popleft()
         if failed is not None:
             raise failed
@@ -447,7 +447,7 @@ class Loop:
     async def _end_all(self) -> bool:
         while self._under_way:
             await self._under_way[0].wait_ended()
-            if not await self._reap():
+            if not await self._count_ended():
                 return False
         return True
 

@@ -39,20 +39,20 @@ from ..common.errors import (
     TransactionEnded,
     translate,
 )
-from ..common.loggers import ignore_error, run
+from ..common.loggers import ignore_error, run_logged
 from ..connect.connections import Connections
 from ..core.transaction import (
     WAITING,
-    End,
-    Ended,
     EndKind,
-    Idle,
+    EndTransaction,
     InTransaction,
     Receipts,
-    Share,
+    ReportEnd,
+    ReportIdle,
+    SendAllowance,
     TransactionCore,
     TransactionEffect,
-    TransactionSite,
+    TransactionEndpoint,
     TransactionState,
 )
 from .coordinators import Coordinators
@@ -88,7 +88,7 @@ class Transaction(InTransaction):
         self._lock = Lock()
         self._begun: asyncio.Future[None] | None = None
         self.deliveries = {}
-        self._parts: dict[TransactionSite, Share | None] = {}
+        self._parts: dict[TransactionEndpoint, SendAllowance | None] = {}
         self._again: dict[Callable[[], None], None] = {}
         self._idle: asyncio.Future[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -177,22 +177,24 @@ class Transaction(InTransaction):
 
     # ------------------------------------------------------------------------------ operations
     @property
-    def is_under_way(self) -> bool:
+    def is_unfinished(self) -> bool:
         core = self._core
         return core is not None and core.state in (TransactionState.OPEN, *WAITING)
 
-    def enter(self, where: TransactionSite, connections: object) -> None:
+    def begin_operation(self, where: TransactionEndpoint, connections: object) -> None:
         core = self._core
-        if where in self._parts and core is not None and core.enter_again(message=where.sends):
+        if where in self._parts and core is not None and core.try_begin_operation(message=where.is_producer):
             return
         self._check_home(connections)
-        self._known.enter(where.topic.full, message=where.sends)
+        self._known.begin_operation(where.topic.full, message=where.is_producer)
         self._parts.setdefault(where)
 
-    def share(self, where: TransactionSite, connections: object, lock: AbstractContextManager[Any]) -> Share:
+    def allow_sends(
+        self, where: TransactionEndpoint, connections: object, lock: AbstractContextManager[Any]
+    ) -> SendAllowance:
         self._check_home(connections)
-        share = self._parts.get(where) or Share(self, lock)
-        self._known.share(where.topic.full, share)
+        share = self._parts.get(where) or SendAllowance(self, lock)
+        self._known.allow_sends(where.topic.full, share)
         self._parts[where] = share
         return share
 
@@ -201,12 +203,12 @@ class Transaction(InTransaction):
             raise WrongValue("the transaction is another client's: nothing was sent")
 
     def cancel_operation(self, *, message: bool) -> None:
-        self._home.soon(lambda: self._do(self._known.cancel_operation(message=message)))
+        self._home.run_soon(lambda: self._do(self._known.cancel_operation(message=message)))
 
-    def on_abort_of_cumulative_ack(self, again: Callable[[], None]) -> None:
+    def register_cumulative_ack(self, again: Callable[[], None]) -> None:
         self._again[again] = None
 
-    def on_stored(self, where: TransactionSite, messages: int, position: Position) -> None:
+    def on_stored(self, where: TransactionEndpoint, messages: int, position: Position) -> None:
         self._do(self._known.on_stored(where.topic.full, messages, position))
 
     def on_refused(self, messages: int, error: MagnetarError) -> None:
@@ -224,15 +226,15 @@ class Transaction(InTransaction):
     def _forget_lost(self) -> None:
         """Drops what is known of the coordinator if it lost the transaction, also if the program never ends the
         transaction."""
-        if self._known.was_lost:
+        if self._known.was_aborted_remotely:
             self._home.coordinators.discard(self.id.most)
 
     def _do(self, effects: list[TransactionEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, Idle):
+            if isinstance(effect, ReportIdle):
                 if self._idle is not None and not self._idle.done():
                     self._idle.set_result(None)
-            elif isinstance(effect, Ended):
+            elif isinstance(effect, ReportEnd):
                 self._parts.clear()
                 self.deliveries.clear()
                 self._home.on_transaction_ended(self)
@@ -292,12 +294,12 @@ class Transaction(InTransaction):
         if core.state is not TransactionState.ABORTED:
             self._raise_error()
 
-    async def given_back(self) -> None:
+    async def wait_redeliverable(self) -> None:
         """Returns when the messages that this aborted transaction acknowledged may be delivered again, or when no
         broker answers."""
         core = self._known
         assert core.state is TransactionState.ABORTED, "it is aborted"
-        if core.pending or core.has_operations:
+        if core.pending_operations or core.has_operations:
             item = wire.EndItem(verb=wire.EndItem.ABORT, visible=True)
             item.txn.most, item.txn.least = core.txn
             with suppress(MagnetarError):
@@ -350,8 +352,10 @@ class Transaction(InTransaction):
                     each.send_now()
                 await self._home.coordinators.deadlines.wait(self._idle, self._deadline)
         except TimeoutError:
-            return core.expire(TimedOut(f"its operations have no outcome within its time, {self.timeout_s:g} s"))
-        return core.decide()
+            return core.expire_operations(
+                TimedOut(f"its operations have no outcome within its time, {self.timeout_s:g} s")
+            )
+        return core.decide_end()
 
     async def _abort(self, *, visible: bool) -> None:
         await self._ask(self._known.abort(), visible=visible)
@@ -359,7 +363,7 @@ class Transaction(InTransaction):
     async def _ask(self, effects: list[TransactionEffect], *, visible: bool, prepared_ms: int = 0) -> None:
         await self._ask_coordinator(effects, visible=visible, prepared_ms=prepared_ms)
         if self._again and self.state is TransactionState.ABORTED:
-            await self.given_back()
+            await self.wait_redeliverable()
             again, self._again = self._again, {}
             for each in again:
                 each()
@@ -368,12 +372,12 @@ class Transaction(InTransaction):
         """Asks the coordinator to end the transaction, until the outcome is known or the time is over."""
         self._do(effects)
         core = self._known
-        end = next((each for each in effects if isinstance(each, End)), None)
+        end = next((each for each in effects if isinstance(each, EndTransaction)), None)
         if end is None:
             return
         item = wire.EndItem(verb=VERBS[end.verb], visible=visible, prepared_ms=prepared_ms)
         item.txn.most, item.txn.least = core.txn
-        item.participants.extend(map(participant, end.participants))
+        item.participants.extend(map(make_participant, end.participants))
         try:
             answer = await self._home.coordinators.end(item)
             state, error = answer
@@ -406,7 +410,7 @@ class Transaction(InTransaction):
                     return TxnState.OPEN, error if error.definite and not error.retryable else None
 
 
-def participant(receipts: Receipts) -> wire.Participant:
+def make_participant(receipts: Receipts) -> wire.Participant:
     found = wire.Participant(topic=receipts.topic, entries=receipts.entries)
     if receipts.entries > 0:
         found.last.ledger_id, found.last.entry_id = receipts.last
@@ -455,7 +459,7 @@ class Transactions:
         be called from any thread."""
         if transaction.name is not None:
             return None
-        found = self.coordinators.begin_now(_timeout_ms(transaction), self.soon)
+        found = self.coordinators.begin_now(_timeout_ms(transaction), self.run_soon)
         if found is not None:
             self._open[transaction] = None
         return found
@@ -472,7 +476,7 @@ class Transactions:
         self._open[transaction] = None
         return found
 
-    def begun(self, found: TxnId, timeout_s: float) -> Transaction:
+    def make_open_transaction(self, found: TxnId, timeout_s: float) -> Transaction:
         """Returns an open transaction with the id `found`."""
         transaction = Transaction(self, timeout_s, None, found)
         self._open[transaction] = None
@@ -484,12 +488,12 @@ class Transactions:
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         return self._tasks.spawn(work, name)
 
-    def soon(self, work: Callable[[], None]) -> None:
+    def run_soon(self, work: Callable[[], None]) -> None:
         """Runs `work` now if called in the event loop; else has the loop run it soon."""
         if threading.get_ident() == self._thread:
             work()
         else:
-            self._loop.call_soon_threadsafe(run, work, ignore_error)
+            self._loop.call_soon_threadsafe(run_logged, work, ignore_error)
 
     # ------------------------------------------------------------------------------ bodies
     def enter_body(self, transaction: Transaction) -> None:

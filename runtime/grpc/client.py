@@ -33,8 +33,8 @@ from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
 from ..tcp.http2_frames import HEADER_BYTES_MAX, Code, Header, HeaderDecoder, Setting, encode_headers
-from .errors import ERROR_TRAILER, Status, copy_of, details_of, error_of
-from .limits import HEADER, ChannelTls, authorization_of, check_clear
+from .errors import ERROR_TRAILER, Status, copy_error, error_for_status, parse_details
+from .limits import HEADER, ChannelTls, authorization_of, check_encrypted
 from .messages import MessageStream, prefix
 from .stream import GrpcStream
 
@@ -69,7 +69,7 @@ def _head_of(headers: list[Header]) -> _Head:
         int(http[:9]) if http.isdigit() else 0,
         found.get(b"content-type", b"").startswith(b"application/grpc"),
         int(status[:9]) if status.isdigit() else None,
-        details_of(found.get(b"grpc-message", b"")),
+        parse_details(found.get(b"grpc-message", b"")),
         found.get(ERROR_TRAILER, b""),
     )
 
@@ -82,7 +82,7 @@ def _outcome(head: _Head, endpoint: Endpoint, *, ended: bool, begun: bool) -> Ma
         return _GOES_ON
     if head.status is None:
         return ConnectionLost(f"{endpoint} ended the call without a status", endpoint=endpoint)
-    return _WELL if head.status == Status.OK else error_of(head.status, head.details, head.error, endpoint)
+    return _WELL if head.status == Status.OK else error_for_status(head.status, head.details, head.error, endpoint)
 
 
 class _Going:
@@ -116,35 +116,35 @@ class _UnaryCall(MessageStream):
             connection.out.send_headers(self, head, ends=True, data=data)
         else:
             connection.out.send_headers(self, head, ends=False)
-            self.writable()
+            self.on_writable()
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         if self.connection is not None and not self.out_ended:
             sent = self.connection.out.send_data(self, self.data, ends=True)
             self.data = self.data[sent:]
 
-    def headers_came(self, head: _Head, ended: bool) -> None:
+    def on_headers(self, head: _Head, ended: bool) -> None:
         outcome = _outcome(head, self._endpoint, ended=ended, begun=self.begun)
         self.begun = True
         if isinstance(outcome, MagnetarError):
             self.fail(outcome)
         elif outcome is _WELL:
-            if self._reply is None or self.is_torn:
+            if self._reply is None or self.has_partial_message:
                 self.fail(WrongProtocol(f"{self._endpoint} answered without a message", endpoint=self._endpoint))
             elif not self.done.done():
                 self.done.set_result(self._reply)
 
-    def message_came(self, data: bytes | bytearray, cost: int) -> None:
+    def on_message(self, data: bytes | bytearray, cost: int) -> None:
         self.on_read(cost)
         if self._reply is not None:
             self.fail(WrongProtocol(f"{self._endpoint} answered twice", endpoint=self._endpoint))
         self._reply = data
 
-    def message_refused(self, size: int) -> None:
+    def on_message_refused(self, size: int) -> None:
         what = "compressed" if size < 0 else f"{size} bytes long"
         self.fail(MessageTooLarge(f"the answer of {self._endpoint} is {what}", endpoint=self._endpoint))
 
-    def input_ended(self) -> None:
+    def on_input_ended(self) -> None:
         if not self.done.done():
             self.fail(ConnectionLost(f"{self._endpoint} ended the call without a status", endpoint=self._endpoint))
 
@@ -183,26 +183,26 @@ class _ClientStream(GrpcStream):
         if self.queued_bytes:
             self._flush()
 
-    def headers_came(self, head: _Head, ended: bool) -> None:
+    def on_headers(self, head: _Head, ended: bool) -> None:
         outcome = _outcome(head, self._endpoint, ended=ended, begun=self._begun)
         self._begun = True
         if isinstance(outcome, MagnetarError):
             self.close_with(outcome)
         elif outcome is _WELL:
-            if self.is_torn:
+            if self.has_partial_message:
                 self.close_with(ConnectionLost(f"{self._endpoint} ended the stream in the middle of a message"))
             else:
-                self.fail(ConnectionLost(f"{self._endpoint} ended the stream"))
+                self.break_output(ConnectionLost(f"{self._endpoint} ended the stream"))
                 self.end_receiving(EndOfStream())
                 self._reset(Code.CANCEL)
 
     def close_with(self, error: MagnetarError) -> None:
         """Ends the stream with an error that the server sent, or of the connection."""
-        self.fail(_broken_by(error))
+        self.break_output(_broken_by(error))
         self.end_receiving(error)
         self._reset(Code.CANCEL)
 
-    def input_ended(self) -> None:
+    def on_input_ended(self) -> None:
         if self._end is None:
             self.close_with(
                 ConnectionLost(f"{self._endpoint} ended the stream without a status", endpoint=self._endpoint)
@@ -345,7 +345,7 @@ class GrpcChannel:
     """A client's channel to one gRPC server. Belongs to the event loop in which it is first used."""
 
     def __init__(self, endpoint: Endpoint, access: CallerAccess) -> None:
-        check_clear(endpoint, access)
+        check_encrypted(endpoint, access)
         self._endpoint = endpoint
         self._access = access
         self._tls = ChannelTls(access.tls) if access.tls is not None else None
@@ -511,7 +511,7 @@ class GrpcChannel:
             raise ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         found = attempt.result()
         if isinstance(found, MagnetarError):
-            raise copy_of(found)
+            raise copy_error(found)
         if not found.is_open:
             raise ConnectionLost(f"{self._endpoint} closed the connection", endpoint=self._endpoint)
         return found
@@ -536,14 +536,14 @@ class GrpcChannel:
         if isinstance(found, _ClientConnection) and found.is_open:
             found.start(stream, head)
         elif isinstance(found, MagnetarError):
-            stream.close_with(copy_of(found))
+            stream.close_with(copy_error(found))
         else:
             stream.close_with(ConnectionLost(f"{self._endpoint}: the connection was closed", endpoint=self._endpoint))
 
-    async def answers(self, timeout_s: float) -> bool:
+    async def is_answering(self, timeout_s: float) -> bool:
         connection = self._opened()
         if connection is not None:
-            return await connection.liveness.answers(timeout_s)
+            return await connection.liveness.is_answering(timeout_s)
         await asyncio.sleep(timeout_s)
         return self._opened() is not None
 
@@ -552,12 +552,12 @@ class GrpcChannel:
         self._closed = True
         gone = ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         for stream in list(self._unopened):
-            stream.break_off(copy_of(gone))
+            stream.break_off(copy_error(gone))
         if self._connecting is not None and not self._connecting.done():
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
         for call in list(self._calls):
-            call.fail(copy_of(gone))
+            call.fail(copy_error(gone))
         for connection in [*self._old, self._connection]:
             if connection is not None:
                 connection.close(gone)

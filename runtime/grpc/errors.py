@@ -75,7 +75,7 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
 
 
-def copy_of(error: MagnetarError) -> MagnetarError:
+def copy_error(error: MagnetarError) -> MagnetarError:
     """Returns a copy of the error, to be raised again: an exception object collects the traceback of each place that
     raises it.
     """
@@ -84,7 +84,7 @@ def copy_of(error: MagnetarError) -> MagnetarError:
     return copy
 
 
-def error_of(status: int, details: str, trailer: bytes, endpoint: Endpoint) -> MagnetarError:
+def error_for_status(status: int, details: str, trailer: bytes, endpoint: Endpoint) -> MagnetarError:
     """Returns the MagnetarError for a call that ended with `status`, by the table of this module. `trailer` is the
     value of `magnetar-error-bin`, empty if the answer has no such trailer.
     """
@@ -111,7 +111,7 @@ def status_name(number: int) -> str:
     return Status(number).name if number in Status._value2member_map_ else f"status {number}"
 
 
-def trailers_of(error: BaseException) -> list[Header]:
+def error_trailers(error: BaseException) -> list[Header]:
     """Returns the trailers with which the server ends a failed call. Logs an error that is not a MagnetarError, because
     it is a bug.
     """
@@ -130,7 +130,7 @@ def status_trailers(status: Status, details: str = "") -> list[Header]:
     return trailers
 
 
-def details_of(value: bytes) -> str:
+def parse_details(value: bytes) -> str:
     """Returns the text of a `grpc-message` header."""
     return urllib.parse.unquote(value.decode("latin-1"))
 

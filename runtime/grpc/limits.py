@@ -1,5 +1,5 @@
 """Limits of a gRPC listener: how many streams callers may have, and how long a stream may stay without progress
-(`OpenStreams`); the authentication of callers (`Callers`); and the TLS of listeners and channels.
+(`OpenStreams`); the authentication of callers (`CallerAuthenticator`); and the TLS of listeners and channels.
 
 Connections are bounded by the listener, and what each of them holds by its windows (runtime/tcp/http2.py).
 `OpenStreams` bounds the streams of an address, and looks at all of them now and then: nothing is done per message. It
@@ -24,7 +24,7 @@ from ..access import LOCAL, Caller, CallerAccess, Guard, Limits, Principal, Prin
 from ..budget import MemoryBudget
 from ..clock import Clock
 from ..logs import AuditLog
-from ..network import Endpoint, network_of
+from ..network import Endpoint, address_network
 from ..tcp.listening import caller_context, listener_context
 from .stream import CROWDED_BYTES
 
@@ -83,7 +83,7 @@ class OpenStreams:
         """Counts one more stream of the caller `peer` (HOST:PORT) while the block runs. Raises BackPressure if the
         caller's address has as many streams as it may have.
         """
-        host, limit = network_of(peer), self._limits.streams_per_address
+        host, limit = address_network(peer), self._limits.streams_per_address
         if self._hosts[host] >= limit:
             raise BackPressure(f"{host} has {limit} streams open, which is what one address may have")
         self._hosts[host] += 1
@@ -144,7 +144,7 @@ LOOK_S = 2.0
 End = Callable[[MagnetarError], None]
 
 
-class Callers:
+class CallerAuthenticator:
     """Authenticates the callers of one listener, and ends their streams when their credentials expire. Without a guard
     every caller is LOCAL.
     """
@@ -302,7 +302,7 @@ def channel_context(tls: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def check_clear(endpoint: Endpoint, access: CallerAccess) -> None:
+def check_encrypted(endpoint: Endpoint, access: CallerAccess) -> None:
     """Raises InvalidConfiguration if credentials would be sent from this machine without encryption."""
     if access.authorization is not None and access.tls is None and not endpoint.is_loopback:
         raise InvalidConfiguration(

@@ -2,7 +2,7 @@
 
 A message that has arrived in full is passed on (`MessageStream`). For a longer one memory is reserved when its length
 is known, and the connection reads into that memory. A message longer than its receiver allows is refused by its length.
-The functions below split an envelope into its items (`item_at`), and read items with one long field without a copy
+The functions below split an envelope into its items (`item_bounds`), and read items with one long field without a copy
 (`LongItem`).
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from ...proto.checksum import varint
 from ...proto.errors import MessageTooLarge, WrongProtocol
-from ..budget import Arrivals
+from ..budget import ArrivingMemory
 from ..network import REQUEST_BYTES_MAX
 from ..tcp.http2 import DIRECT_BYTES, Http2Stream
 from ..tcp.http2_frames import REFUSED
@@ -40,7 +40,7 @@ class MessageStream(Http2Stream):
         "_size", "in_bytes_max",
     )  # fmt: skip
 
-    def __init__(self, in_bytes_max: int, arrivals: Arrivals | None = None) -> None:
+    def __init__(self, in_bytes_max: int, arrivals: ArrivingMemory | None = None) -> None:
         """Creates a stream. `arrivals` bounds the memory of long messages; None: nothing does."""
         super().__init__()
         self._arrivals = arrivals
@@ -55,22 +55,22 @@ class MessageStream(Http2Stream):
         self._cost = 0  # bytes of the window that the message took so far
         self._has_waiting = False  # a message came and is not read
 
-    def message_came(self, data: bytes | bytearray, cost: int) -> None:
+    def on_message(self, data: bytes | bytearray, cost: int) -> None:
         """Called with a complete message. The service must later pass `cost`, the bytes of the receive window that the
         message used, to `on_read`.
         """
         raise NotImplementedError
 
-    def message_refused(self, size: int) -> None:
+    def on_message_refused(self, size: int) -> None:
         """Called for a message that is refused because it is too long (`size` bytes) or compressed (`size` is -1)."""
         raise NotImplementedError
 
     @property
-    def is_torn(self) -> bool:
+    def has_partial_message(self) -> bool:
         """Returns whether a message has arrived only in part."""
         return self._message is not None or self._early is not None or bool(self._prefix)
 
-    def data_came(self, data: memoryview) -> int:
+    def on_data(self, data: memoryview) -> int:
         offset, end, whole = 0, len(data), 0
         size: int
         while offset < end and self.connection is not None:
@@ -98,11 +98,11 @@ class MessageStream(Http2Stream):
                 offset += PREFIX_BYTES
             if compressed or size > self.in_bytes_max:
                 self.connection.allowance.charge(REFUSED)
-                self.message_refused(-1 if compressed else size)
+                self.on_message_refused(-1 if compressed else size)
                 return end
             if end - offset >= size:
                 self._has_waiting = True
-                self.message_came(bytes(data[offset : offset + size]), size + PREFIX_BYTES)
+                self.on_message(bytes(data[offset : offset + size]), size + PREFIX_BYTES)
                 offset += size
                 whole += 1
             else:
@@ -123,9 +123,9 @@ class MessageStream(Http2Stream):
     def window_opened(self) -> None:
         """Called when the service begins to read the stream: reserves memory for a long message that began before."""
         if self._early is not None and self._arrivals is not None and self._arrivals.admit(self, self._size):
-            self.place()
+            self.on_memory_reserved()
 
-    def place(self) -> None:
+    def on_memory_reserved(self) -> None:
         """Called when memory is reserved for the long message: continues to read it."""
         early = self._early
         assert early is not None, "it waits"
@@ -135,18 +135,18 @@ class MessageStream(Http2Stream):
         self._place[:first] = came[:first]
         self._filled_by(first)
         while first < len(early):
-            first += self.data_came(came[first:])
+            first += self.on_data(came[first:])
         if self._ended_early and self._early is None:
-            self.input_ended()
+            self.on_input_ended()
 
     def defer_input_end(self) -> bool:
-        """Returns whether the input has ended while a message waits for memory: then `input_ended` is called again
+        """Returns whether the input has ended while a message waits for memory: then `on_input_ended` is called again
         after that message.
         """
         self._ended_early = self._early is not None
         return self._ended_early
 
-    def too_slow(self) -> None:
+    def on_too_slow(self) -> None:
         """Called when the message arrives slowly and others wait for its memory: the stream must end."""
         raise NotImplementedError
 
@@ -161,7 +161,7 @@ class MessageStream(Http2Stream):
             return None
         return self._place[self._filled :]
 
-    def direct_came(self, size: int) -> None:
+    def on_direct_read(self, size: int) -> None:
         self._filled_by(size)
 
     def _filled_by(self, size: int) -> None:
@@ -173,8 +173,8 @@ class MessageStream(Http2Stream):
         if self._filled == len(message):
             self._message, self._place, self._has_waiting = None, memoryview(b""), True
             if self._arrivals is not None:
-                self._arrivals.on_whole(self)
-            self.message_came(message, self._cost)
+                self._arrivals.on_message_complete(self)
+            self.on_message(message, self._cost)
 
     def on_read(self, cost: int) -> None:
         """Called when the service has read all messages that arrived; `cost` is the sum of their costs. Credits the
@@ -233,7 +233,7 @@ def copied_tags(envelope: type[Any]) -> frozenset[int]:
     return frozenset(field.number << 3 | 2 for field in fields if field.type == field.TYPE_BYTES)
 
 
-def field_of(data: bytes | bytearray, offset: int) -> tuple[int, int]:
+def field_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int]:
     """Returns begin and end of the content of the bytes field whose tag is at `offset`. The end is beyond `data` if the
     field is cut off.
     """
@@ -257,7 +257,7 @@ def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
     return begin
 
 
-def item_at(data: bytes | bytearray, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
+def item_bounds(data: bytes | bytearray, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
     """Returns the end of the item at `offset`, and how many of its bytes protobuf must parse: 0 if the item is one
     field of `copied`, with or without a number (its id) before it; at most PARSED_AT_ONCE for any other item. Raises
     WrongProtocol, or MessageTooLarge above that.
@@ -267,10 +267,10 @@ def item_at(data: bytes | bytearray, offset: int, copied: frozenset[int] | None)
     """
     if data[offset] != _TAG:
         raise WrongProtocol(f"an envelope has something other than items at byte {offset} of {len(data)}")
-    begin, end = field_of(data, offset)
+    begin, end = field_bounds(data, offset)
     end = min(end, len(data))
     inner = _after_number(data, begin, end)
-    if copied is None or inner >= end or (data[inner] in copied and field_of(data, inner)[1] == end):
+    if copied is None or inner >= end or (data[inner] in copied and field_bounds(data, inner)[1] == end):
         return end, 0
     if end - begin > PARSED_AT_ONCE:
         raise MessageTooLarge(
@@ -286,7 +286,7 @@ same with a number of one byte or two before it, its id."""
 _NUMBER = 0x08  # tag of field 1, a number
 
 
-def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
+def must_slice(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
     """Returns whether the envelopes have more than 2 * ITEMS_AT_ONCE items, or more than PARSED_AT_ONCE bytes to parse.
     """
     heads, many = _HEADS.unpack_from, 2 * ITEMS_AT_ONCE
@@ -296,7 +296,7 @@ def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | No
         while offset < end:
             if items > many or parsed > PARSED_AT_ONCE:
                 return True
-            if offset + 9 <= end:  # as `item_at`, in a third of the time, for most items of an honest envelope
+            if offset + 9 <= end:  # as `item_bounds`, in a third of the time, for most items of an honest envelope
                 tag, low, high, inner_tag, inner_low, inner_high, after, after_low, after_high = heads(data, offset)
                 if tag == _TAG and high < 0x80 <= low:
                     size, number = (high << 7) + low, 0
@@ -311,7 +311,7 @@ def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | No
                     ):  # fmt: skip
                         offset, items = offset + size - 0x80 + 3, items + 1
                         continue
-            offset, size = item_at(data, offset, copied)
+            offset, size = item_bounds(data, offset, copied)
             items, parsed = items + 1, parsed + size
     return items > many or parsed > PARSED_AT_ONCE
 
@@ -359,14 +359,14 @@ def split_long(data: bytes | bytearray, fields: dict[int, str], item: type[Any])
     items: list[LongItem] = []
     offset, whole, view = 0, len(data), memoryview(data)
     while offset < whole and data[offset] == _TAG:
-        begin, end = field_of(data, offset)
+        begin, end = field_bounds(data, offset)
         if end > whole or end - begin < LONG_BYTES or data[begin] != _NUMBER:
             break
         inner = _after_number(data, begin, end)
         field = fields.get(data[inner])
         if field is None:
             break
-        value, value_end = field_of(data, inner)
+        value, value_end = field_bounds(data, inner)
         id_ = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(data[begin + 1 : inner]))
         if value_end != end or id_ >> 64:
             break

@@ -1,6 +1,6 @@
 """gRPC's server on our HTTP/2: the `serve` of `runtime/network.py`. The wire is gRPC's own (doc/PROTOCOL-HTTP2.md).
 
-    connection ──HEADERS──▶ `_ServerConnection.stream_opened` ──▶ `_UnaryCall` or `_ServerStream` ──▶ a task: handler
+    connection ──HEADERS──▶ `_ServerConnection.on_stream_opened` ──▶ `_UnaryCall` or `_ServerStream` ──▶ a task: handler
 
 Each call has one task. Who calls is asked before anything of the request is read. A handler is not cancelled when its
 caller disconnects. A stream's handler gets ConnectionLost from its stream and ends in its own order. A unary call's
@@ -32,7 +32,7 @@ from ..clock import Clock
 from ..descriptors import PROCESS
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc, rpcs_of
 from ..tcp import http2_frames as frames
-from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, peer_of
+from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, peer_address
 from ..tcp.http2_frames import (
     HEADER_BYTES_MAX,
     PATIENCE,
@@ -45,10 +45,10 @@ from ..tcp.http2_frames import (
     Setting,
     encode_headers,
 )
-from ..tcp.listening import Listening, Strangers, listen
+from ..tcp.listening import Listening, UnauthenticatedConnections, listen
 from ..tcp.share import LoopShare
-from .errors import Status, status_trailers, trailers_of
-from .limits import CALLS_MAX, HEADER, IDLE_S, Callers, OpenStreams, server_context
+from .errors import Status, error_trailers, status_trailers
+from .limits import CALLS_MAX, HEADER, IDLE_S, CallerAuthenticator, OpenStreams, server_context
 from .messages import MessageStream, copied_tags, prefix
 from .stream import GrpcStream
 
@@ -174,8 +174,8 @@ class _Listener:
         self.methods = {each.target.path: each for name, handler in services for each in _methods(name, handler)}
         self.handlers: dict[asyncio.Task[None], None] = {}
         self.connections: dict[_ServerConnection, None] = {}
-        self.strangers = Strangers(access.limits)  # without a call that was admitted
-        self.callers = Callers(access.guard, clock)
+        self.strangers = UnauthenticatedConnections(access.limits)  # without a call that was admitted
+        self.callers = CallerAuthenticator(access.guard, clock)
         self.memory = access.memory
         self.share = LoopShare()
         self.streams = OpenStreams(access.limits, access.memory.answers)
@@ -274,7 +274,7 @@ class _ServerConnection(Http2Connection[_Head]):
             Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
             Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
         })  # fmt: skip
-        self.allowance.allow(PATIENCE, PATIENCE_RATE / 100)
+        self.allowance.set_allowance(PATIENCE, PATIENCE_RATE / 100)
         self.allowance.share = listener.share
         self._listener = listener
         self._last = 0
@@ -287,7 +287,7 @@ class _ServerConnection(Http2Connection[_Head]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         listener = self._listener
-        self.peer = peer_of(transport)
+        self.peer = peer_address(transport)
         if not listener.admit_connection(self):
             self.is_lost = True
             transport.abort()  # type: ignore[attr-defined]
@@ -306,9 +306,9 @@ class _ServerConnection(Http2Connection[_Head]):
 
     def on_admitted(self) -> None:
         """Called when the first call of the connection is admitted: allows more calls, and removes the connection from
-        the unauthenticated ones (`Strangers`).
+        the unauthenticated ones (`UnauthenticatedConnections`).
         """
-        self.allowance.allow(PATIENCE_KNOWN, PATIENCE_RATE)
+        self.allowance.set_allowance(PATIENCE_KNOWN, PATIENCE_RATE)
         self._listener.strangers.remove(self)
 
     def on_lost(self, error: MagnetarError) -> None:
@@ -318,7 +318,7 @@ class _ServerConnection(Http2Connection[_Head]):
             self._listener.memory.connections -= 1
             PROCESS.release_connection()
 
-    def preface(self, view: memoryview) -> memoryview:
+    def consume_preface(self, view: memoryview) -> memoryview:
         size = min(len(frames.PREFACE) - len(self._greeting), len(view))
         self._greeting += view[:size]
         if not frames.PREFACE.startswith(self._greeting):
@@ -351,7 +351,7 @@ class _ServerConnection(Http2Connection[_Head]):
         """Charges the connection for a call that was refused; `cost` is that of its header block."""
         try:
             self.allowance.charge(REFUSED + cost)
-        except frames.BrokenRules as error:
+        except frames.ProtocolViolation as error:
             self.break_off(error.code, str(error))
 
     def caller(self, authorization: str) -> Caller:
@@ -361,9 +361,9 @@ class _ServerConnection(Http2Connection[_Head]):
             self._certificate = ssl.DER_cert_to_PEM_cert(certificate).encode() if certificate else b""
         return Caller(self.peer, authorization, self._certificate or b"", found is not None)
 
-    def stream_opened(self, id_: int, head: _Head, ended: bool) -> None:
+    def on_stream_opened(self, id_: int, head: _Head, ended: bool) -> None:
         if id_ % 2 == 0:
-            raise frames.BrokenRules(Code.PROTOCOL_ERROR, f"a client opened stream {id_}, which is even")
+            raise frames.ProtocolViolation(Code.PROTOCOL_ERROR, f"a client opened stream {id_}, which is even")
         self._last = id_
         cost = self._decoder.cost
         if self.is_draining:
@@ -404,7 +404,7 @@ class _ServerConnection(Http2Connection[_Head]):
 
 def _refuse(stream: Http2Stream, error: BaseException, *, begun: bool) -> None:
     """Ends a call with an error. `begun` says whether the head of the answer was sent."""
-    trailers, connection = trailers_of(error), stream.connection
+    trailers, connection = error_trailers(error), stream.connection
     if connection is None or stream.out_ended:
         return
     connection.out.send_headers(stream, encode_headers(trailers if begun else [*_ANSWER, *trailers]), ends=True)
@@ -431,7 +431,7 @@ class _UnaryCall(MessageStream):
     def start(self, connection: _ServerConnection) -> None:
         self._listener.spawn(self._run(connection), connection)
 
-    def message_came(self, data: bytes | bytearray, cost: int) -> None:
+    def on_message(self, data: bytes | bytearray, cost: int) -> None:
         self.on_read(cost)
         if self._request and self.connection is not None:
             self.connection.allowance.charge(REFUSED)
@@ -439,7 +439,7 @@ class _UnaryCall(MessageStream):
         else:
             self._request.append(data)
 
-    def message_refused(self, size: int) -> None:
+    def on_message_refused(self, size: int) -> None:
         limit = self.in_bytes_max
         self._stop(
             MessageTooLarge(f"a request of {size} bytes; at most {limit} are taken", size=size, limit=limit)
@@ -451,7 +451,7 @@ class _UnaryCall(MessageStream):
         self._refused = self._refused or error
         self._wake()
 
-    def input_ended(self) -> None:
+    def on_input_ended(self) -> None:
         self._wake()
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
@@ -503,7 +503,7 @@ class _UnaryCall(MessageStream):
             raise self._refused
         if self.connection is None:
             raise ConnectionLost("the caller is gone")
-        if not self._request or self.is_torn:
+        if not self._request or self.has_partial_message:
             raise ConnectionLost("the call ended before its request")
         return self._request[0]
 
@@ -525,9 +525,9 @@ class _UnaryCall(MessageStream):
         else:
             connection.out.send_headers(self, _ANSWER_BLOCK, ends=False)
             self._place = memoryview(message)  # its own place is free: the request is whole
-            self.writable()
+            self.on_writable()
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         connection = self.connection
         if connection is not None:
             sent = connection.out.send_data(self, self._place)
@@ -562,7 +562,7 @@ class _ServerStream(GrpcStream):
                 held.enter_context(self._listener.streams.reserve_place(connection.peer))
                 who = await self._listener.authenticate(connection, self._head, self._cost)
             except Exception as refusal:
-                self.fail(ConnectionLost("the stream is refused"))
+                self.break_output(ConnectionLost("the stream is refused"))
                 _refuse(self, refusal, begun=False)
                 return
             if self.connection is None:
@@ -600,7 +600,7 @@ class _ServerStream(GrpcStream):
             if error is not None and not isinstance(error, MagnetarError):
                 _LOG.error("a handler failed", exc_info=error)
             return
-        self._trailers = trailers_of(error) if error is not None else None
+        self._trailers = error_trailers(error) if error is not None else None
         self._ending = self._closing = True
         self._flush()
 
@@ -616,18 +616,18 @@ class _ServerStream(GrpcStream):
             )
             if self.connection is not None:
                 connection.reset(self, Code.NO_ERROR)
-            self.fail(ConnectionLost("the stream is over"))
+            self.break_output(ConnectionLost("the stream is over"))
 
     def cut(self, error: MagnetarError) -> None:
         _refuse(self, error, begun=self._has_answered)
 
-    def input_ended(self) -> None:
+    def on_input_ended(self) -> None:
         if self.defer_input_end():
             return
-        torn = self.is_torn
+        torn = self.has_partial_message
         self.end_receiving(ConnectionLost("the caller ended in the middle of a message") if torn else EndOfStream())
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
         gone = ConnectionLost("the caller is gone")
-        self.fail(gone)
+        self.break_output(gone)
         self.end_receiving(gone)

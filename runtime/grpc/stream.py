@@ -7,7 +7,7 @@ do not take stays queued until they do.
 An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two slices: an item
 may have two bytes, and a thousand items take a millisecond. At a server a slice also has at most PARSED_AT_ONCE bytes
 besides entries. An envelope contains only items: anything else is WrongProtocol, and ends the stream.
-In: the connection hands envelopes on as they come (`message_came`); `receive` parses and returns all items that have
+In: the connection hands envelopes on as they come (`on_message`); `receive` parses and returns all items that have
 arrived. What it took is credited to the other end's window, so a stream that is not read holds STREAM_WINDOW at most.
 The credit for many bytes (CREDIT_BYTES) leaves a turn of the loop before they are worked on: the other end sends the
 next ones meanwhile. A cancelled `receive` loses nothing.
@@ -34,7 +34,7 @@ from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, Wron
 from ..budget import CallerMemory
 from ..files import Buffer
 from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream, Pieces
-from .errors import copy_of
+from .errors import copy_error
 from .messages import (
     ITEMS_AT_ONCE,
     LONG_BYTES,
@@ -43,9 +43,9 @@ from .messages import (
     PREFIXES,
     SHORT,
     MessageStream,
-    are_long,
-    item_at,
+    item_bounds,
     long_fields,
+    must_slice,
     prefix,
     split_long,
 )
@@ -110,7 +110,7 @@ class GrpcStream(MessageStream):
     def send_nowait(self, item: Message | bytes | Pieces) -> None:
         """Queues an item, or the bytes of one; never waits."""
         if self._broken is not None:
-            raise copy_of(self._broken)
+            raise copy_error(self._broken)
         if isinstance(item, tuple):
             pieces, size = item, sum(map(len, item))
         else:
@@ -135,20 +135,20 @@ class GrpcStream(MessageStream):
         while self.queued_bytes > bytes_max and self._broken is None:
             await self._wait_change()
         if self._broken is not None:
-            raise copy_of(self._broken)
+            raise copy_error(self._broken)
 
     async def wait_sent(self, offset: int) -> None:
         while self.left_bytes < offset and self._broken is None:
             await self._wait_change()
         if self._broken is not None:
-            raise copy_of(self._broken)
+            raise copy_error(self._broken)
 
     async def finish(self) -> None:
         """Waits until all queued items were given to the connection, or the stream is broken."""
         while self.queued_bytes and self._broken is None:
             await self._wait_change()
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         self._flush()
 
     def _flush(self) -> None:
@@ -210,7 +210,7 @@ class GrpcStream(MessageStream):
         return size, parts
 
     # ------------------------------------------------------------------------------ in
-    def message_came(self, data: bytes | bytearray, cost: int) -> None:
+    def on_message(self, data: bytes | bytearray, cost: int) -> None:
         self.has_read = True
         if data:
             self._came.append(data)
@@ -223,7 +223,7 @@ class GrpcStream(MessageStream):
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    def message_refused(self, size: int) -> None:
+    def on_message_refused(self, size: int) -> None:
         limit = self.in_bytes_max
         self.break_off(
             MessageTooLarge(f"{size} bytes of requests at once; at most {limit} are taken", size=size, limit=limit)
@@ -250,7 +250,7 @@ class GrpcStream(MessageStream):
                         return items
                 elif not self._came:
                     if self._end is not None:
-                        raise EndOfStream if isinstance(self._end, EndOfStream) else copy_of(self._end)
+                        raise EndOfStream if isinstance(self._end, EndOfStream) else copy_error(self._end)
                     self._arrival = self._loop.create_future()
                     try:
                         await self._arrival
@@ -277,10 +277,10 @@ class GrpcStream(MessageStream):
         self.on_read(cost)
         if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has at least two bytes
             try:
-                is_long = are_long(came, self._copied)
+                is_long = must_slice(came, self._copied)
             except MagnetarError as error:
                 self.break_off(error)
-                raise copy_of(error) from None
+                raise copy_error(error) from None
             if is_long:
                 self._rest.extend(came)
                 return self._some()
@@ -295,13 +295,13 @@ class GrpcStream(MessageStream):
         end = len(data)
         try:
             while offset < end and items < ITEMS_AT_ONCE:
-                after, size = item_at(data, offset, self._copied)
+                after, size = item_bounds(data, offset, self._copied)
                 if items and parsed + size > PARSED_AT_ONCE:
                     break
                 offset, items, parsed = after, items + 1, parsed + size
         except MagnetarError as error:
             self.break_off(error)
-            raise copy_of(error) from None
+            raise copy_error(error) from None
         part = data[self._rest_from : offset]
         if offset < end:
             self._rest_from = offset
@@ -324,10 +324,10 @@ class GrpcStream(MessageStream):
             name = self._envelope.DESCRIPTOR.full_name
             broken = WrongProtocol(f"a message on the stream is no {name}: {error}")
             self.break_off(broken)
-            raise copy_of(broken) from error
+            raise copy_error(broken) from error
 
     # ------------------------------------------------------------------------------ the end
-    def fail(self, error: MagnetarError) -> None:
+    def break_output(self, error: MagnetarError) -> None:
         """Breaks the stream: senders get `error`, and nothing more is sent. Items that have arrived can still be
         received.
         """
@@ -349,7 +349,7 @@ class GrpcStream(MessageStream):
 
     def break_off(self, error: MagnetarError) -> None:
         """Ends both directions now with `error`; items that were not received yet are dropped."""
-        self.fail(error)
+        self.break_output(error)
         self._forget_received()
         self._end = error
         self._wake_waiting()
@@ -366,7 +366,7 @@ class GrpcStream(MessageStream):
         self._rest.clear()
         self.discard_message()
 
-    def too_slow(self) -> None:
+    def on_too_slow(self) -> None:
         self.break_off(ConnectionLost("memory is short, and a long message came too slowly"))
 
     def cancel(self) -> None:

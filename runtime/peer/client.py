@@ -50,9 +50,9 @@ from ..files import Buffer
 from ..network import Asker, Endpoint, Reply
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
-from .in_flight import FutureAsker, InFlight, SendQueue, bytes_of
+from .in_flight import FutureAsker, InFlight, SendQueue, message_bytes
 from .keys import CLEAR, KeyPair, PeerCalling
-from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
+from .sockets import MULTIPARTS_PER_TURN, Context, Wire, zmq_address
 
 # ------------------------------------------------------------------------------------------------------ greeting
 # The greeting of a ZeroMQ server (ZMTP 3): it names the mechanism with which the server secures connections.
@@ -67,7 +67,7 @@ _MECHANISM = slice(12, 32)
 _TIMEOUT_S = 1.0
 
 
-async def mechanism_of(endpoint: Endpoint) -> str:
+async def probe_mechanism(endpoint: Endpoint) -> str:
     """Returns the security mechanism of a ZeroMQ server: "NULL" without keys, "CURVE" with keys; empty if it sends no
     greeting in time.
     """
@@ -145,7 +145,7 @@ class ZmqPeer:
     def post(
         self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
-        size = bytes_of(head, frames)
+        size = message_bytes(head, frames)
         if self._closed:
             return ConnectionLost(f"the peer {self._endpoint} is closed")
         if self._outbox.is_full_for(size):
@@ -250,7 +250,7 @@ class ZmqPeer:
 
     async def _ask_why(self) -> None:
         """Finds out why no connection can be made, and fails all requests with that reason."""
-        match await mechanism_of(self._endpoint), self.access.own:
+        match await probe_mechanism(self._endpoint), self.access.own:
             case ("CURVE", None) | ("NULL", KeyPair()):
                 self.on_key_mismatch()
             case ("CURVE", KeyPair()):
@@ -304,7 +304,7 @@ class _Link:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._monitor_fd, self._watch)
         self.wire.start(self._drain, peer.flush)
-        socket.connect(address(peer.endpoint))
+        socket.connect(zmq_address(peer.endpoint))
         loop.call_soon(self._watch)  # not here: it may flush, and the peer has no link yet
 
     def close(self) -> None:

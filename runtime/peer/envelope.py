@@ -28,7 +28,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ...proto.versions import PEER_ENVELOPE, sentence
+from ...proto.versions import PEER_ENVELOPE, newer_format_text
 from ..files import Buffer
 from ..network import MESSAGE_BYTES_MAX
 
@@ -73,7 +73,7 @@ class WrongMagic(ValueError):
 
 
 @dataclass(slots=True)
-class Item:
+class EnvelopeItem:
     """A request or a reply. In a decoded item, `frames` has None where a part has not been received."""
 
     id: int
@@ -87,8 +87,8 @@ class Envelope:
 
     kind: EnvelopeKind
     identity: bytes
-    items: list[Item]
-    parts: list[tuple[Item, int, int]] = field(default_factory=list)
+    items: list[EnvelopeItem]
+    parts: list[tuple[EnvelopeItem, int, int]] = field(default_factory=list)
     """(item, index of the frame, size) of each part after the header, in order."""
     size: int = 0
     """Bytes of the header and of the parts after it."""
@@ -122,7 +122,7 @@ def decode(header: Buffer) -> Envelope:
     if len(header) < 5 or bytes(header[:4]) != MAGIC:
         raise WrongMagic(f"a message that begins with {bytes(header[:8])!r} is not of Magnetar's peer protocol")
     if header[4] != VERSION:
-        raise WrongMagic(sentence(PEER_ENVELOPE, header[4], "a peer"))
+        raise WrongMagic(newer_format_text(PEER_ENVELOPE, header[4], "a peer"))
     try:
         return _decode(header)
     except struct.error as error:
@@ -143,7 +143,7 @@ def _decode(header: Buffer) -> Envelope:
             raise Malformed(f"an item with {frames} frames")
         sizes = _sizes(frames).unpack_from(header, at) if frames else ()
         at += 4 * frames
-        item = Item(id_, bytes(header[at : at + head_bytes]), [])
+        item = EnvelopeItem(id_, bytes(header[at : at + head_bytes]), [])
         at += head_bytes
         for index, size in enumerate(sizes):
             if size > INLINE_BYTES:

@@ -58,7 +58,7 @@ class InFlight:
         deadline = self._now() + timeout_s
         self._waiting[id_] = (asker, deadline)
         if deadline < self._alarm.at:
-            self._alarm.set_by(deadline)
+            self._alarm.set_no_later(deadline)
         return id_
 
     def answer(self, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
@@ -100,7 +100,7 @@ class InFlight:
         for id_ in [id_ for id_, (_, deadline) in self._waiting.items() if deadline <= now]:
             self.fail(id_, TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
         if self._waiting:
-            self._alarm.set_by(min(deadline for _, deadline in self._waiting.values()))
+            self._alarm.set_no_later(min(deadline for _, deadline in self._waiting.values()))
 
 
 # -------------------------------------------------------------------------------------------------------- outbox
@@ -117,7 +117,7 @@ Queued = tuple[int, bytes, Sequence[Buffer]]
 """(id, head, frames) of a request or a reply."""
 
 
-def bytes_of(head: bytes, frames: Sequence[Buffer]) -> int:
+def message_bytes(head: bytes, frames: Sequence[Buffer]) -> int:
     size = ITEM_BYTES + len(head)
     for frame in frames:
         size += len(frame)

@@ -99,8 +99,8 @@ class InProcessServer:
         while self._turns and size < TURN_BYTES:
             peer = next(iter(self._turns))
             del self._turns[peer]
-            size += peer.hand_over(came)
-            if peer.queued:
+            size += peer.move_requests(came)
+            if peer.has_queued:
                 self._turns[peer] = None  # after the others
             if self._slow:
                 break
@@ -152,7 +152,7 @@ class InProcessPeer:
         return self._endpoint
 
     @property
-    def queued(self) -> bool:
+    def has_queued(self) -> bool:
         return bool(self._queue)
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
@@ -186,7 +186,7 @@ class InProcessPeer:
             server.on_requests(self)
         return None
 
-    def hand_over(self, came: list[InProcessRequest]) -> int:
+    def move_requests(self, came: list[InProcessRequest]) -> int:
         """Moves the next requests of the queue, about COALESCE_BYTES, to the list `came`; returns their bytes."""
         queue, size = self._queue, 0
         while queue and not (size and size + queue[0].size > COALESCE_BYTES):

@@ -28,9 +28,9 @@ from ..descriptors import PROCESS
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
 from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongMagic, encode, encode_refusal
-from .in_flight import SendQueue, bytes_of
+from .in_flight import SendQueue, message_bytes
 from .keys import PeerListening
-from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, Wire, address
+from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, Wire, zmq_address
 
 if TYPE_CHECKING:
     import zmq
@@ -314,7 +314,7 @@ class ZmqPeerServer:
         outbox = self._outboxes.get(route)
         if outbox is None:
             outbox = self._outboxes[route] = SendQueue()
-        size = bytes_of(head, frames)
+        size = message_bytes(head, frames)
         crowded = self._queued + size > ANSWERS_BYTES_MAX and outbox.bytes > LAGGARD_BYTES
         if outbox.is_full_for(size) or crowded:
             self.answers_dropped += 1
@@ -383,7 +383,7 @@ async def serve(
     try:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.RCVHWM, RECEIVED_MAX)
-        socket.bind(address(await _resolved(endpoint)))
+        socket.bind(zmq_address(await _resolved(endpoint)))
         bound_to = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
     except (OSError, zmq.ZMQError) as error:
         context.close(socket)

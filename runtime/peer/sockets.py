@@ -153,7 +153,7 @@ _HEARTBEAT_TIMEOUT_MS = 15_000
 _HANDSHAKE_MS = 3_000
 
 
-def address(endpoint: Endpoint) -> str:
+def zmq_address(endpoint: Endpoint) -> str:
     """Returns the endpoint as ZeroMQ's text."""
     return f"tcp://{endpoint}"
 

@@ -14,7 +14,7 @@ from ...proto.errors import ConnectionLost, MagnetarError
 from ..access import Caller, Guard
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room
 from ..tasks import Tasks
-from .wires import End, Wires
+from .wires import ConnectionEnd, Wires
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -32,7 +32,7 @@ _LOG = logging.getLogger("magnetar.bytes")
 class SimByteStream:
     """One end of a simulated TCP connection (`runtime.network.ByteStream`)."""
 
-    def __init__(self, end: End, guard: Guard | None = None) -> None:
+    def __init__(self, end: ConnectionEnd, guard: Guard | None = None) -> None:
         self._end = end
         self.guard = guard
         self._out = bytearray()
@@ -142,7 +142,7 @@ class SimByteServing:
         self._handlers = Tasks()
         self.endpoint = wires.listen(endpoint, self)
 
-    def accept(self, end: End) -> None:
+    def accept(self, end: ConnectionEnd) -> None:
         if self._handlers.closed:
             end.close()
         else:

@@ -12,9 +12,9 @@ A power loss (`power_lost(rng)`) keeps what is durable; each later write is kept
 real file systems do, and all that a correct store may rely on.
 
 Injected faults: `faults` (errors by operation and path), `capacity_bytes` (ENOSPC), `flip_bit`, `cut` (damage at
-rest), `arm` (run something, for example a crash, at the n-th operation from now, *before* it happens). Every operation
-that takes effect is passed to `record` as an `Operation`: crash-point enumeration (tests/crashes) builds its states
-from that log.
+rest), `crash_at_operation` (run something, for example a crash, at the n-th operation from now, *before* it happens).
+Every operation that takes effect is passed to `record` as an `Operation`: crash-point enumeration (tests/crashes)
+builds its states from that log.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class FileFault:
     skip: int = 0
     times: int = 1
 
-    def strikes(self, kind: str, path: str) -> bool:
+    def matches(self, kind: str, path: str) -> bool:
         if self.kind != kind or self.contains not in path or self.times == 0:
             return False
         if self.skip > 0:
@@ -288,7 +288,7 @@ class Disk:
         self._armed: tuple[int, Callable[[], None]] | None = None
 
     # ------------------------------------------------------------------ faults
-    def arm(self, operations: int, strike: Callable[[], None]) -> None:
+    def crash_at_operation(self, operations: int, strike: Callable[[], None]) -> None:
         """Makes the disk call `strike` just before the `operations`-th operation from now (1: the next one). `strike`
         may raise SimulatedDeath.
         """
@@ -408,30 +408,30 @@ class Disk:
         return found
 
     # ------------------------------------------------------------------ operations
-    def operate(
+    def record_operation(
         self, kind: str, path: str, *, offset: int = 0, data: bytes = b"", size: int = 0, target: str = "",
         inode: int = 0, more_bytes: int = 0,
     ) -> None:  # fmt: skip
-        """Must be called before an operation takes effect: counts it, calls `strike` if one is armed for it, raises an
-        injected fault, and records the operation.
+        """Must be called before an operation takes effect: counts it, calls `raise_fault` if one is armed for it,
+        raises an injected fault, and records the operation.
         """
         self.operations += 1
         if self._armed is not None and self.operations >= self._armed[0]:
             strike = self._armed[1]
             self._armed = None
             strike()
-        self.strike(kind, path)
+        self.raise_fault(kind, path)
         if more_bytes > 0:
             self._need(more_bytes, path)
         if self.record is not None:
             self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
 
-    def strike(self, kind: str, path: str) -> None:
+    def raise_fault(self, kind: str, path: str) -> None:
         """Raises an OSError if an injected fault matches this operation. Operations that change nothing call only this:
         they are not counted.
         """
         for fault in self.faults:
-            if fault.strikes(kind, path):
+            if fault.matches(kind, path):
                 if self.failed is not None:
                     self.failed(kind, path)
                 raise OSError(fault.number, os.strerror(fault.number), path)

@@ -46,7 +46,7 @@ class SimFile:
 
     def pread(self, size: int, offset: int) -> bytes:
         self._check()
-        self._files.disk.operate("pread", self._path, offset=offset, size=size, inode=self._inode.number)
+        self._files.disk.record_operation("pread", self._path, offset=offset, size=size, inode=self._inode.number)
         if offset < 0 or size < 0 or (self.direct and (offset % DIRECT_ALIGNMENT or size % DIRECT_ALIGNMENT)):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
         return self._inode.now.read(size, offset)
@@ -105,7 +105,7 @@ class SimFile:
         if self._closed:
             return
         self._closed = True
-        if self._files.alive and self._locked:
+        if self._files.is_alive and self._locked:
             self._files.disk.unlock(self._inode)
 
     def _check(self, *, writes: bool = False) -> None:
@@ -117,7 +117,7 @@ class SimFile:
         self, kind: str, *, writes: bool = False, offset: int = 0, data: bytes = b"", size: int = 0, more_bytes: int = 0
     ) -> None:
         self._check(writes=writes)
-        self._files.disk.operate(
+        self._files.disk.record_operation(
             kind, self._path, offset=offset, data=data, size=size, inode=self._inode.number, more_bytes=more_bytes
         )
 
@@ -139,7 +139,7 @@ class SimFiles:
         self._is_alive = is_alive
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._is_alive()
 
     def check(self) -> None:
@@ -162,7 +162,7 @@ class SimFiles:
         if node is None:
             node = self._create("create", path)
         else:
-            self.disk.operate("open", path, inode=node.number)
+            self.disk.record_operation("open", path, inode=node.number)
         return SimFile(self, path, node, write=write, direct=direct)
 
     def arena(self, size: int) -> memoryview:
@@ -173,7 +173,7 @@ class SimFiles:
         return self.disk.find(path) is not None
 
     def list_directory(self, path: str) -> list[str]:
-        self.disk.strike("list", path)
+        self.disk.raise_fault("list", path)
         return sorted(self._directory(path).now)
 
     def make_directories(self, path: str) -> None:
@@ -184,7 +184,7 @@ class SimFiles:
             if isinstance(child, Inode):
                 _fail(errno.ENOTDIR, path)
             if child is None:
-                self.disk.operate("mkdir", os.path.join(where, part), more_bytes=ENTRY_BYTES)
+                self.disk.record_operation("mkdir", os.path.join(where, part), more_bytes=ENTRY_BYTES)
                 child = Directory()
                 NameChange([], [(directory, part, child)]).apply_now()
                 self.sync_directory(where)
@@ -197,7 +197,7 @@ class SimFiles:
         node = source.now.get(old_name)
         if node is None:
             _fail(errno.ENOENT, old)
-        self.disk.operate("rename", old, target=new, inode=node.number if isinstance(node, Inode) else 0)
+        self.disk.record_operation("rename", old, target=new, inode=node.number if isinstance(node, Inode) else 0)
         if source is target and old_name == new_name:
             return
         NameChange([(source, old_name, node)], [(target, new_name, node)]).apply_now()
@@ -210,12 +210,12 @@ class SimFiles:
             _fail(errno.ENOENT, path)
         if isinstance(node, Directory):
             _fail(errno.EISDIR, path)
-        self.disk.operate("remove", path, inode=node.number)
+        self.disk.record_operation("remove", path, inode=node.number)
         NameChange([(parent, name, node)], []).apply_now()
 
     def sync_directory(self, path: str) -> None:
         directory = self._directory(path)
-        self.disk.operate("sync_directory", path)
+        self.disk.record_operation("sync_directory", path)
         for change in directory.volatile:
             change.make_durable()
         directory.volatile.clear()
@@ -232,7 +232,7 @@ class SimFiles:
         if node is None:
             node = self._create("create", path)
         self.disk.lock(node, path)
-        self.disk.operate("lock", path, inode=node.number)
+        self.disk.record_operation("lock", path, inode=node.number)
         return SimFile(self, path, node, write=True, locked=True)
 
     def die(self, reason: str) -> NoReturn:
@@ -244,7 +244,7 @@ class SimFiles:
     def _create(self, kind: str, path: str) -> Inode:
         parent, name = self._parent(path)
         number = self.disk.operations + 1
-        self.disk.operate(kind, path, inode=number, more_bytes=ENTRY_BYTES)
+        self.disk.record_operation(kind, path, inode=number, more_bytes=ENTRY_BYTES)
         node = Inode(number)
         NameChange([], [(parent, name, node)]).apply_now()
         return node

@@ -24,7 +24,7 @@ from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, enco
 from ..peer.keys import CLEAR, PeerCalling, PeerListening
 from ..tasks import Tasks
 from . import keys
-from .wires import End, Wires
+from .wires import ConnectionEnd, Wires
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -47,10 +47,10 @@ class SimPeer:
         self._endpoint = endpoint
         self._identity = identity
         self._access = access
-        self._greeting: End | None = None  # connected, and its keys are not decided yet
+        self._greeting: ConnectionEnd | None = None  # connected, and its keys are not decided yet
         self._loop = asyncio.get_running_loop()
-        self._end: End | None = None
-        self._dialling: asyncio.Future[End] | None = None
+        self._end: ConnectionEnd | None = None
+        self._dialling: asyncio.Future[ConnectionEnd] | None = None
         self._dial_not_before = 0.0
         self._retry_s = RECONNECT_S
         self._outbox: list[PeerItem] = []
@@ -121,7 +121,7 @@ class SimPeer:
         self._dialling = self._wires.dial(self._owner, self._endpoint)
         self._dialling.add_done_callback(self._dialled, context=self._owner.context)
 
-    def _dialled(self, dialling: asyncio.Future[End]) -> None:
+    def _dialled(self, dialling: asyncio.Future[ConnectionEnd]) -> None:
         self._dialling = None
         error = dialling.exception()
         if error is not None:
@@ -147,12 +147,12 @@ class SimPeer:
         else:
             self._on_refused(end, parts)
 
-    def _on_refused(self, end: End, parts: list[bytes]) -> None:
+    def _on_refused(self, end: ConnectionEnd, parts: list[bytes]) -> None:
         end.close()
         self._end = None
         self._fail_all(errors.Unauthorized(f"{self._endpoint} {parts[1].decode()}", endpoint=self._endpoint))
 
-    def _joined(self, end: End) -> None:
+    def _joined(self, end: ConnectionEnd) -> None:
         self._end = end
         self._retry_s = RECONNECT_S
         end.receive, end.lost = self._receive, self._lost
@@ -302,7 +302,7 @@ class SimPeerServer:
     def key(self) -> str:
         return "" if self.access is None else self.access.own.public
 
-    def accept(self, end: End) -> None:
+    def accept(self, end: ConnectionEnd) -> None:
         if self._closed:
             end.close()
             return
@@ -363,7 +363,7 @@ class SimPeerServer:
         )
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return self._closed
 
     def remove_connection(self, connection: _Connection) -> None:
@@ -374,7 +374,7 @@ class SimPeerServer:
 class _Connection:
     """A client's connection at the server: receives requests, and collects the answers of a turn."""
 
-    def __init__(self, server: SimPeerServer, end: End) -> None:
+    def __init__(self, server: SimPeerServer, end: ConnectionEnd) -> None:
         self.end = end
         self._server = server
         self._outbox: list[PeerItem] = []
@@ -394,7 +394,7 @@ class _Connection:
             self.end.close()
 
     def _receive(self, parts: list[bytes]) -> None:
-        if self._server.closed:
+        if self._server.is_closed:
             return
         if parts[0] == keys.HELLO:
             self._server.greetings.spawn(self._greet(parts), "sim-peer-greeting")

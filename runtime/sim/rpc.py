@@ -22,7 +22,7 @@ from ...proto import errors
 from ...proto import wire_pb2 as wire
 from ..access import Caller, Guard
 from ..clock import Clock
-from ..grpc.limits import Callers
+from ..grpc.limits import CallerAuthenticator
 from ..network import (
     MESSAGE_BYTES_MAX,
     CallContext,
@@ -35,7 +35,7 @@ from ..network import (
     rpcs_of,
 )
 from .streams import SimStream
-from .wires import End, Wires
+from .wires import ConnectionEnd, Wires
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -59,8 +59,8 @@ class SimChannel:
         self._authorization = authorization or str
         self._owner = owner
         self._endpoint = endpoint
-        self._end: End | None = None
-        self._dialling: asyncio.Future[End] | None = None
+        self._end: ConnectionEnd | None = None
+        self._dialling: asyncio.Future[ConnectionEnd] | None = None
         self._ids = 0
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._streams: dict[int, SimStream] = {}
@@ -106,7 +106,7 @@ class SimChannel:
         self._openers = [task for task in self._openers if not task.done()] + [opener]
         return stream
 
-    async def answers(self, timeout_s: float) -> bool:
+    async def is_answering(self, timeout_s: float) -> bool:
         end = self._end
         if end is None or not end.open:
             await asyncio.sleep(timeout_s)
@@ -133,13 +133,13 @@ class SimChannel:
         except errors.MagnetarError as error:
             stream.end_with(error)
             return
-        if stream.broken:
+        if stream.is_broken:
             return
         self._streams[id_] = stream
         end.send(("open", id_, rpc.path, self._authorization()), f"open {id_} {rpc.path}")
         stream.attach(end, id_, lambda: self._streams.pop(id_, None))
 
-    async def _connected(self) -> End:
+    async def _connected(self) -> ConnectionEnd:
         if self._closed:
             raise errors.ConnectionLost(f"the channel to {self._endpoint} is closed")
         if self._end is not None and self._end.open:
@@ -152,7 +152,7 @@ class SimChannel:
             raise errors.Unavailable(f"the connection to {self._endpoint} broke at once")
         return end
 
-    def _dialled(self, dialling: asyncio.Future[End]) -> None:
+    def _dialled(self, dialling: asyncio.Future[ConnectionEnd]) -> None:
         self._dialling = None
         if dialling.exception() is not None:
             return
@@ -191,7 +191,7 @@ class SimChannel:
             else:
                 answer.set_exception(_error_from(message[2]))
         elif id_ in self._streams:
-            self._streams[id_].arrived(message)
+            self._streams[id_].on_message(message)
 
 
 # ---------------------------------------------------------------------------------- server
@@ -203,7 +203,7 @@ class SimServing:
         guard: Guard | None, clock: Clock,
     ) -> None:  # fmt: skip
         self.owner = owner
-        self.callers = Callers(guard, clock)
+        self.callers = CallerAuthenticator(guard, clock)
         self.methods = _methods(services)
         self.tasks: dict[asyncio.Task[None], None] = {}
         self._wires = wires
@@ -215,7 +215,7 @@ class SimServing:
     def endpoint(self) -> Endpoint:
         return self._endpoint
 
-    def accept(self, end: End) -> None:
+    def accept(self, end: ConnectionEnd) -> None:
         if self.closed:
             end.close()
             return
@@ -247,7 +247,7 @@ class SimServing:
 class _Connection:
     """A client's connection at the server."""
 
-    def __init__(self, server: SimServing, end: End) -> None:
+    def __init__(self, server: SimServing, end: ConnectionEnd) -> None:
         self._server = server
         self._end = end
         self._streams: dict[int, SimStream] = {}
@@ -265,7 +265,7 @@ class _Connection:
             if id_ in self._streams:  # the handler of a unary call runs on, as in runtime/grpc/server.py
                 self._streams[id_].end_with(errors.ConnectionLost("the caller is gone"))
         elif id_ in self._streams:
-            self._streams[id_].arrived(message)
+            self._streams[id_].on_message(message)
 
     def _start(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -315,14 +315,14 @@ class _Connection:
             pass
         except asyncio.CancelledError:
             lost = errors.ConnectionLost("the handler was cancelled")
-            if not stream.broken:
+            if not stream.is_broken:
                 self._send(("end", id_, _error_bytes(lost)), f"end {id_} cancelled")
                 stream.end_with(lost)
             raise
         except Exception as error:
             failure = _error_bytes(error)
-        if not stream.broken:
-            while stream.queued_bytes and not stream.broken:
+        if not stream.is_broken:
+            while stream.queued_bytes and not stream.is_broken:
                 stream.flush()
                 if stream.queued_bytes:
                     await stream.wait_changed()
@@ -331,7 +331,7 @@ class _Connection:
 
     def _end_of(self, id_: int, stream: SimStream, error: errors.MagnetarError) -> None:
         """Ends a stream from this side, before its handler has ended."""
-        if not stream.broken:
+        if not stream.is_broken:
             self._send(("end", id_, _error_bytes(error)), f"end {id_} expired")
             stream.end_with(error)
 

@@ -23,7 +23,7 @@ from ...proto import errors
 from ...proto import wire_pb2 as wire
 from ...proto.checksum import varint
 from ..network import COALESCE_BYTES, STREAM_QUEUE_BYTES, EndOfStream, Pieces
-from .wires import End
+from .wires import ConnectionEnd
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -47,7 +47,7 @@ class SimStream:
         self.path = path
         self._owner = owner
         self._is_client = is_client
-        self._end: End | None = None
+        self._end: ConnectionEnd | None = None
         self._id = 0
         self._forget: Callable[[], object] = _nothing
         self._out: deque[bytes] = deque()
@@ -74,12 +74,12 @@ class SimStream:
         return self._left_bytes
 
     async def wait_sent(self, offset: int) -> None:
-        while self._left_bytes < offset and not self.broken:
+        while self._left_bytes < offset and not self.is_broken:
             await self.wait_changed()
         self._check_open()
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         return self._broken is not None
 
     def send_nowait(self, item: Message | bytes | Pieces) -> None:
@@ -98,7 +98,7 @@ class SimStream:
         self.send_nowait(item)
 
     async def wait_drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
-        while self._queued_bytes > bytes_max and not self.broken:
+        while self._queued_bytes > bytes_max and not self.is_broken:
             await self.wait_changed()
         self._check_open()
 
@@ -112,7 +112,7 @@ class SimStream:
         self._flush_soon()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while not self.broken:
+                while not self.is_broken:
                     if not self._reading:
                         self._in.clear()
                     await self.wait_changed()
@@ -122,7 +122,7 @@ class SimStream:
             self.end_with(errors.ConnectionLost("the stream was closed"))
 
     def cancel(self) -> None:
-        if not self.broken:
+        if not self.is_broken:
             error = errors.ConnectionLost(f"{self.path}: the stream was cancelled")
             if self._end is not None and self._is_client:
                 self._end.send(("cancel", self._id), f"cancel {self._id}")
@@ -142,9 +142,9 @@ class SimStream:
 
     def flush(self) -> None:
         self._flushing = False
-        while self._out and self._on_the_way < WINDOW_BYTES and not self.broken:
+        while self._out and self._on_the_way < WINDOW_BYTES and not self.is_broken:
             self._send_envelope()
-        if self._half_closed and not self._out and not self._half_sent and not self.broken:
+        if self._half_closed and not self._out and not self._half_sent and not self.is_broken:
             assert self._end is not None
             self._half_sent = True
             self._end.send(("half", self._id), f"half {self._id}")
@@ -181,7 +181,7 @@ class SimStream:
     def _take(self) -> list[Any]:
         taken, self._in = self._in, []
         size = sum(map(len, taken))
-        if self._end is not None and not self.broken:
+        if self._end is not None and not self.is_broken:
             self._end.send(("credit", self._id, size), f"credit {self._id} {size}")
         items: list[Any] = []
         for data in taken:
@@ -192,8 +192,8 @@ class SimStream:
                 raise errors.WrongProtocol(f"a stream message that is no {self._envelope.__name__}: {error}") from error
         return items
 
-    def arrived(self, message: tuple[Any, ...]) -> None:
-        if self.broken:
+    def on_message(self, message: tuple[Any, ...]) -> None:
+        if self.is_broken:
             return
         match message[0]:
             case "items":
@@ -226,7 +226,7 @@ class SimStream:
         self._forget()
         self._wake()
 
-    def attach(self, end: End, id_: int, forget: Callable[[], object]) -> None:
+    def attach(self, end: ConnectionEnd, id_: int, forget: Callable[[], object]) -> None:
         self._end, self._id, self._forget = end, id_, forget
         if self._out or self._half_closed:
             self._flush_soon()

@@ -1,7 +1,7 @@
 """The cables: connections between simulated processes, with delay, loss, cuts and partitions.
 
-A connection is two `End`s. What one end sends arrives at the other in order (as TCP), after a random delay; between two
-connections there is no order. Faults, all drawn from the simulation's seed:
+A connection is two `ConnectionEnd`s. What one end sends arrives at the other in order (as TCP), after a random delay;
+between two connections there is no order. Faults, all drawn from the simulation's seed:
 
 - *delay*: `latency_s` exponential, and with `slow_rate` up to `slow_s` more;
 - *loss* of one message of the peer transport (`droppable`): it is never answered, and the requester's deadline passes;
@@ -60,19 +60,19 @@ class Listener(Protocol):
 
     owner: SimProcess
 
-    def accept(self, end: End) -> None:
+    def accept(self, end: ConnectionEnd) -> None:
         """Called with the listener's end of a new connection; must set the end's `receive` and `lost`."""
         ...
 
 
-class End:
+class ConnectionEnd:
     """One end of a connection. `receive(message)` and `lost()` are called in the context of its owner, a process."""
 
     def __init__(self, wires: Wires, owner: SimProcess, number: int) -> None:
         self.owner = owner
         self.number = number
         self.open = True
-        self.other: End = self
+        self.other: ConnectionEnd = self
         self.receive: Callable[[Any], None] = _unset
         self.lost: Callable[[], None] = _nothing
         self._wires = wires
@@ -102,13 +102,13 @@ class Wires:
 
     def __init__(self, loop: VirtualLoop, trace: Trace, rng: random.Random) -> None:
         self.faults = NetworkFaults()
-        self.observe: Callable[[End, Any], None] | None = None
+        self.observe: Callable[[ConnectionEnd, Any], None] | None = None
         """Gets every message when it is sent, lost or not; it must not change anything."""
         self._loop = loop
         self._trace = trace
         self._rng = rng
         self._listeners: dict[int, Listener] = {}
-        self._ends: dict[tuple[int, int], End] = {}
+        self._ends: dict[tuple[int, int], ConnectionEnd] = {}
         self._blocked: dict[tuple[str, str], bool] = {}
         self._clogged: dict[tuple[str, str], float] = {}
         self._numbers = 0
@@ -136,16 +136,16 @@ class Wires:
         if self._listeners.get(port) is listener:
             del self._listeners[port]
 
-    def dial(self, owner: SimProcess, endpoint: Endpoint) -> asyncio.Future[End]:
+    def dial(self, owner: SimProcess, endpoint: Endpoint) -> asyncio.Future[ConnectionEnd]:
         """Connects to `endpoint`: returns a future of this side's end. The future fails with errors.Unavailable at once
         if no process listens there, or after DIAL_TIMEOUT_S without an answer.
         """
-        future: asyncio.Future[End] = self._loop.create_future()
+        future: asyncio.Future[ConnectionEnd] = self._loop.create_future()
         self._loop.call_later(self._delay(), self._knock, owner, endpoint, future, context=owner.context)
         self._loop.call_later(DIAL_TIMEOUT_S, self._dial_timed_out, endpoint, future, context=owner.context)
         return future
 
-    def _knock(self, owner: SimProcess, endpoint: Endpoint, future: asyncio.Future[End]) -> None:
+    def _knock(self, owner: SimProcess, endpoint: Endpoint, future: asyncio.Future[ConnectionEnd]) -> None:
         if future.done():
             return
         listener = self._listeners.get(endpoint.port)
@@ -163,13 +163,13 @@ class Wires:
         self._loop.call_soon(listener.accept, far, context=far.owner.context)
         self._loop.call_later(self._delay(), _resolve, future, near, context=owner.context)
 
-    def _dial_timed_out(self, endpoint: Endpoint, future: asyncio.Future[End]) -> None:
+    def _dial_timed_out(self, endpoint: Endpoint, future: asyncio.Future[ConnectionEnd]) -> None:
         if not future.done():
             future.set_exception(errors.Unavailable(f"no answer from {endpoint} in {DIAL_TIMEOUT_S} s"))
 
-    def _join(self, near_owner: SimProcess, far_owner: SimProcess) -> tuple[End, End]:
+    def _join(self, near_owner: SimProcess, far_owner: SimProcess) -> tuple[ConnectionEnd, ConnectionEnd]:
         self._numbers += 1
-        near, far = End(self, near_owner, self._numbers), End(self, far_owner, self._numbers)
+        near, far = ConnectionEnd(self, near_owner, self._numbers), ConnectionEnd(self, far_owner, self._numbers)
         near.other, far.other = far, near
         self._ends[self._numbers, 0], self._ends[self._numbers, 1] = near, far
         return near, far
@@ -243,13 +243,13 @@ class Wires:
             self._schedule_lost(end.other, after_s=self._rng.uniform(0.1, self.faults.silence_s) if silent else 0.0)
 
     # ------------------------------------------------------------------ pings
-    def ping(self, end: End, answer: asyncio.Future[None]) -> None:
+    def ping(self, end: ConnectionEnd, answer: asyncio.Future[None]) -> None:
         """Sets the result of `answer` after a round trip of the connection, which no service sees. Draws no random
         number.
         """
         self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
 
-    def _pinged(self, end: End, at: End, answer: asyncio.Future[None]) -> None:
+    def _pinged(self, end: ConnectionEnd, at: ConnectionEnd, answer: asyncio.Future[None]) -> None:
         if not at.open or not at.owner.alive or at.receive is _ignore or answer.done():
             return
         if self.is_blocked(at.other.owner.node, at.owner.node):
@@ -260,7 +260,7 @@ class Wires:
             self._loop.call_later(PING_S, self._pinged, end, end, answer, context=end.owner.context)
 
     # ------------------------------------------------------------------ messages
-    def _send(self, end: End, message: Any, what: str, droppable: bool) -> None:
+    def _send(self, end: ConnectionEnd, message: Any, what: str, droppable: bool) -> None:
         self.messages += 1
         if self.observe is not None:
             self.observe(end, message)
@@ -276,11 +276,11 @@ class Wires:
         if faults.cut_rate and rng.random() < faults.cut_rate:
             self._cut(end)
 
-    def _schedule(self, target: End, message: Any) -> None:
+    def _schedule(self, target: ConnectionEnd, message: Any) -> None:
         target._coming.append(message)
         self._time_arrival(target)
 
-    def _time_arrival(self, target: End) -> None:
+    def _time_arrival(self, target: ConnectionEnd) -> None:
         """Schedules the arrival of the first message that has no arrival time: messages arrive in the order of sending.
         """
         delay = self._delay()
@@ -289,7 +289,7 @@ class Wires:
         target._arrives_at = max(target._arrives_at + 1e-6, self._loop.time() + delay)
         self._loop.call_at(target._arrives_at, self._arrive, target, context=target.owner.context)
 
-    def _arrive(self, target: End) -> None:
+    def _arrive(self, target: ConnectionEnd) -> None:
         if not target.open:
             return
         if self.is_blocked(target.other.owner.node, target.owner.node):
@@ -297,7 +297,7 @@ class Wires:
             return
         target.receive(target._coming.popleft())
 
-    def _cut(self, end: End) -> None:
+    def _cut(self, end: ConnectionEnd) -> None:
         """Breaks the connection: each end notices after a delay of its own; half the time messages in transit are lost.
         """
         if not end.open or not end.other.open:
@@ -311,18 +311,18 @@ class Wires:
                 side.receive = _ignore
             self._schedule_lost(side, after_s=self._delay() if self._rng.random() < 0.7 else self._rng.random())
 
-    def _schedule_lost(self, end: End, after_s: float = 0.0) -> None:
+    def _schedule_lost(self, end: ConnectionEnd, after_s: float = 0.0) -> None:
         end._arrives_at = max(end._arrives_at + 1e-6, self._loop.time() + after_s + self._delay())
         self._loop.call_at(end._arrives_at, self._lose, end, context=end.owner.context)
 
-    def _lose(self, end: End) -> None:
+    def _lose(self, end: ConnectionEnd) -> None:
         if end.open:
             end.open = False
             self._remove_end(end)
             self._trace.add_detail(self._loop.elapsed_s, f"{end.owner.node} lost #{end.number}")
             end.lost()
 
-    def _remove_end(self, end: End) -> None:
+    def _remove_end(self, end: ConnectionEnd) -> None:
         for side in (0, 1):
             if self._ends.get((end.number, side)) is end:
                 del self._ends[end.number, side]
@@ -335,7 +335,7 @@ class Wires:
         return delay
 
 
-def _resolve(future: asyncio.Future[End], end: End) -> None:
+def _resolve(future: asyncio.Future[ConnectionEnd], end: ConnectionEnd) -> None:
     if not future.done():
         future.set_result(end)
     else:

@@ -113,7 +113,7 @@ UPTIMES_S = (0, 60, 86_400, 100_000_000)
 other meaning, and no two origins agree: those of two nodes, or of `loop.time()` and `clock.monotonic()` of one."""
 
 
-def uptime_s(rng: random.Random) -> float:
+def random_boot_uptime_s(rng: random.Random) -> float:
     """Returns a random time, in seconds, since the origin of a monotonic clock."""
     return float(rng.randint(0, rng.choice(UPTIMES_S)))
 
@@ -170,10 +170,10 @@ class SimProcess:
         clock = SimClock(simulation.loop, node)
         self.world = World(
             clock=clock,
-            rng=simulation.stream(f"process {name}"),
+            rng=simulation.random_stream(f"process {name}"),
             files=files,
-            workers=SimWorkers(simulation.stream(f"workers {name}"), node.disk_delays, self.is_alive),
-            network=SimNetwork(simulation.wires, self, clock, self.is_alive, simulation.stream(f"keys {name}")),
+            workers=SimWorkers(simulation.random_stream(f"workers {name}"), node.disk_delays, self.is_alive),
+            network=SimNetwork(simulation.wires, self, clock, self.is_alive, simulation.random_stream(f"keys {name}")),
         )
 
     def is_alive(self) -> bool:
@@ -232,10 +232,13 @@ class Simulation:
         self.seed = seed
         self.trace = Trace(show, details=details)
         self.loop = VirtualLoop(
-            self.trace, steps_max=steps_max, seconds_max=seconds_max, origin_s=uptime_s(self.stream("clock"))
+            self.trace,
+            steps_max=steps_max,
+            seconds_max=seconds_max,
+            origin_s=random_boot_uptime_s(self.random_stream("clock")),
         )
         self.loop.set_exception_handler(self._complain)
-        self.wires = Wires(self.loop, self.trace, self.stream("network"))
+        self.wires = Wires(self.loop, self.trace, self.random_stream("network"))
         self.nodes: dict[str, Node] = {}
         self.complaints: list[str] = []
         """Messages that asyncio would have logged: unretrieved exceptions of processes that were alive."""
@@ -244,7 +247,7 @@ class Simulation:
         self.on_task: Callable[[str, SimTask[Any]], None] | None = None
         """Called for every task that a process makes: (node, task)."""
         self._ended: list[SimProcess] = []
-        self._crash_rng = self.stream("crashes")
+        self._crash_rng = self.random_stream("crashes")
         self._over = False
 
     # ------------------------------------------------------------------ the two clocks of a run
@@ -256,7 +259,7 @@ class Simulation:
     def virtual_seconds(self) -> float:
         return self.loop.elapsed_s
 
-    def stream(self, purpose: str) -> random.Random:
+    def random_stream(self, purpose: str) -> random.Random:
         return random.Random(f"{self.seed}/{purpose}")
 
     def add_line(self, text: str) -> None:
@@ -265,7 +268,9 @@ class Simulation:
     # ------------------------------------------------------------------ nodes
     def node(self, name: str) -> Node:
         if name not in self.nodes:
-            node = self.nodes[name] = Node(name, Disk(), booted_s=-uptime_s(self.stream(f"clock {name}")))
+            node = self.nodes[name] = Node(
+                name, Disk(), booted_s=-random_boot_uptime_s(self.random_stream(f"clock {name}"))
+            )
             trace, loop = self.trace, self.loop
             node.disk.record = lambda op: trace.add_detail(
                 loop.elapsed_s, f"{name} disk {op.kind} {op.path} {op.offset} {len(op.data) or op.size}"
@@ -337,7 +342,7 @@ class Simulation:
             self.crash(name, power_loss=power_loss)
             raise SimulatedDeath(f"{name}: crashed at a disk operation")
 
-        self.node(name).disk.arm(operations, strike)
+        self.node(name).disk.crash_at_operation(operations, strike)
 
     def pause(self, name: str) -> bool:
         """Pauses the node's process as SIGSTOP does: it takes no step until `resume`, and messages to it wait. Returns

@@ -7,7 +7,7 @@ given to the transport in the step that wrote it.
 **In.** All connections of a thread read into one buffer (`READ_BYTES`); only a torn frame is kept. The rest of a long
 message is read straight into the place that its stream names (`direct_room`).
 **Out.** `send_data` takes as much as the windows of the other end and the transport allow; a stream that waits for room
-gets `writable`.
+gets `on_writable`.
 **Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`ReceiveWindow.open`): so
 a stranger can make this process keep no more. Bytes that the service has read are credited (`credit_stream`).
 **Slices.** A connection has SLICE_S of handling in a turn of the loop, however much the system hands over. What came
@@ -19,9 +19,9 @@ callers are not known, have such a part together (runtime/tcp/share.py), however
 and what is refused is charged (http2_frames.py). Past what this end takes the connection ends: ENHANCE_YOUR_CALM.
 **Liveness.** One timer looks every LOOK_S. It counts looks and not seconds: a process that was stopped blames no peer
 for the time that it did not see. Nothing came for SILENT_LOOKS: a PING; still nothing after DEAD_LOOKS: it is lost.
-`answers` pings on behalf of a service that wants to know earlier (client/connect/discovery.py), and ends nothing.
+`is_answering` pings on behalf of a service that wants to know earlier (client/connect/discovery.py), and ends nothing.
 
-What the other end does wrong ends the stream (RST_STREAM) or, as `BrokenRules`, the connection (GOAWAY).
+What the other end does wrong ends the stream (RST_STREAM) or, as `ProtocolViolation`, the connection (GOAWAY).
 Guarding tests: tests/runtime/tcp/. The windows are conserved (`check`).
 """
 
@@ -47,13 +47,13 @@ from .http2_frames import (
     PADDED,
     REFUSED,
     STRANGERS_TURN,
-    BrokenRules,
     Code,
     FrameAllowance,
     HeaderBlocks,
     HeaderDecoder,
+    ProtocolViolation,
     Setting,
-    unpadded,
+    strip_padding,
 )
 from .share import Turn
 
@@ -139,10 +139,10 @@ class Http2Stream:
         self.has_head = False  # of the other end: what comes after it are trailers
         self.is_shut = False  # something is to be sent, and the other end's window of the stream has no room
 
-    def headers_came(self, head: Any, ended: bool) -> None:
+    def on_headers(self, head: Any, ended: bool) -> None:
         """Called when a header block has arrived: the head or the trailers of an answer."""
 
-    def data_came(self, data: memoryview) -> int:
+    def on_data(self, data: memoryview) -> int:
         """Called with received data, which is valid during the call only. Returns how many bytes were accepted: fewer
         than all if they need much work; then it is called again with the rest. Data that is read later must be credited
         then (`credit_stream`).
@@ -155,13 +155,13 @@ class Http2Stream:
         """
         return None
 
-    def direct_came(self, size: int) -> None:
+    def on_direct_read(self, size: int) -> None:
         """Called when `size` bytes were read into the memory of `direct_room`."""
 
-    def input_ended(self) -> None:
+    def on_input_ended(self) -> None:
         """Called when the other end has ended its direction of the stream."""
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         """Called when `send_data` may have room again."""
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
@@ -170,7 +170,7 @@ class Http2Stream:
 
 class Http2Output:
     """The output of a connection: passes frames to the transport, as far as the transport and the receive windows of
-    the other end allow. When there is room again for a stream that waits, its `writable` is called.
+    the other end allow. When there is room again for a stream that waits, its `on_writable` is called.
     """
 
     __slots__ = (
@@ -210,7 +210,7 @@ class Http2Output:
             framed += frames.header(len(data), DATA, flags, stream.id) + data
         self.write(framed)
         if ends:
-            self._connection.output_ended(stream)
+            self._connection.on_output_ended(stream)
 
     def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
         """Sends the head, all data and the trailers of an answer in one write. `fits` must have returned True."""
@@ -221,7 +221,7 @@ class Http2Output:
             frames.header_block(id_, head, 0, self.peer_frame), frames.header(size, DATA, 0, id_), data,
             frames.header_block(id_, trailers, frames.END_STREAM, self.peer_frame),
         )))  # fmt: skip
-        self._connection.output_ended(stream)
+        self._connection.on_output_ended(stream)
 
     def fits(self, stream: Http2Stream, size: int) -> bool:
         """Returns whether `size` bytes of data may be sent now as one frame."""
@@ -229,7 +229,7 @@ class Http2Output:
 
     def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
         """Sends as much of `data` as there is room for; returns the number of bytes. If some bytes are left, the
-        stream's `writable` is called later. With `ends`, the last byte ends the stream. `data` must not change
+        stream's `on_writable` is called later. With `ends`, the last byte ends the stream. `data` must not change
         afterwards.
         """
         size, sent, id_ = len(data), 0, stream.id
@@ -249,7 +249,7 @@ class Http2Output:
             sent += part
             if sent == size:
                 if last:
-                    self._connection.output_ended(stream)
+                    self._connection.on_output_ended(stream)
                 return sent
         if sent < size or ends:
             self._waits(stream, size - sent)
@@ -294,16 +294,16 @@ class Http2Output:
             self.blocked[stream] = None
 
     def unblock(self) -> None:
-        """Calls `writable` of blocked streams, in turn, while the connection has room. Streams whose own window is
+        """Calls `on_writable` of blocked streams, in turn, while the connection has room. Streams whose own window is
         closed are not among them.
         """
         blocked = self.blocked
         while blocked and not self.is_paused and self.send_left > 0 and not self._connection.is_lost:
             stream = next(iter(blocked))
             del blocked[stream]
-            stream.writable()
+            stream.on_writable()
 
-    def windows_changed(self, change: int) -> None:
+    def change_windows(self, change: int) -> None:
         """Changes the send windows of all streams by `change`, as a SETTINGS frame says. Done once per frame: it may
         contain the setting thousands of times, and there may be a thousand streams.
         """
@@ -311,7 +311,7 @@ class Http2Output:
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
             if stream.send_left > frames.WINDOW_MAX:
-                raise BrokenRules(Code.FLOW_CONTROL_ERROR, "a window above its maximum")
+                raise ProtocolViolation(Code.FLOW_CONTROL_ERROR, "a window above its maximum")
             self.on_window_opened(stream)
 
     def on_window_opened(self, stream: Http2Stream) -> None:
@@ -321,7 +321,7 @@ class Http2Output:
             if self.is_paused or self.send_left <= 0:
                 self.blocked[stream] = None
             else:
-                stream.writable()
+                stream.on_writable()
 
     def stop(self) -> None:
         if self._cutting is not None:
@@ -389,7 +389,7 @@ class Liveness:
         self._silent = 0
         self._looks = 0
         self.timer: asyncio.TimerHandle | None = None
-        self._answer: asyncio.Future[None] | None = None  # to a PING of `answers`
+        self._answer: asyncio.Future[None] | None = None  # to a PING of `is_answering`
 
     def check_alive(self) -> None:
         """Checks whether anything was received since the last check; called every LOOK_S."""
@@ -407,7 +407,7 @@ class Liveness:
         else:
             connection.on_liveness_check(self._looks)
 
-    async def answers(self, timeout_s: float) -> bool:
+    async def is_answering(self, timeout_s: float) -> bool:
         """Returns whether the other end answers a PING within `timeout_s`, this one or an earlier one."""
         if self._answer is None:
             self._answer = self._connection.loop.create_future()
@@ -415,9 +415,9 @@ class Liveness:
         done, _ = await asyncio.wait((self._answer,), timeout=timeout_s)
         return bool(done)
 
-    def ping_came(self, flags: int, id_: int, payload: bytes) -> None:
+    def on_ping(self, flags: int, id_: int, payload: bytes) -> None:
         if id_ or len(payload) != 8:
-            raise BrokenRules(_size_error(not id_), "a PING that is none")
+            raise ProtocolViolation(_size_error(not id_), "a PING that is none")
         if not flags & frames.ACK:
             self._connection.out.write(frames.ping(payload, frames.ACK))
         elif self._answer is not None:
@@ -462,15 +462,15 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._later: asyncio.Handle | Turn | None = None
 
     # ------------------------------------------------------------------ for the ends
-    def preface(self, view: memoryview) -> memoryview:
+    def consume_preface(self, view: memoryview) -> memoryview:
         """At a server whose client has not sent its whole preface (`is_greeted`): consumes the preface at the beginning
         of `view`; returns the rest.
         """
         raise NotImplementedError
 
-    def stream_opened(self, id_: int, head: T, ended: bool) -> None:
+    def on_stream_opened(self, id_: int, head: T, ended: bool) -> None:
         """Called when the other end opens a stream."""
-        raise BrokenRules(Code.PROTOCOL_ERROR, f"a server opened stream {id_}")
+        raise ProtocolViolation(Code.PROTOCOL_ERROR, f"a server opened stream {id_}")
 
     def is_idle(self, id_: int) -> bool:
         """Returns whether neither end has opened this stream so far."""
@@ -491,7 +491,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         own = self.out.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         own.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self.peer = peer_of(transport)
+        self.peer = peer_address(transport)
         own.write(self._first)
         self.liveness.timer = self.loop.call_later(LOOK_S, self.liveness.check_alive)
 
@@ -521,13 +521,13 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 stream.unread += nbytes
                 if self.credits_at_once:
                     self.window.credit(nbytes)
-                stream.direct_came(nbytes)
+                stream.on_direct_read(nbytes)
                 if self._data_ends and not self._data_left:
                     self._data_ended()
             elif not self.is_lost:
                 view = self._view[:nbytes]
                 if not self.is_greeted:
-                    view = self.preface(view)
+                    view = self.consume_preface(view)
                 taken = 0 if not self.allowance.is_known and self.allowance.must_wait else self._read_frames(view)
                 if (taken < len(view) or self._ahead) and not self.is_lost:
                     self._wait(memoryview(self._ahead + bytes(view[taken:])))
@@ -576,7 +576,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self.out.transport.resume_reading()
 
     def _on_failure(self, error: Exception) -> None:
-        if isinstance(error, BrokenRules):
+        if isinstance(error, ProtocolViolation):
             self.break_off(error.code, str(error))
         else:
             _LOG.error("a connection of %s failed", self.peer, exc_info=error)
@@ -672,25 +672,27 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _check_length(self, kind: int, length: int) -> None:
         if kind == DATA and length > self.window.left:  # padded: it is kept until it is whole
-            raise BrokenRules(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
+            raise ProtocolViolation(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
         limit = FRAME_BYTES_MAX if kind == DATA else HEADER_BYTES_MAX if kind in _OF_HEADERS else CONTROL_BYTES_MAX
         if length > limit:
-            raise BrokenRules(Code.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes, more than {limit}")
+            raise ProtocolViolation(
+                Code.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes, more than {limit}"
+            )
 
     def _data_begins(self, length: int, flags: int, id_: int, padding: int = 0) -> None:
         if self._blocks.continued is not None:
-            raise BrokenRules(Code.PROTOCOL_ERROR, "DATA within a header block")
+            raise ProtocolViolation(Code.PROTOCOL_ERROR, "DATA within a header block")
         if not self.is_ready:
-            raise BrokenRules(Code.PROTOCOL_ERROR, "DATA before SETTINGS")
+            raise ProtocolViolation(Code.PROTOCOL_ERROR, "DATA before SETTINGS")
         if length > FRAME_BYTES_MAX:
-            raise BrokenRules(Code.FRAME_SIZE_ERROR, f"DATA of {length} bytes, more than {FRAME_BYTES_MAX}")
+            raise ProtocolViolation(Code.FRAME_SIZE_ERROR, f"DATA of {length} bytes, more than {FRAME_BYTES_MAX}")
         if length > self.window.left:
-            raise BrokenRules(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
+            raise ProtocolViolation(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
         self.window.left -= length
         stream = self.streams.get(id_)
         if stream is None:
             if not id_ or self.is_idle(id_):
-                raise BrokenRules(Code.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
+                raise ProtocolViolation(Code.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
             if length < SMALL_DATA or not self.allowance.is_known:
                 self.allowance.charge()
         elif stream.in_ended:
@@ -719,7 +721,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self.window.credit(size)
         else:
             stream.unread += size
-            taken = stream.data_came(data)
+            taken = stream.on_data(data)
             stream.unread -= size - taken
             if self.credits_at_once:
                 window = self.window
@@ -741,18 +743,18 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         stream.in_ended = True
         if stream.out_ended:
             self._remove_stream(stream)
-        stream.input_ended()
+        stream.on_input_ended()
 
     def _take_frame(self, kind: int, flags: int, id_: int, payload: bytes) -> None:
         if self._blocks.continued is not None and kind != CONTINUATION:
-            raise BrokenRules(Code.PROTOCOL_ERROR, "another frame within a header block")
+            raise ProtocolViolation(Code.PROTOCOL_ERROR, "another frame within a header block")
         if not self.is_ready and kind != frames.SETTINGS:
-            raise BrokenRules(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            raise ProtocolViolation(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         match kind:
             case frames.HEADERS:
                 self._header_block(self._blocks.start_block(flags, id_, payload))
             case frames.DATA:  # padded
-                data, padding = unpadded(flags, payload)
+                data, padding = strip_padding(flags, payload)
                 if padding and len(data) < SMALL_DATA:
                     self.allowance.charge()
                 self._data_begins(len(payload), flags, id_, padding)
@@ -763,7 +765,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._take_window(id_, payload)
             case frames.PING:
                 self.allowance.charge()
-                self.liveness.ping_came(flags, id_, payload)
+                self.liveness.on_ping(flags, id_, payload)
             case frames.SETTINGS:
                 self.allowance.charge(1 + len(payload) // 24)
                 self._take_settings(flags, id_, payload)
@@ -772,7 +774,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.GOAWAY:
                 self.allowance.charge()
                 if id_ or len(payload) < 8:
-                    raise BrokenRules(_size_error(not id_), "a GOAWAY that is none")
+                    raise ProtocolViolation(_size_error(not id_), "a GOAWAY that is none")
                 last, code = struct.unpack_from("!II", payload)
                 self.on_goaway(last & frames.STREAM_MASK, code, payload[8:].decode("utf-8", "replace"))
             case frames.CONTINUATION:
@@ -780,9 +782,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.PRIORITY:
                 self.allowance.charge()
                 if not id_ or len(payload) != 5:
-                    raise BrokenRules(_size_error(id_), "a PRIORITY that is none")
+                    raise ProtocolViolation(_size_error(id_), "a PRIORITY that is none")
             case frames.PUSH_PROMISE:
-                raise BrokenRules(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
+                raise ProtocolViolation(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
             case _:
                 self.allowance.charge()  # a later kind (RFC 9113, 5.5)
 
@@ -803,33 +805,33 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self.reset(stream, Code.PROTOCOL_ERROR, ConnectionLost("the other end sent headers within its data"))
                 return
             stream.has_head = True
-            stream.headers_came(head, ended)
+            stream.on_headers(head, ended)
             if ended and stream.connection is not None:
                 self._input_ended(stream)
         elif self.is_idle(id_):
             self._until -= CALL_S
             if not self.allowance.is_known:
                 self.allowance.charged += REFUSED  # its task finds out later who calls
-            self.stream_opened(id_, head, ended)
+            self.on_stream_opened(id_, head, ended)
         else:
             self.allowance.charge(self._decoder.cost + REFUSED)
 
     def _take_window(self, id_: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise BrokenRules(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
+            raise ProtocolViolation(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
         size = int.from_bytes(payload, "big") & frames.STREAM_MASK
         self.allowance.charge_update(id_, size, self.out.send_left)
         if not id_:
             self.out.send_left += size
             if not size or self.out.send_left > frames.WINDOW_MAX:
                 code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
-                raise BrokenRules(code, "a window above its maximum, or an update by nothing")
+                raise ProtocolViolation(code, "a window above its maximum, or an update by nothing")
             self.out.unblock()
             return
         stream = self.streams.get(id_)
         if stream is None:
             if self.is_idle(id_):
-                raise BrokenRules(Code.PROTOCOL_ERROR, f"a WINDOW_UPDATE for stream {id_}, which is not open")
+                raise ProtocolViolation(Code.PROTOCOL_ERROR, f"a WINDOW_UPDATE for stream {id_}, which is not open")
             return
         stream.send_left += size
         if not size or stream.send_left > frames.WINDOW_MAX:
@@ -840,10 +842,10 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _take_settings(self, flags: int, id_: int, payload: bytes) -> None:
         if id_ or len(payload) % 6 or (flags & frames.ACK and payload):
-            raise BrokenRules(_size_error(not id_), "SETTINGS that are none")
+            raise ProtocolViolation(_size_error(not id_), "SETTINGS that are none")
         if flags & frames.ACK:
             if not self.is_ready:
-                raise BrokenRules(Code.PROTOCOL_ERROR, "the first frame is no SETTINGS of its sender")
+                raise ProtocolViolation(Code.PROTOCOL_ERROR, "the first frame is no SETTINGS of its sender")
             return
         window = self.out.peer_window
         for key, value in struct.iter_unpack("!HI", payload):
@@ -851,26 +853,26 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.out.write(frames.SETTINGS_ACK)  # first: from there on the other end counts with the new windows
         self.is_ready = True
         if self.out.peer_window != window:
-            self.out.windows_changed(self.out.peer_window - window)
+            self.out.change_windows(self.out.peer_window - window)
         self.on_settings()
 
     def _set(self, key: int, value: int) -> None:
         if key == Setting.INITIAL_WINDOW_SIZE:
             if value > frames.WINDOW_MAX:
-                raise BrokenRules(Code.FLOW_CONTROL_ERROR, "an initial window above its maximum")
+                raise ProtocolViolation(Code.FLOW_CONTROL_ERROR, "an initial window above its maximum")
             self.out.peer_window = value
         elif key == Setting.MAX_FRAME_SIZE:
             if not frames.FRAME_DEFAULT <= value <= frames.FRAME_MAX:
-                raise BrokenRules(Code.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
+                raise ProtocolViolation(Code.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
             self.out.peer_frame = min(value, FRAME_BYTES_MAX)
         elif key == Setting.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
         elif key == Setting.ENABLE_PUSH and value > 1:
-            raise BrokenRules(Code.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
+            raise ProtocolViolation(Code.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
 
     def _take_reset(self, id_: int, payload: bytes) -> None:
         if not id_ or len(payload) != 4:
-            raise BrokenRules(_size_error(id_), "an RST_STREAM that is none")
+            raise ProtocolViolation(_size_error(id_), "an RST_STREAM that is none")
         stream = self.streams.get(id_)
         self.allowance.charge(REFUSED if stream is not None else 1)
         if stream is not None:
@@ -878,7 +880,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._remove_stream(stream)
             stream.on_lost(ConnectionLost(f"{self.peer} reset the stream: {frames.code_name(code)}"), code)
         elif self.is_idle(id_):
-            raise BrokenRules(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
+            raise ProtocolViolation(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
         """Adds a stream. `has_head`: the other end has opened it."""
@@ -888,7 +890,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         stream.send_left = self.out.peer_window
         self.streams[id_] = stream
 
-    def output_ended(self, stream: Http2Stream) -> None:
+    def on_output_ended(self, stream: Http2Stream) -> None:
         stream.out_ended = True
         if stream.in_ended:
             self._remove_stream(stream)
@@ -984,7 +986,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         assert self.out.blocked.keys() <= set(self.streams.values()), "what waits for room is open"
 
 
-def peer_of(transport: asyncio.BaseTransport) -> str:
+def peer_address(transport: asyncio.BaseTransport) -> str:
     name = transport.get_extra_info("peername")
     if not isinstance(name, tuple):
         return "?"

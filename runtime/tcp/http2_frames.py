@@ -72,7 +72,7 @@ class Code(IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
-class BrokenRules(Exception):
+class ProtocolViolation(Exception):
     """Raised when the other end did what the RFC forbids; the connection must end with `code`."""
 
     def __init__(self, code: Code, text: str) -> None:
@@ -124,12 +124,12 @@ def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes
     return b"".join(framed)
 
 
-def unpadded(flags: int, payload: bytes) -> tuple[bytes, int]:
+def strip_padding(flags: int, payload: bytes) -> tuple[bytes, int]:
     """Returns the payload without its padding, and the number of bytes of the padding with its length field."""
     if not flags & PADDED:
         return payload, 0
     if not payload or payload[0] >= len(payload):
-        raise BrokenRules(Code.PROTOCOL_ERROR, "more padding than payload")
+        raise ProtocolViolation(Code.PROTOCOL_ERROR, "more padding than payload")
     padding = payload[0]
     return payload[1 : len(payload) - padding], padding + 1
 
@@ -260,7 +260,7 @@ class FrameAllowance:
         self._granted_most = 0  # more than was sent, of the connection's window …
         self._granted_streams_most = 0  # … and of all streams'
 
-    def allow(self, most: float, rate: float) -> None:
+    def set_allowance(self, most: float, rate: float) -> None:
         """Sets the allowance: `most` such frames at once, and `rate` more per second."""
         self._left = self._most = most
         self._rate, self._since = rate, self._loop.time()
@@ -290,7 +290,7 @@ class FrameAllowance:
             self._since = now
             self._left = min(self._left + more, self._most)
             if self._left < 0:
-                raise BrokenRules(Code.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing")
+                raise ProtocolViolation(Code.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing")
 
     def charge_update(self, id_: int, size: int, send_left: int) -> None:
         """Charges a window update, unless it only returns credit for what was sent: an update is charged if it is
@@ -458,16 +458,22 @@ class HeaderDecoder(Generic[T]):
         updates, fields, folded = _shape(data)
         self.cost = 1 + fields + folded // FOLDED_A_FRAME
         if fields > FIELDS_MAX or folded > FOLDED_BYTES_MAX:
-            raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"more than {FIELDS_MAX} headers, or too many in Huffman's code")
+            raise ProtocolViolation(
+                Code.ENHANCE_YOUR_CALM, f"more than {FIELDS_MAX} headers, or too many in Huffman's code"
+            )
         if updates > SIZE_UPDATES_MAX:
-            raise BrokenRules(Code.COMPRESSION_ERROR, f"more than {SIZE_UPDATES_MAX} sizes of the table in a block")
+            raise ProtocolViolation(
+                Code.COMPRESSION_ERROR, f"more than {SIZE_UPDATES_MAX} sizes of the table in a block"
+            )
         try:
             headers = self._fields(data)
         except OversizedHeaderListError as error:
-            raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"headers of more than {self._list_bytes_max} bytes") from error
+            raise ProtocolViolation(
+                Code.ENHANCE_YOUR_CALM, f"headers of more than {self._list_bytes_max} bytes"
+            ) from error
         except (HPACKError, IndexError, ValueError) as error:
             why = type(error).__name__  # its text quotes the block, with credentials
-            raise BrokenRules(Code.COMPRESSION_ERROR, f"a header block that cannot be decoded: {why}") from None
+            raise ProtocolViolation(Code.COMPRESSION_ERROR, f"a header block that cannot be decoded: {why}") from None
         parsed = self._parse(headers)
         if not self._is_used and not updates and len(data) <= KNOWN_BYTES:
             if len(self._known) >= KNOWN_BLOCKS:
@@ -526,11 +532,11 @@ class HeaderBlocks:
         must follow.
         """
         if not id_:
-            raise BrokenRules(Code.PROTOCOL_ERROR, "HEADERS without a stream")
-        block, _ = unpadded(flags, payload)
+            raise ProtocolViolation(Code.PROTOCOL_ERROR, "HEADERS without a stream")
+        block, _ = strip_padding(flags, payload)
         if flags & HAS_PRIORITY:
             if len(block) < 5:
-                raise BrokenRules(Code.FRAME_SIZE_ERROR, "HEADERS without their priority")
+                raise ProtocolViolation(Code.FRAME_SIZE_ERROR, "HEADERS without their priority")
             block = block[5:]
         if flags & END_HEADERS:
             return flags, id_, block
@@ -540,12 +546,12 @@ class HeaderBlocks:
     def add_continuation(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
         """Handles a CONTINUATION frame; returns like `start_block`."""
         if self.continued is None or self.continued[0] != id_:
-            raise BrokenRules(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
+            raise ProtocolViolation(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self.continued
         self._continuations += 1
         self._patience.charge()
         if len(block) + len(payload) > HEADER_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
-            raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes")
+            raise ProtocolViolation(Code.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes")
         block += payload
         if flags & END_HEADERS:
             self.continued = None

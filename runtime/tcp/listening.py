@@ -3,10 +3,11 @@
     server = await listen(endpoint, make_protocol, tls, limits)        port 0: a free one
 
 A loop looks an address up like a name, for which it starts four threads and loads tables of names; an address is bound
-here. With TLS a connection is accepted here, too: so its handshake has a place (`Strangers`) and a descriptor from the
-first byte on, and HANDSHAKE_S. `make_protocol` is asked when the handshake is done. `Strangers` bounds the connections
-of a port whose callers are not authenticated yet; `listener_context` and `caller_context` make TLS contexts. Guards:
-tests/runtime/tcp/test_listen.py, tests/runtime/tcp/test_strangers.py, tests/cli/test_start.py.
+here. With TLS a connection is accepted here, too: so its handshake has a place (`UnauthenticatedConnections`) and a
+descriptor from the first byte on, and HANDSHAKE_S. `make_protocol` is asked when the handshake is done.
+`UnauthenticatedConnections` bounds the connections of a port whose callers are not authenticated yet;
+`listener_context` and `caller_context` make TLS contexts. Guards: tests/runtime/tcp/test_listen.py,
+tests/runtime/tcp/test_strangers.py, tests/cli/test_start.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 from ...proto.errors import Busy, InvalidConfiguration
 from ..access import Limits, TlsFiles
 from ..descriptors import PROCESS
-from ..network import Endpoint, network_of
+from ..network import Endpoint, address_network
 from ..tasks import Tasks
 
 # ----------------------------------------------------------------------------------------------------- strangers
@@ -45,7 +46,7 @@ STRANGERS_MIN = 16
 """Strangers that a port may have, however few connections it may have."""
 
 
-class Stranger(Protocol):
+class UnauthenticatedConnection(Protocol):
     """A connection whose caller is not authenticated yet."""
 
     @property
@@ -56,24 +57,24 @@ class Stranger(Protocol):
         ...
 
 
-class Strangers:
+class UnauthenticatedConnections:
     """The connections of one port whose callers are not authenticated yet, in one stage: during the TLS handshake, or
     after it.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
-        self._of: dict[str, dict[Stranger, None]] = {}  # by address, the oldest first
-        self._address: dict[Stranger, str] = {}
+        self._of: dict[str, dict[UnauthenticatedConnection, None]] = {}  # by address, the oldest first
+        self._address: dict[UnauthenticatedConnection, str] = {}
         self.pushed_out = 0
 
     def __len__(self) -> int:
         return len(self._address)
 
-    def __contains__(self, stranger: Stranger) -> bool:
+    def __contains__(self, stranger: UnauthenticatedConnection) -> bool:
         return stranger in self._address
 
-    def __iter__(self) -> Iterator[Stranger]:
+    def __iter__(self) -> Iterator[UnauthenticatedConnection]:
         """Yields the connections, the oldest first."""
         return iter(list(self._address))
 
@@ -81,17 +82,17 @@ class Strangers:
     def count_max(self) -> int:
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
-    def add(self, stranger: Stranger, peer: str) -> bool:
+    def add(self, stranger: UnauthenticatedConnection, peer: str) -> bool:
         """Adds a connection from `peer`. If there is no room, evicts an old one; returns False if none can be evicted.
         """
         if len(self._address) >= self.count_max and not self._push_out():
             return False
-        address = network_of(peer)
+        address = address_network(peer)
         self._address[stranger] = address
         self._of.setdefault(address, {})[stranger] = None
         return True
 
-    def remove(self, stranger: Stranger) -> None:
+    def remove(self, stranger: UnauthenticatedConnection) -> None:
         address = self._address.pop(stranger, None)
         if address is not None:
             group = self._of[address]
@@ -225,7 +226,7 @@ class Listening:
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
-    def handshakes(self) -> Strangers | None:
+    def handshakes(self) -> UnauthenticatedConnections | None:
         """Returns the connections that are in their TLS handshake; None without TLS."""
         return self._server.handshakes if isinstance(self._server, TlsListener) else None
 
@@ -255,7 +256,7 @@ class TlsListener:
         self, sockets: Sequence[socket.socket], make_protocol: MakeProtocol, tls: ssl.SSLContext, limits: Limits
     ) -> None:
         self.sockets = sockets
-        self.handshakes = Strangers(limits)
+        self.handshakes = UnauthenticatedConnections(limits)
         self.tasks = Tasks()
         self._make_protocol = make_protocol
         self._tls = tls

@@ -12,9 +12,9 @@ from typing import cast
 from ...proto.errors import ConnectionLost, MagnetarError, Unavailable, UntrustedServer
 from ..access import OPEN, Caller, Guard, ListenerAccess, TlsFiles
 from ..descriptors import PROCESS
-from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, network_of
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, address_network
 from ..tasks import Tasks
-from .listening import Listening, Strangers, caller_context, listen, listener_context
+from .listening import Listening, UnauthenticatedConnections, caller_context, listen, listener_context
 
 EARLY_BYTES = 16 << 10
 """Most bytes that came while no reader waited; then the socket is not read until one does."""
@@ -176,7 +176,7 @@ class TcpServing:
         self._access = access
         self._server: Listening
         self._handlers = Tasks()
-        self.strangers = Strangers(access.limits)
+        self.strangers = UnauthenticatedConnections(access.limits)
         self._known: dict[TcpStream, str] = {}  # with their addresses
         self._of_address: Counter[str] = Counter()  # those that are known
         self.endpoint: Endpoint
@@ -210,7 +210,7 @@ class TcpServing:
         if stream in self._known or stream not in self.strangers:
             return
         self.strangers.remove(stream)
-        place, most = network_of(stream.peer), self._access.limits.streams_per_address
+        place, most = address_network(stream.peer), self._access.limits.streams_per_address
         if self._of_address[place] >= most:
             stream.abort()
             raise ConnectionLost(f"{place} has {most} connections")

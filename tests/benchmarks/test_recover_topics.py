@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from benchmarks.recover_topics import busy
 from magnetar.bookie.adds import RequestBudget
-from magnetar.cli.run.metrics import Measured
+from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.metrics import Page
 from magnetar.runtime.metrics_server import MetricsServer
@@ -33,7 +33,7 @@ def test_each_request_that_a_bookie_answers_with_busy_is_counted() -> None:
             reads = [caller.read(1, entry, fence=fence) for entry in range(30)]
             refused.append(sum(head.status is Status.BUSY for head, _ in await asyncio.gather(*reads)))
             pages.append(Page())
-            await Measured(bookies=[bookie])(pages[-1])
+            await MeasuredParts(bookies=[bookie])(pages[-1])
 
     with_cluster(main)
     assert all(refused), "bookies were busy, also for a recovery"

@@ -51,7 +51,7 @@ def with_cluster(test: Callable[[Cluster], Awaitable[None]], seed: int = 1) -> S
 
     async def body() -> None:
         store = await simulation.spawn("meta", SqliteStore.open(simulation.world("meta"), ":memory:"))
-        await simulation.spawn("caller", _as_coroutine(test(Cluster(simulation, store, store.session()))))
+        await simulation.spawn("caller", _as_coroutine(test(Cluster(simulation, store, store.new_session()))))
 
     simulation.run(body())
     assert simulation.complaints == []

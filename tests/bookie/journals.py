@@ -108,6 +108,6 @@ class Journals:
 def read_all(reader: JournalReader, bytes_max: int = 1 << 20) -> list[JournalRecord]:
     found = []
     while not reader.finished:
-        for block in reader.read_some(bytes_max):
+        for block in reader.read_blocks(bytes_max):
             found += block.records.rows()
     return found

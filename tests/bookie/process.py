@@ -23,7 +23,7 @@ async def main() -> int:
     directory = sys.argv[1]
     world = real_world()
     metadata = await SqliteStore.open(world, f"{directory}/metadata/tree.sqlite")
-    bookie = await Bookie.start(world, BookieConfig(data=f"{directory}/bookie", store=STORE), metadata.session())
+    bookie = await Bookie.start(world, BookieConfig(data=f"{directory}/bookie", store=STORE), metadata.new_session())
     print("ready", bookie.id, bookie.endpoint, bookie.statistics()["replayed_records"], flush=True)
     await asyncio.Event().wait()
     return 0

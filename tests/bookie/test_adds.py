@@ -11,12 +11,12 @@ import pytest
 from magnetar.ledger.adds_format import (
     ADDS_MAX,
     JOINED_BYTES_MAX,
-    Opened,
+    VerifiedAdds,
     decode_statuses,
     encode_adds,
     encode_statuses,
-    open_add,
-    open_adds,
+    verify_add,
+    verify_adds,
 )
 from magnetar.ledger.peer_format import (
     ENTRY_HEADER,
@@ -41,7 +41,7 @@ def request(stored: Sequence[bytes], ledger: int = 1) -> tuple[RequestHead, list
     return decode_request(encode_add_many(ledger, first, len(stored), KEY)), encode_adds(rows(stored))
 
 
-def stored_of(opened: Opened) -> list[bytes]:
+def stored_of(opened: VerifiedAdds) -> list[bytes]:
     return [b"".join(stored) for _, stored, _ in opened.entries]
 
 
@@ -52,7 +52,7 @@ def test_example_of_the_specification() -> None:
     assert table[:28].hex() == "00000002000000000000000100000000000000030000000000000002"
     assert table[40:68].hex() == "00000000000000000000000100000000000000040000000000000002"
     assert (len(table), frames[1:]) == (80, [b"ab"])
-    answer, status_frames = encode_statuses(head.ledger, head.entry, open_adds(head, frames, MAX).statuses)
+    answer, status_frames = encode_statuses(head.ledger, head.entry, verify_adds(head, frames, MAX).statuses)
     assert status_frames == (b"\0\0",)
     assert decode_answer(answer) == AnswerHead(Op.ADD_MANY, Status.OK, 1, 3, -1, 2)
     assert decode_statuses(decode_answer(answer), status_frames, 2) == [Status.OK, Status.OK]
@@ -69,7 +69,7 @@ def test_what_is_sealed_is_opened_whatever_the_sizes_and_however_the_frames_came
         head, frames = request(stored)
         if rng.random() < 0.5:
             frames = [memoryview(frame) for frame in frames]
-        opened = open_adds(head, frames, MAX)
+        opened = verify_adds(head, frames, MAX)
         assert stored_of(opened) == stored
         assert (bytes(opened.statuses), opened.size) == (bytes(len(stored)), sum(map(len, stored)))
         assert opened.lac == len(stored) - 2
@@ -84,7 +84,7 @@ def test_damaged_entries_are_refused_and_the_others_taken() -> None:
             damaged[entry] = good[entry][:at] + bytes([good[entry][at] ^ 1]) + good[entry][at + 1 :]
             try:
                 head, frames = request(damaged)
-                opened = open_adds(head, frames, MAX)
+                opened = verify_adds(head, frames, MAX)
             except ValueError:
                 pytest.fail("a damaged entry is no reason to refuse the others")
             assert [status != 0 for status in opened.statuses] == [index == entry for index in range(5)]
@@ -99,16 +99,16 @@ def test_damaged_entries_are_refused_and_the_others_taken() -> None:
 def test_an_entry_with_wrong_ids_lac_or_size_is_a_bad_request(wrong: bytes) -> None:
     good = stored_entry(1, 0, b"good")
     head, frames = request([good, wrong])
-    opened = open_adds(head, frames, 1000)
+    opened = verify_adds(head, frames, 1000)
     assert (list(opened.statuses), stored_of(opened)) == ([Status.OK, Status.BAD_REQUEST], [good])
     entry = ENTRY_HEADER.unpack_from(wrong)[1]
-    assert open_add(1, entry, [wrong], 1000) is None
+    assert verify_add(1, entry, [wrong], 1000) is None
 
 
 def test_the_largest_ids_are_ids() -> None:
     stored = stored_entry((1 << 63) - 1, (1 << 63) - 1, b"last", (1 << 63) - 2)
     head, frames = request([stored], ledger=(1 << 63) - 1)
-    assert stored_of(open_adds(head, frames, MAX)) == [stored]
+    assert stored_of(verify_adds(head, frames, MAX)) == [stored]
 
 
 def test_requests_that_do_not_add_up_are_refused_whole() -> None:
@@ -116,7 +116,7 @@ def test_requests_that_do_not_add_up_are_refused_whole() -> None:
     table = bytes(frames[0])
     for count in (0, 1, 3, ADDS_MAX + 1, (1 << 32) - 1):
         with pytest.raises(ValueError, match=r"entries|table"):
-            open_adds(head._replace(count=count), frames, MAX)
+            verify_adds(head._replace(count=count), frames, MAX)
     lies: list[list[Buffer]] = [
         [],
         [table],
@@ -129,9 +129,9 @@ def test_requests_that_do_not_add_up_are_refused_whole() -> None:
     lies += [[b"\xff\xff\xff\xff" + table[4:], b"onetwo"], [table, b"onetwo", b"x"], [table, b"", b"onetwo"]]
     for lie in lies:
         with pytest.raises(ValueError, match=r"table|frame|missing"):
-            open_adds(head, lie, MAX)
+            verify_adds(head, lie, MAX)
     with pytest.raises(ValueError, match="first entry"):
-        open_adds(head._replace(entry=1), frames, MAX)
+        verify_adds(head._replace(entry=1), frames, MAX)
 
 
 def test_random_bytes_never_open_and_never_cost_more_than_they_are() -> None:
@@ -143,11 +143,11 @@ def test_random_bytes_never_open_and_never_cost_more_than_they_are() -> None:
             frame = rng.choice(mutated)
             frame[rng.randrange(len(frame))] = rng.randrange(256)
         try:
-            opened = open_adds(head, [bytes(frame) for frame in mutated], MAX)
+            opened = verify_adds(head, [bytes(frame) for frame in mutated], MAX)
         except ValueError:
             continue
         for stored in stored_of(opened):
-            assert open_add(1, ENTRY_HEADER.unpack_from(stored)[1], [stored], MAX)
+            assert verify_add(1, ENTRY_HEADER.unpack_from(stored)[1], [stored], MAX)
 
 
 def test_answers_that_are_none_are_refused() -> None:
@@ -185,10 +185,10 @@ def test_fences_keys_and_read_only_hold_for_many_adds_as_for_one() -> None:
         two = {0: b"zero", 1: b"one"}
         assert await caller.add_many(1, two) == [Status.OK] * 2
         assert await caller.add_many(1, two, key=OTHER_KEY) == [Status.UNAUTHORIZED] * 2
-        bookie._service.read_only = True
+        bookie._service.is_read_only = True
         assert await caller.add_many(1, two) == [Status.READ_ONLY] * 2
         assert await caller.add_many(1, two, recovery=True) == [Status.OK] * 2
-        bookie._service.read_only = False
+        bookie._service.is_read_only = False
         assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
         assert await caller.add_many(1, {2: b"two"}) == [Status.FENCED]
         assert await caller.add_many(1, {2: b"two"}, recovery=True) == [Status.OK]

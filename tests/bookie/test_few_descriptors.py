@@ -35,10 +35,10 @@ def test_adds_without_a_free_descriptor_are_busy_and_the_disk_is_not_full(error:
         starve(disk, error)
         for ledger in range(2, 20):
             assert await add_until_refused(caller, ledger, acked, 1000) is Status.BUSY
-            assert bookie.upkeep.state is DiskState.WRITABLE
+            assert bookie.disk_monitor.state is DiskState.WRITABLE
             await asyncio.sleep(30)
         assert await add_until_refused(caller, 1, {}, 1) is Status.BUSY
-        assert bookie.upkeep.state is DiskState.WRITABLE
+        assert bookie.disk_monitor.state is DiskState.WRITABLE
         assert not await registered_read_only(cluster, bookie)
         assert f"/{NAME}" in "".join(f"/{each}" for each in sorted(disk.find(DATA).now)), "the reserve is there"  # type: ignore[union-attr]
         disk.faults.clear()

@@ -63,7 +63,7 @@ def test_a_floor_that_is_set_holds_whatever_share_of_the_disk_it_is(floor: int) 
     limits = DiskLimits(1.0, 1.0, 1.0, floor)
     for free in (0, 999, 1000, 19_999, 20_000, 49_000, 50_000, 50_001, 299_999, 300_000, 999_999):
         state = judge(DiskUsage(1_000_000, free), limits, DiskState.WRITABLE, no_room=False)
-        assert state.read_only == (free < floor or free == 0), (free, state)
+        assert state.is_read_only == (free < floor or free == 0), (free, state)
 
 
 def test_a_bookie_at_its_floor_does_not_come_and_go_at_each_check() -> None:
@@ -76,7 +76,7 @@ def test_a_floor_that_makes_the_bookie_read_only_is_told_at_its_start(caplog: py
     async def main(cluster: Cluster) -> None:
         cluster.simulation.node(NODE).disk.capacity_bytes = CAPACITY
         bookie = await cluster.start(store=CONFIG, free_bytes_min=CAPACITY // 2 + (4 << 20))
-        assert bookie.upkeep.state is DiskState.WRITABLE
+        assert bookie.disk_monitor.state is DiskState.WRITABLE
         assert not caplog.messages
         await bookie.close()
         bookie = await cluster.start(store=CONFIG, free_bytes_min=CAPACITY + 1)
@@ -143,8 +143,8 @@ def test_recovery_goes_on_when_clients_adds_are_refused() -> None:
         assert await add_until_refused(caller, 1, acked, 1000) is Status.READ_ONLY
         await asyncio.sleep(20)
         assert await registered_read_only(cluster, bookie)
-        assert bookie.upkeep.state is DiskState.NO_ROOM
-        assert not bookie.store.room.reserve_held
+        assert bookie.disk_monitor.state is DiskState.NO_ROOM
+        assert not bookie.store.room.is_reserve_held
         for entry in range(40):
             assert (await caller.add(2, entry, payload(2, entry, 900), recovery=True)).status is Status.OK
             acked[2, entry] = None
@@ -154,7 +154,7 @@ def test_recovery_goes_on_when_clients_adds_are_refused() -> None:
         free(disk)
         await asyncio.sleep(20)
         assert not await registered_read_only(cluster, bookie)
-        assert bookie.store.room.reserve_held
+        assert bookie.store.room.is_reserve_held
         assert (await caller.add(3, 0, b"again")).status is Status.OK
         await check(caller, acked)
 
@@ -186,7 +186,7 @@ def test_deleting_ledgers_on_a_full_disk_makes_it_writable_again() -> None:
             await deletions.delete_ledgers(cluster.metadata, [ledger])
         await put_ledger(cluster, 5)
         for _ in range(2):
-            await cluster.simulation.spawn(NODE, bookie.collector.run(roll=True))
+            await cluster.simulation.spawn(NODE, bookie.collector.run_pass(roll=True))
             await asyncio.sleep(1)
         await asyncio.sleep(20)
         assert disk.used_bytes() - disk.inode(BALLAST).now.size < total // 2
@@ -261,7 +261,7 @@ def test_a_disk_that_fills_up_at_any_moment_loses_nothing(operation: int) -> Non
         disk.capacity_bytes = CAPACITY
         bookie = await cluster.start(store=CONFIG)
         caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
-        disk.arm(operation, lambda: fill(disk))
+        disk.crash_at_operation(operation, lambda: fill(disk))
         for round_ in range(3):
             await add_until_refused(caller, 10 + round_, acked, 20)
             await add_until_refused(caller, 20 + round_, {}, 20)

@@ -242,7 +242,7 @@ def test_directory_that_was_rolled_back_starts_in_limbo() -> None:
             await put_record(cluster.metadata, paths.ledger(1), a_ledger(bookie.id))
             disk.root = older
             bookie = await cluster.start()
-            assert (bookie.limbo.upto, bookie.store.descriptors.fenced_upto) == (8, 8)
+            assert (bookie.limbo_exit.limbo_upto, bookie.store.descriptors.fenced_upto) == (8, 8)
             caller = cluster.caller(bookie)
             assert (await caller.read(1, 0))[0].status is Status.OK
             assert (await caller.read(1, 1))[0].status is Status.UNKNOWN
@@ -373,11 +373,11 @@ async def test_two_bookies_on_one_directory_the_second_is_told_what_to_do(tmp_pa
     world = real_world()
     store = await SqliteStore.open(world, ":memory:")
     config = BookieConfig(data=str(tmp_path / "data"), store=SMALL)
-    first = await Bookie.start(world, config, store.session())
+    first = await Bookie.start(world, config, store.new_session())
     with pytest.raises(Busy, match=r"is used by another process; stop that process or give another directory"):
-        await Bookie.start(world, config, store.session())
+        await Bookie.start(world, config, store.new_session())
     await first.close()
-    second = await Bookie.start(world, config, store.session())
+    second = await Bookie.start(world, config, store.new_session())
     assert second.id == first.id
     await second.close()
     await store.close()
@@ -402,7 +402,7 @@ def test_full_disk_at_the_start_says_so_and_loses_nothing() -> None:
 def test_bookie_registers_again_after_its_session_was_lost() -> None:
     async def main(cluster: Cluster) -> None:
         store = cluster.sqlite
-        sessions = [store.session(timeout_s=2.0), store.session(timeout_s=2.0)]
+        sessions = [store.new_session(timeout_s=2.0), store.new_session(timeout_s=2.0)]
         made = iter(sessions)
 
         async def new_session() -> MetadataStore:

@@ -27,7 +27,7 @@ async def _start_on(cluster: Cluster, older: object, bookie: str) -> None:
     await put_record(cluster.metadata, paths.ledger(1), a_ledger(bookie))
     cluster.simulation.node(NODE).disk.root = older  # type: ignore[assignment]
     again = await cluster.start()
-    assert again.limbo.upto == 8
+    assert again.limbo_exit.limbo_upto == 8
     assert (await cluster.caller(again).read(1, 1))[0].status is Status.UNKNOWN
 
 

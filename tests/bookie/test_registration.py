@@ -29,7 +29,7 @@ async def a_copy(cluster: Cluster) -> Bookie:
 
 async def start_copy(cluster: Cluster) -> Bookie:
     config = replace(cluster.config, host="copy", port=0)
-    start = Bookie.start(cluster.simulation.world("copy"), config, cluster.sqlite.session())
+    start = Bookie.start(cluster.simulation.world("copy"), config, cluster.sqlite.new_session())
     return await cluster.simulation.spawn("copy", start)
 
 

@@ -88,7 +88,7 @@ def test_who_departs_may_be_told_to_stay() -> None:
         async def state(wanted: str) -> bool:
             rows = {each["id"]: each for each in (await say(deployment, "bookies"))["bookies"]}
             assert rows[bookie]["state"] in ("writable", "read-only", "departing")
-            read_only = deployment.bookies["b1"].upkeep.read_only
+            read_only = deployment.bookies["b1"].disk_monitor.is_read_only
             return bool(rows[bookie]["state"] == wanted) and read_only is (wanted != "writable")
 
         await say(deployment, "depart", bookie=bookie)

@@ -25,7 +25,7 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from magnetar.broker.grpc.admin import AdminService  # noqa: E402
-from magnetar.broker.rest.call import openapi_document  # noqa: E402
+from magnetar.broker.rest.call import make_openapi_document  # noqa: E402
 from magnetar.client.admin import Admin, AdminClient  # noqa: E402
 from magnetar.proto import wire_pb2 as wire  # noqa: E402
 from magnetar.proto.errors import Unauthorized  # noqa: E402
@@ -98,7 +98,9 @@ async def _rights(folder: Path) -> dict[str, Any]:
 def _documents() -> dict[str, Any]:
     (line,) = (line for line in operations_table().splitlines() if "`DescribeTopic`" in line)
     (needs,) = (line for line in permissions_table().splitlines() if "Admin.DescribeTopic" in line)
-    routes = [each for path, of in openapi_document()["paths"].items() for each in of.values() if "description" in path]
+    routes = [
+        each for path, of in make_openapi_document()["paths"].items() for each in of.values() if "description" in path
+    ]
     return {"line": line, "needs": needs, "openapi": [each["summary"] for each in routes]}
 
 

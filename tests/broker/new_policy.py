@@ -33,7 +33,7 @@ import asyncio  # noqa: E402
 import json  # noqa: E402
 
 from magnetar.broker.common.config import BrokerConfig  # noqa: E402
-from magnetar.broker.rest.call import openapi_document  # noqa: E402
+from magnetar.broker.rest.call import make_openapi_document  # noqa: E402
 from magnetar.client.admin import AdminClient, Policies  # noqa: E402
 from magnetar.proto import wire_pb2 as wire  # noqa: E402
 from magnetar.proto.errors import InvalidRequest, Unauthorized  # noqa: E402
@@ -93,7 +93,7 @@ async def _rights(folder: Path) -> dict[str, Any]:
 
 
 def _documents() -> dict[str, Any]:
-    paths = [path for path in openapi_document()["paths"] if path.endswith("/maxPigeons")]
+    paths = [path for path in make_openapi_document()["paths"] if path.endswith("/maxPigeons")]
     return {"openapi": sorted(paths), "setting": BrokerConfig().max_pigeons}  # type: ignore[attr-defined]
 
 

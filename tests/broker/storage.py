@@ -164,7 +164,7 @@ class Writer:
     def __init__(self, session: Session, ledger_id: int) -> None:
         self._session = session
         self.ledger_id = ledger_id
-        self.writable = True
+        self.is_writable = True
         self.has_room = True
         self.listener: Any = None
         self.length = 0
@@ -190,7 +190,7 @@ class Writer:
         async with self._order:
             stored = self._session.storage.ledgers.get(self.ledger_id)
             if stored is None or stored.fenced:
-                self.writable = False
+                self.is_writable = False
                 raise LedgerFenced(f"ledger {self.ledger_id}")
             if await self._session._written():
                 assert len(stored.entries) == entry_id, "entries are written in order"
@@ -202,10 +202,10 @@ class Writer:
             return entry_id
 
     async def abandon(self) -> None:
-        self.writable = False
+        self.is_writable = False
 
     async def close(self) -> None:
-        self.writable = False
+        self.is_writable = False
 
 
 class Reader:

@@ -150,7 +150,7 @@ class Faults:
         self.cluster.proxy.heal()
         wrong: list[str] = []
         for node in self.cluster.nodes:
-            if not node.running:
+            if not node.is_running:
                 if not self._may_end(node) and not self._gave_up(node):
                     wrong.append(f"{node.name} ended by itself: {node.output()[-1000:]}")
                 node.start()
@@ -169,7 +169,7 @@ class Faults:
                 node.wait_ready()
                 return
             except NotReady:
-                if node.running or not self._gave_up(node):
+                if node.is_running or not self._gave_up(node):
                     raise
             node.start()
         node.wait_ready()
@@ -188,7 +188,7 @@ class Faults:
     # ---------------------------------------------------------------------------------------- whom
     def _running(self, *groups: list[Target]) -> Target:
         """One that runs, each group being as likely as another; any at all when none does."""
-        able = [[node for node in group if node.running and node not in self._frozen] for group in groups]
+        able = [[node for node in group if node.is_running and node not in self._frozen] for group in groups]
         return self.rng.choice(self.rng.choice([group for group in able if group] or list(groups)))
 
     def _victim(self) -> Target:
@@ -217,7 +217,7 @@ class Faults:
         """Of a broker that runs; none may: then nothing is killed."""
         victim = self._running([*self.cluster.brokers])
         one = self.rng.random()
-        theirs = victim.pids[1:] if victim.running else []
+        theirs = victim.pids[1:] if victim.is_running else []
         if theirs:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(theirs[int(one * len(theirs))], signal.SIGKILL)
@@ -231,13 +231,13 @@ class Faults:
     def _freeze(self) -> Begun:
         victim = self._victim()
         self._frozen.append(victim)
-        if victim.running:
+        if victim.is_running:
             victim.freeze()
         lasts = self._lasting(SESSION_S + 1, SESSION_S + 5)
 
         def thaw() -> None:
             self._frozen.remove(victim)
-            if victim.running:
+            if victim.is_running:
                 victim.thaw()
 
         return Begun(f"{victim.name} for {lasts} s", lasts, thaw)
@@ -322,5 +322,5 @@ class Faults:
 
 def _revive(node: Target) -> None:
     """Another fault may have started it before."""
-    if not node.running:
+    if not node.is_running:
         node.start()

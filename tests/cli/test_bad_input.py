@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.common.processes import Cluster, Processes
-from magnetar.cli.run.servers import check_reach
+from magnetar.cli.run.servers import check_listeners
 from magnetar.runtime.network import Endpoint
 from tests.support.processes import Result, run_cli
 
@@ -49,9 +49,9 @@ def test_metrics_count_as_a_listener_too() -> None:
 
 def test_an_operator_may_take_the_risk_and_is_warned() -> None:
     everywhere, here = Endpoint("0.0.0.0", 7650), Endpoint("127.0.0.1", 7650)
-    assert "may read, write and delete" in check_reach(True, listen=everywhere, metrics=None)
-    assert check_reach(False, listen=here, metrics=Endpoint("::1", 9)) == ""
-    assert check_reach(True, listen=here) == ""
+    assert "may read, write and delete" in check_listeners(True, listen=everywhere, metrics=None)
+    assert check_listeners(False, listen=here, metrics=Endpoint("::1", 9)) == ""
+    assert check_listeners(True, listen=here) == ""
 
 
 def test_an_unknown_tenant_namespace_topic_or_subscription_is_code_4(cli: Cli) -> None:

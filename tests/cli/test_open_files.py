@@ -48,10 +48,10 @@ def test_a_cluster_whose_descriptors_strangers_take_goes_on(tmp_path: Path) -> N
                 for each in range(200):
                     producer.send(bytes(20_000) + b"%d" % each)
                     other.send(b"%d" % each)
-                assert all(process.running for process in processes)
+                assert all(process.is_running for process in processes)
                 consumer = client.subscribe("second", "all", initial_position=magnetar.InitialPosition.Earliest)
                 assert [consumer.receive(20_000).data() for _ in range(200)] == [b"%d" % each for each in range(200)]
             finally:
                 for each in strangers:
                     each.close()
-            assert all(process.running for process in processes)
+            assert all(process.is_running for process in processes)

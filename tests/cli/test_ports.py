@@ -48,8 +48,8 @@ async def _serving(folder: Path, port: int | None, monkeypatch: pytest.MonkeyPat
 
 
 def _given(folder: Path, port: int | None) -> standalone.StandaloneOptions:
-    pulsar = standalone._door("127.0.0.1", port, None, standalone.PULSAR_PORTS[0], "Pulsar's protocol")
-    http = standalone._door("127.0.0.1", port, None, standalone.HTTP_PORTS[0], "HTTP")
+    pulsar = standalone._protocol_endpoint("127.0.0.1", port, None, standalone.PULSAR_PORTS[0], "Pulsar's protocol")
+    http = standalone._protocol_endpoint("127.0.0.1", port, None, standalone.HTTP_PORTS[0], "HTTP")
     return standalone.StandaloneOptions(
         folder, Endpoint("127.0.0.1", standalone.PORT if port is None else port), pulsar, http
     )

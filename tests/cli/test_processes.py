@@ -271,36 +271,36 @@ def test_security_needs_members_that_know_each_other(tmp_path: Path) -> None:
 
 
 def test_other_processes_listen_at_free_ports_of_this_machine_or_at_the_next_ones() -> None:
-    assert processes.another(Endpoint("127.0.0.1", 7650), 0) == Endpoint("127.0.0.1", 7650)
-    assert processes.another(Endpoint("127.0.0.1", 7650), 2) == Endpoint("127.0.0.1", 0)
-    assert processes.another(Endpoint("127.0.0.1", 7650), 2, forwarded=True) == Endpoint("127.0.0.1", 7652)
-    assert processes.another(Endpoint("0.0.0.0", 7650), 2) == Endpoint("0.0.0.0", 7652)
-    assert processes.another(Endpoint("0.0.0.0", 0), 2) == Endpoint("0.0.0.0", 0)
+    assert processes.address_of_process(Endpoint("127.0.0.1", 7650), 0) == Endpoint("127.0.0.1", 7650)
+    assert processes.address_of_process(Endpoint("127.0.0.1", 7650), 2) == Endpoint("127.0.0.1", 0)
+    assert processes.address_of_process(Endpoint("127.0.0.1", 7650), 2, forwarded=True) == Endpoint("127.0.0.1", 7652)
+    assert processes.address_of_process(Endpoint("0.0.0.0", 7650), 2) == Endpoint("0.0.0.0", 7652)
+    assert processes.address_of_process(Endpoint("0.0.0.0", 0), 2) == Endpoint("0.0.0.0", 0)
     with pytest.raises(InvalidConfiguration, match="65536"):
-        processes.another(Endpoint("0.0.0.0", 65535), 1)
+        processes.address_of_process(Endpoint("0.0.0.0", 65535), 1)
 
 
 def test_each_broker_is_reached_at_the_advertised_host_at_ports_after_each_other() -> None:
     settings = BrokerConfig(advertised=Endpoint("b1.example", 9000))
-    seen = [brokers.shared(settings, number, "b", {}) for number in range(2)]
+    seen = [brokers.settings_of_process(settings, number, "b", {}) for number in range(2)]
     assert [each.advertised for each in seen] == [Endpoint("b1.example", 9000), Endpoint("b1.example", 9001)]
     assert [(each.name, each.share_group) for each in seen] == [("b-1", "b"), ("b-2", "b")]
     free = BrokerConfig(advertised=Endpoint("b1.example", 0), share_group="all")
-    assert brokers.shared(free, 1, "b", {}).advertised == Endpoint("b1.example", 0)
-    assert brokers.shared(free, 1, "b", {}).share_group == "all"
-    assert brokers.shared(BrokerConfig(), 1, "b", {}).advertised is None
+    assert brokers.settings_of_process(free, 1, "b", {}).advertised == Endpoint("b1.example", 0)
+    assert brokers.settings_of_process(free, 1, "b", {}).share_group == "all"
+    assert brokers.settings_of_process(BrokerConfig(), 1, "b", {}).advertised is None
 
 
 def test_brokers_of_a_cluster_share_unless_they_are_told_otherwise() -> None:
-    assert brokers.of_cluster(BrokerConfig()).share_group == "magnetar"
-    assert brokers.of_cluster(BrokerConfig(cluster="eu")).share_group == "eu"
-    assert brokers.of_cluster(BrokerConfig(share_group="mine")).share_group == "mine"
+    assert brokers.with_share_group(BrokerConfig()).share_group == "magnetar"
+    assert brokers.with_share_group(BrokerConfig(cluster="eu")).share_group == "eu"
+    assert brokers.with_share_group(BrokerConfig(share_group="mine")).share_group == "mine"
 
 
 def test_a_folder_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -> None:
-    held = processes.lock(str(tmp_path))
+    held = processes.lock_folder(str(tmp_path))
     threading.Timer(0.2, held.close).start()
-    processes.lock(str(tmp_path)).close()
+    processes.lock_folder(str(tmp_path)).close()
 
 
 def test_each_bookie_has_a_process_as_long_as_one_is_left_for_a_broker() -> None:

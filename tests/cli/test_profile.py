@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from magnetar.cli.common.session import Session, connected, load
+from magnetar.cli.common.session import Session, load_profile, with_session
 from magnetar.proto.errors import InvalidConfiguration
 from tests.security.test_settings import private
 
@@ -37,27 +37,27 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
 def run(*arguments: str) -> Session:
     """The session of a command with these options."""
     found: list[Session] = []
-    command = click.command()(connected(lambda session: found.append(session)))
+    command = click.command()(with_session(lambda session: found.append(session)))
     command.main(arguments, standalone_mode=False)
     return found[0]
 
 
 def test_paths_are_relative_to_the_file_and_the_default_profile_is_used(written: Written) -> None:
     folder = written(TEXT).parent
-    assert load("") == {
+    assert load_profile("") == {
         "url": "magnetar+ssl://one", "token": str(folder / "one.token"), "tls_ca": str(folder / "ca.pem")
     }  # fmt: skip
-    assert load("other")["tls_key"] == "/elsewhere/k.pem"
+    assert load_profile("other")["tls_key"] == "/elsewhere/k.pem"
 
 
 def test_without_a_file_there_is_no_profile_and_one_that_is_asked_for_is_missed(written: Written) -> None:
-    assert load("") == {}
+    assert load_profile("") == {}
     with pytest.raises(InvalidConfiguration, match="cannot be read"):
-        load("other")
+        load_profile("other")
     written("[other]\n")
-    assert load("") == {}
+    assert load_profile("") == {}
     with pytest.raises(InvalidConfiguration, match=r"no profile \[third\]; it has other"):
-        load("third")
+        load_profile("third")
 
 
 def test_an_option_beats_the_environment_and_both_beat_the_profile(
@@ -88,7 +88,7 @@ def test_files_that_others_may_read_are_refused_with_the_command_that_mends_it(w
     path = written(TEXT)
     path.chmod(0o644)
     with pytest.raises(InvalidConfiguration, match=f"chmod 600 {path}"):
-        load("")
+        load_profile("")
     path.chmod(0o600)
     token = private(path.parent / "one.token", b"a.b.c\n")
     session = run()
@@ -115,4 +115,4 @@ def test_a_token_itself_is_no_argument(written: Written) -> None:
 def test_what_is_no_profile_is_refused(written: Written, text: str) -> None:
     written(text)
     with pytest.raises(InvalidConfiguration):
-        load("")
+        load_profile("")

@@ -25,7 +25,7 @@ async def _lose(running: Cluster) -> tuple[int, str]:
     topic = await running.brokers[0].topic_manager.topic(NAME)
     await topic.registry.subscribe("s", topic.log.shape.start)
     (ledger,) = [span.ledger_id for span in topic.log.shape.spans]
-    await running.brokers[0].topic_manager.unload(NAME)
+    await running.brokers[0].topic_manager.unload_topic(NAME)
     gone = await _replace_bookie(running)
     await _publish(running, 4)
     running.brokers[0].topic_manager.cache.discard(ledger)

@@ -153,7 +153,7 @@ def test_three_times_as_many_silent_connections_as_a_port_may_have_keep_no_clien
         server.is_served_at(port)
         server.is_served_at(port)
     server.is_served_at(port)
-    assert server.process.running
+    assert server.process.is_running
 
 
 def talk(port: int, says: bytes, context: ssl.SSLContext | None) -> None:
@@ -188,7 +188,7 @@ def test_nonsense_leaves_a_line_an_address_and_minute_at_most_and_no_traceback(s
     lines = said_since(server.process, before)
     assert not [each for each in lines if "Traceback" in each or each.startswith("  ")]
     assert len(lines) <= 2, lines  # a minute may end meanwhile
-    assert server.process.running
+    assert server.process.is_running
 
 
 def test_strangers_at_the_port_of_a_bookie_keep_no_broker_out_and_fill_no_log(tmp_path: Path) -> None:

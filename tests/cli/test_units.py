@@ -24,49 +24,53 @@ from tests.support.processes import run_here
     ],
 )
 def test_durations_are_rounded_up_to_whole_units(text: str | None, unit_s: int, expected: int | None) -> None:
-    assert units.duration(text, unit_s) == expected
+    assert units.parse_duration(text, unit_s) == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), [("100M", 100), ("10G", 10240), ("1TiB", 1 << 20), ("-1", -1), ("7", 7)])
 def test_sizes_are_in_mebibytes(text: str, expected: int) -> None:
-    assert units.mebibytes(text) == expected
+    assert units.parse_mebibytes(text) == expected
 
 
 def test_what_is_no_time_or_size_is_refused_with_an_example() -> None:
     with pytest.raises(click.BadParameter, match="10m"):
-        units.duration("soon", 60)
+        units.parse_duration("soon", 60)
     with pytest.raises(click.BadParameter, match="10G"):
-        units.mebibytes("large")
+        units.parse_mebibytes("large")
 
 
 def test_places_in_a_topic() -> None:
-    assert units.message_id("earliest").ledger_id() == -1
-    assert units.message_id("latest").entry_id() == (1 << 63) - 1
-    found = units.message_id("97:9:2:5")
+    assert units.parse_message_id("earliest").ledger_id() == -1
+    assert units.parse_message_id("latest").entry_id() == (1 << 63) - 1
+    found = units.parse_message_id("97:9:2:5")
     assert (found.ledger_id(), found.entry_id(), found.partition(), found.batch_index()) == (97, 9, 2, 5)
-    assert units.message_id("97:9").batch_index() == -1
+    assert units.parse_message_id("97:9").batch_index() == -1
     with pytest.raises(click.UsageError, match="LEDGER:ENTRY"):
-        units.message_id("97")
+        units.parse_message_id("97")
 
 
 def test_moments_are_so_long_ago_or_a_date() -> None:
-    assert units.moment_ms("10m", 1_000_000_000) == 1_000_000_000 - 600_000
-    assert units.moment_ms("1970-01-01T00:00:01+00:00", 0) == 1000
-    assert units.moment_ms("1234", 0) == 1234
+    assert units.parse_moment_ms("10m", 1_000_000_000) == 1_000_000_000 - 600_000
+    assert units.parse_moment_ms("1970-01-01T00:00:01+00:00", 0) == 1000
+    assert units.parse_moment_ms("1234", 0) == 1234
     with pytest.raises(click.UsageError, match="is not a time"):
-        units.moment_ms("yesterday", 0)
+        units.parse_moment_ms("yesterday", 0)
 
 
 def test_properties_take_pairs_with_commas_and_more_than_once() -> None:
-    assert units.properties(["a=1,b=2", "c=x=y"]) == {"a": "1", "b": "2", "c": "x=y"}
-    assert units.properties(["a=1,2,3,b=2", "c=4"]) == {"a": "1,2,3", "b": "2", "c": "4"}
+    assert units.parse_properties(["a=1,b=2", "c=x=y"]) == {"a": "1", "b": "2", "c": "x=y"}
+    assert units.parse_properties(["a=1,2,3,b=2", "c=4"]) == {"a": "1,2,3", "b": "2", "c": "4"}
     with pytest.raises(click.BadParameter, match="KEY=VALUE"):
-        units.properties(["a"])
+        units.parse_properties(["a"])
 
 
 @pytest.mark.parametrize("text", ["²", "1²", "9" * 5000, "9" * 5000 + "s", "9" * 5000 + "m", "١", "١h", "१g"])
 def test_what_is_no_number_of_ascii_digits_is_a_usage_error(text: str) -> None:
-    for read in (lambda: units.duration(text, 1), lambda: units.mebibytes(text), lambda: units.moment_ms(text, 0)):
+    for read in (
+        lambda: units.parse_duration(text, 1),
+        lambda: units.parse_mebibytes(text),
+        lambda: units.parse_moment_ms(text, 0),
+    ):
         with pytest.raises(click.UsageError):
             read()
     with pytest.raises(click.UsageError):
@@ -82,7 +86,7 @@ def test_no_option_takes_what_is_no_number() -> None:
         context = click.Context(command, parent=parent)
         for each in command.params:
             assert type(each.type) not in (click.FloatRange, type(click.FLOAT)), (command.name, each.name)
-            if isinstance(each.type, units.Real):
+            if isinstance(each.type, units.FiniteNumber):
                 found += 1
                 for text in ("nan", "inf", "-inf", "1e999"):
                     with pytest.raises(click.BadParameter):

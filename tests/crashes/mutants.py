@@ -16,11 +16,11 @@ from magnetar.bookie.format import ledger_index
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.format.ledger_index import LimboRow, Quarantined
 from magnetar.bookie.store import checkpoint
-from magnetar.bookie.store.checkpoint import Checkpoint, Source
+from magnetar.bookie.store.checkpoint import Checkpoint, JournalPort
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.compaction import Compactor
 from magnetar.bookie.store.entrylog.mover import Mover
-from magnetar.bookie.store.entrylog.writer import TableFlush, Written, _Open
+from magnetar.bookie.store.entrylog.writer import TableFlush, WrittenEntries, _Open
 from magnetar.bookie.store.index_files import LedgerDescriptors
 from magnetar.bookie.store.journal.group_commit_core import GroupCommit, Stage, WriteBlock
 from magnetar.bookie.store.journal.journal import Done, Journal
@@ -210,7 +210,7 @@ def extent_lost_when_a_flush_ends_beside_its_move(stack: contextlib.ExitStack) -
         flushes += self._written is not None
         self.publish()
 
-    def finish(self: Mover) -> Written | None:
+    def finish(self: Mover) -> WrittenEntries | None:
         extents, tables = self._out.finish()
         if began[id(self)] != flushes:
             extents, tables = extents[:-1], tables[:-1]
@@ -251,7 +251,7 @@ def block_after_one_without_room_counts(stack: contextlib.ExitStack) -> None:
 
 
 def checkpoint_ends_with_its_caller(stack: contextlib.ExitStack) -> None:
-    async def run(self: Checkpoint, source: Source) -> None:
+    async def run(self: Checkpoint, source: JournalPort) -> None:
         async with self._lock:
             await self._steps(source)
 

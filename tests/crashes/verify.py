@@ -154,7 +154,7 @@ def mark_of(disk: Disk) -> tuple[int, int]:
 
 
 def _check_limbo(store: Store, expected: Expected) -> None:
-    upto, reasons = store.descriptors.limbo_upto, store.losses
+    upto, reasons = store.descriptors.limbo_upto, store.limbo_losses
     if upto >= 0 and not expected.may_be_in_limbo:
         raise Broken(f"a crash is not damage, and the store is in limbo: {reasons}")
     if upto not in (-1, expected.limbo_upto) or (upto < 0 and expected.limbo is Kind.LIMBO_ENTERED):

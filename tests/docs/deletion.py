@@ -100,9 +100,9 @@ def _list() -> Iterator[Row]:
 
 def _record() -> Iterator[Row]:
     yield Row("the list in the metadata names it, or it is not certain that the list changed",
-              "the list is changed by compare-and-set", "", place(ManagedLedger.remove))  # fmt: skip
+              "the list is changed by compare-and-set", "", place(ManagedLedger.remove_ledgers))  # fmt: skip
     yield Row("it is not noted as deleted, or its own record exists",
-              "it is noted, and its record deleted, after the list", "", place(ManagedLedger.delete))  # fmt: skip
+              "it is noted, and its record deleted, after the list", "", place(ManagedLedger.delete_ledgers))
     yield Row("a crash came between the two: it is an orphan", "the sweep finds, closes and deletes it; one whose "
               "owner has no record, or a younger one, stays until `magnetar ledgers orphans --delete --unexplained`",
               "orphan_sweep_s, orphan_age_s", place(orphans, "find_orphans"))  # fmt: skip

@@ -79,7 +79,7 @@ def rpcs_table() -> str:
     for service, owner in SERVICES.items():
         for method in wire.DESCRIPTOR.services_by_name[service].methods:
             name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
-            (path,) = [path for path, symbol in known if symbol in (f"{owner}.{name}", f"HalfService.{name}")]
+            (path,) = [path for path, symbol in known if symbol in (f"{owner}.{name}", f"HalfMessageService.{name}")]
             lines.append(f"| `{service}.{method.name}` | `{path}` |")
     for field in wire.ClientFrame.DESCRIPTOR.oneofs_by_name["kind"].fields:
         taken = sorted(module.path for module in layout.modules("broker") if _takes(module, field.name))

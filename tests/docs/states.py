@@ -98,7 +98,7 @@ def _move(rng: random.Random, core: Writer[PendingAdd], waiting: list[Any], othe
         return "QuorumTimedOut", core.receive(QuorumTimedOut(core.adds.lac + 1))
     if chance < 0.09:
         return "AddRefused", core.receive(AddRefused(rng.choice((EntryOutcome.FENCED, EntryOutcome.UNAUTHORIZED))))
-    if chance < 0.4 and core.takes_appends:
+    if chance < 0.4 and core.accepts_appends:
         return "append()", core.append(PendingAdd(), 1)
     if not waiting:
         return "", ()

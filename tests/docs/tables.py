@@ -20,7 +20,7 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.rest import application
 from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC, RouteRow
 from magnetar.broker.server import SHARES as OF_BROKER
-from magnetar.cli.common.exits import code_of
+from magnetar.cli.common.exits import exit_code_of
 from magnetar.cli.main import COMMANDS
 from magnetar.cli.run.metrics import SECOND
 from magnetar.cli.run.metrics_transactions import PULSAR
@@ -133,7 +133,7 @@ def errors_table() -> str:
             words = "Base of all; by itself: a code that this version does not know."
         family = "–" if base in (Exception, MagnetarError) else f"`{base.__name__}`"
         facts = " | ".join("yes" if fact else "–" for fact in (kind.definite, kind.retryable))
-        lines.append(f"| {kind.code} | `{kind.__name__}` | {family} | {facts} | {code_of(kind(''))} | {words} |")
+        lines.append(f"| {kind.code} | `{kind.__name__}` | {family} | {facts} | {exit_code_of(kind(''))} | {words} |")
     return "\n".join(lines)
 
 

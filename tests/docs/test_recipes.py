@@ -16,7 +16,7 @@ from magnetar.bookie.server import Bookie
 from magnetar.broker.access.table_core import RULES
 from magnetar.broker.grpc import checked
 from magnetar.cli.run import metrics as samples
-from magnetar.cli.run.metrics import Measured
+from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.metadata import records
 from magnetar.metadata.records import CounterRecord, DamagedRecord, Record
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
@@ -43,7 +43,7 @@ def _changed(record: NoteRecord | None) -> NoteRecord:
 async def test_a_new_record_is_stored_changed_and_read_and_refused_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(records._KINDS, NoteRecord.kind, NoteRecord)
     sqlite = await SqliteStore.open(real_world(1), MEMORY)
-    store = sqlite.session()
+    store = sqlite.new_session()
     for _ in range(3):
         await update_record(store, "/notes/a", NoteRecord, _changed)
     assert await get_record(store, "/notes/a", NoteRecord) == (NoteRecord(text="n", changes=2), 2)
@@ -81,7 +81,7 @@ async def test_a_new_number_of_a_part_is_a_counter_unless_it_is_among_the_gauges
     monkeypatch.setattr(samples, "BOOKIE_GAUGES", samples.BOOKIE_GAUGES | {"notes_waiting"})
     page = Page()
     async with cluster(tmp_path) as running:
-        await Measured(bookies=running.bookies)(page)
+        await MeasuredParts(bookies=running.bookies)(page)
     registry = CollectorRegistry()
     registry.register(page)
     text = generate_latest(registry).decode()

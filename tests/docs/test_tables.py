@@ -12,7 +12,7 @@ import pytest
 from magnetar.bookie.server import BookieConfig
 from magnetar.broker.common.config import NAMES as POLICIES
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.cli.common.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, code_of
+from magnetar.cli.common.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, exit_code_of
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
 from magnetar.runtime.config import SECTIONS, defaults_of, load, settings
 from magnetar.runtime.disk import EXIT_DISK_FAILED
@@ -127,7 +127,7 @@ def test_exit_codes_of_the_table_are_those_of_the_code() -> None:
     told = [int(line.split("|")[1]) for line in text.splitlines() if re.match(r"\| \d", line)]
     known = [OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, EXIT_DISK_FAILED, INTERRUPTED]
     assert told == known
-    assert {code_of(kind("")) for kind in error_classes()} <= set(told)
+    assert {exit_code_of(kind("")) for kind in error_classes()} <= set(told)
 
 
 def test_every_error_class_has_a_code_of_its_own_and_survives_the_wire() -> None:

@@ -106,7 +106,7 @@ class Space:
         """Every next state, with the words for it. Raises Broken."""
         writer, recoverers, columns, meta, _, script, left = state
         core = self.writers.cores[writer]
-        if script < self.shape.entries and core.takes_appends:
+        if script < self.shape.entries and core.accepts_appends:
             appended = altered(state, SCRIPT, script + 1)
             yield f"w appends {script}", self._write(appended, ("append", self.payloads[script]))
         if script <= self.shape.entries and core.state.name in ("OPEN", "CHANGING"):
@@ -209,7 +209,7 @@ class Space:
             return state
         if self.records[state[RECORD]].state == CLOSED:
             raise Broken("1: a closed record changes")
-        m.check(record)
+        m.check_record(record)
         state = altered(state, RECORD, number)
         if record.state == CLOSED:
             self.closings += 1

@@ -7,13 +7,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.broker.cluster.schema_core import Definition, why_refused, why_unreadable_by
+from magnetar.broker.cluster.schema_core import Definition, why_incompatible, why_unreadable_by
 from magnetar.broker.pulsar import consumer, topic_lists, translate
-from magnetar.broker.pulsar.frames import FrameCutter, encode_frame, parse_frame, sent_entry
+from magnetar.broker.pulsar.frames import FrameCutter, encode_frame, parse_frame, parse_sent_entry
 from magnetar.broker.rest.call import BadRequest
-from magnetar.broker.rest.policies import POLICIES, convert_value, fields_of_namespace
-from magnetar.client.model.avro_bounds import Parsed
-from magnetar.client.model.schema import parsed_avro, read_avro
+from magnetar.broker.rest.policies import POLICIES, convert_value, parse_namespace_policies
+from magnetar.client.model.avro_bounds import CheckedSchema
+from magnetar.client.model.schema import parse_avro_schema, read_avro
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part
 from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata
@@ -57,7 +57,7 @@ def run_frames(data: bytes) -> None:
             size = min(len(room), len(part))
             room[:size] = part[:size]
             part = part[size:]
-            for each in cutter.receive(size):
+            for each in cutter.receive_frames(size):
                 _take(each)
             assert cutter.held_bytes <= 2 * FRAME_BYTES_MAX, "more is held than a frame may have"
 
@@ -70,14 +70,14 @@ def _take(each: memoryview) -> None:
 
 def _ids(command: pulsar.BaseCommand, rest: memoryview) -> None:
     for each in command.ack.message_id:
-        translate.message_id(each)
+        translate.parse_message_id(each)
 
 
 _WORK: dict[int, tuple[Callable[[pulsar.BaseCommand, memoryview], object], ...]] = {
-    pulsar.BaseCommand.SEND: (lambda command, rest: sent_entry(rest),),
+    pulsar.BaseCommand.SEND: (lambda command, rest: parse_sent_entry(rest),),
     pulsar.BaseCommand.ACK: (_ids,),
-    pulsar.BaseCommand.SUBSCRIBE: (lambda command, rest: consumer.subscribe_options(command.subscribe).check(),),
-    pulsar.BaseCommand.PRODUCER: (lambda command, rest: translate.schema_of(command.producer.schema),),
+    pulsar.BaseCommand.SUBSCRIBE: (lambda command, rest: consumer.parse_subscribe(command.subscribe).check(),),
+    pulsar.BaseCommand.PRODUCER: (lambda command, rest: translate.parse_schema(command.producer.schema),),
     pulsar.BaseCommand.WATCH_TOPIC_LIST: (
         lambda command, rest: topic_lists.compile_pattern(command.watch_topic_list.topics_pattern)(
             "public/default/abc"
@@ -119,11 +119,11 @@ def run_schemas(data: bytes) -> None:
         except MagnetarError:
             continue
         for mode in (Compatibility.FULL_TRANSITIVE, Compatibility.BACKWARD):
-            why_refused(mode, new, [(0, _OLD)])
+            why_incompatible(mode, new, [(0, _OLD)])
             why_unreadable_by(mode, new, [(0, _OLD)])
 
 
-_WRITER = Parsed(parsed_avro(SchemaInfo(type=SchemaType.AVRO, data=_TEXT)))
+_WRITER = CheckedSchema(parse_avro_schema(SchemaInfo(type=SchemaType.AVRO, data=_TEXT)))
 
 
 def payloads() -> list[bytes]:
@@ -152,7 +152,7 @@ def run_body(data: bytes) -> None:
     except (ValueError, RecursionError):
         return
     if isinstance(given, dict):
-        _refused(lambda: fields_of_namespace(given))
+        _refused(lambda: parse_namespace_policies(given))
     for row in POLICIES:
         _refused(lambda row=row: row.take(convert_value(given, row.kind, row.namespace)))  # type: ignore[misc]
 

@@ -26,7 +26,7 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.grpc import translate
 from magnetar.broker.log import compacted_format as compacted
 from magnetar.broker.subscription import cursor_format as cursor
-from magnetar.broker.subscription.acks import entries_of
+from magnetar.broker.subscription.acks import parse_entry_set
 from magnetar.broker.subscription.core.cursor_state import (
     ChunkKey,
     ChunkKind,
@@ -43,7 +43,7 @@ from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.grpc.messages import copied_tags, item_at
+from magnetar.runtime.grpc.messages import copied_tags, item_bounds
 from magnetar.runtime.peer import envelope
 from magnetar.security import htpasswd
 from magnetar.security import token as revoked
@@ -80,8 +80,8 @@ def _entry(data: bytes) -> None:
     entry.declared_messages(data)
     for parse in (entry.parse_stored, entry.split_broker_part):
         _tried(parse, data)
-    _, header = entry.open_entry(data)
-    entry.keys_of(header.metadata, header.payload_offset, data)
+    _, header = entry.parse_entry(data)
+    entry.distinct_keys(header.metadata, header.payload_offset, data)
     entry.decode_columns(header, data)
 
 
@@ -134,23 +134,23 @@ def _frames() -> list[bytes]:
 def _frame(data: bytes) -> None:
     offset = 0
     while offset < len(data):
-        offset, _ = item_at(data, offset, _COPIED)
+        offset, _ = item_bounds(data, offset, _COPIED)
     for frame in wire.ClientFrames.FromString(data).items:
         kind = frame.WhichOneof("kind")
         if kind == "open_producer":
-            translate.producer_options(frame.open_producer, BrokerConfig()).check()
+            translate.parse_producer_options(frame.open_producer, BrokerConfig()).check()
         elif kind == "subscribe":
-            translate.subscribe_options(frame.subscribe)
+            translate.parse_subscribe_options(frame.subscribe)
         elif kind == "ack":
             list(translate._check_ack(frame.ack))
-            list(translate.acked_entries(frame.ack.entries))
-            for each in translate.entry_sets(frame.ack.ledgers):
+            list(translate.parse_acked_entries(frame.ack.entries))
+            for each in translate.parse_entry_sets(frame.ack.ledgers):
                 _bitmap(each.entries)
 
 
 def _bitmap(data: bytes) -> None:
     """With what the broker does to a set: it walks only what is in a topic."""
-    found = entries_of(data)
+    found = parse_entry_set(data)
     there = BitMap(range(100_000))
     len(found), bitmap_bytes(found), len(found - there), len(there & found), len(there | found)
     count_ranges(found & there)
@@ -263,7 +263,7 @@ def _state(data: bytes) -> None:
 
 def _rows() -> list[bytes]:
     table = compacted.encode_table([compacted.SurvivorRow(1, 10, 0, 10, 0, BitMap([1, 2]))])
-    return [compacted.decode_piece(table[0])[2]]
+    return [compacted.decode_table_piece(table[0])[2]]
 
 
 def _dedup(data: bytes) -> None:
@@ -298,7 +298,7 @@ def _group(data: bytes) -> None:
         return
     heads = data[index.GROUP_HEADER_BYTES : index.GROUP_HEADER_BYTES + header.heads_bytes]
     whole = index.GroupHeader(header.extents, header.tables_bytes, crc32c(data[: index._GROUP.size], heads))
-    index.columns_of(heads[: len(heads) // index.HEAD_BYTES * index.HEAD_BYTES])
+    index.head_columns(heads[: len(heads) // index.HEAD_BYTES * index.HEAD_BYTES])
     for extent in index.intact_extents(whole, data) or ():
         index.intact_table(extent, data)
 
@@ -346,7 +346,7 @@ TARGETS: dict[str, Target] = {
                        lambda data: policies.decode(data.decode("latin-1"))),
     "offsets": Target(lambda: [b'{"persistent://t/n/topic": {"0": 23, "1": 42}}', b'{"a": 1}', b"[]"], _json),
     "cursor": Target(_states, _state),
-    "compacted": Target(_rows, compacted.decode_rows),
+    "compacted": Target(_rows, compacted.decode_table_rows),
     "dedup": Target(lambda: [b'{"ledger":1,"entry":2,"producers":[["p",1,"",0]]}', b"{}"], _dedup),
     "entry-log": Target(_records, _log),
     "index": Target(_groups, _group),

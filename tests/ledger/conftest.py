@@ -39,7 +39,7 @@ class Cluster:
 async def cluster() -> AsyncIterator[Cluster]:
     world = real_world(seed=1)
     store = await SqliteStore.open(world, ":memory:")
-    session = store.session()
+    session = store.new_session()
     bookies = [await FakeBookie(number).start(world, session) for number in range(3)]
     made = Cluster(world, session, bookies, [])
     yield made

@@ -60,7 +60,7 @@ class Play:
 
     # ------------------------------------------------------------------------------ steps
     def _push(self, _: int) -> None:
-        if self.core.takes_appends:
+        if self.core.accepts_appends:
             self.appended += 1
             self._do(self.core.append(PayloadAdd(self.appended), 1))
 
@@ -208,7 +208,7 @@ class Play:
 
     def _check(self) -> None:
         self.core.check()
-        m.check(self.record)
+        m.check_record(self.record)
         if self.change is not None and self.core.state not in (w.WriterState.CHANGING, w.WriterState.SETTLING):
             self.change, self.others = None, {}  # the driver lets go of it; it may be written or not
         if self.core.state in (w.WriterState.OPEN, w.WriterState.DRAINING):

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from magnetar.ledger.adds_format import encode_statuses, open_adds
+from magnetar.ledger.adds_format import encode_statuses, verify_adds
 from magnetar.ledger.peer_format import ENTRY_HEADER, AnswerHead, Flags, Op, RequestHead, Status, decode_request
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, encode
@@ -73,7 +73,7 @@ class FakeBookie:
             request.reply(answer.encode(), frames)
 
     def _serve_many(self, head: RequestHead, request: Request) -> None:
-        opened = open_adds(head, request.frames, 8 << 20)
+        opened = verify_adds(head, request.frames, 8 << 20)
         assert not any(opened.statuses), "the library sends whole entries"
         statuses = bytearray()
         for entry, stored, _ in opened.entries:

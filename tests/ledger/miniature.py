@@ -196,7 +196,7 @@ class Miniature:
 
     # ------------------------------------------------------------------------------ the writer
     def _append(self) -> None:
-        if self.writer is None or not self.writer.takes_appends:
+        if self.writer is None or not self.writer.accepts_appends:
             return
         effects: list[w.Effect[PayloadAdd[bytes]]] = []
         for _ in range(self.rng.choice((1, 1, 1, 2, 3))):  # of one turn
@@ -319,7 +319,7 @@ class Miniature:
             return None
         if isinstance(answer, m.RecordWrite):
             assert before.state != CLOSED, "nothing leaves CLOSED: a ledger ends once"
-            m.check(answer.record)
+            m.check_record(answer.record)
             self.record = answer.record
         return self.record
 
@@ -338,7 +338,7 @@ class Miniature:
     # ------------------------------------------------------------------------------ the verdict
     def _judge(self) -> None:
         end = self.record.last_entry
-        m.check(self.record)
+        m.check_record(self.record)
         for record in self.ends:
             assert (record.last_entry, record.length) == (end, self.record.length), (
                 "every recoverer reports the same end"

@@ -27,7 +27,7 @@ def name(number: int) -> str:
 @pytest_asyncio.fixture
 async def metadata() -> AsyncIterator[MetadataStore]:
     store = await SqliteStore.open(real_world(seed=1), ":memory:")
-    session = store.session()
+    session = store.new_session()
     yield session
     await session.close()
     await store.close()

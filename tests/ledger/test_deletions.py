@@ -20,7 +20,7 @@ from tests.support.cluster import cluster
 async def test_any_deletions_by_several_processes_are_all_noted_and_only_they(tmp_path: Path) -> None:
     rng = random.Random(13)
     async with cluster(tmp_path) as running:
-        sessions = [running.store.session() for _ in range(4)]
+        sessions = [running.store.new_session() for _ in range(4)]
         wanted = [rng.sample(range(3 * deletions.PAGE_IDS), 60) for _ in range(40)]
 
         async def work(number: int) -> None:
@@ -39,7 +39,7 @@ async def test_any_deletions_by_several_processes_are_all_noted_and_only_they(tm
 
 async def test_ids_that_follow_each_other_are_one_range(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
-        session = running.store.session()
+        session = running.store.new_session()
         for ids in ([5], [7], [6], [5], range(8, 100)):
             await deletions.record_deletions(session, ids)
         found = await get_record(session, paths.deleted(0), DeletedLedgersRecord)
@@ -53,7 +53,7 @@ async def test_ids_that_follow_each_other_are_one_range(tmp_path: Path) -> None:
 
 async def test_a_client_deletes_ledgers_together_and_each_call_ends_when_its_own_are_gone(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
-        session = running.store.session()
+        session = running.store.new_session()
         client = LedgerClient(running.world, session, LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1))
         made = [(await client.create()).ledger_id for _ in range(30)]
         before = await session.revision()

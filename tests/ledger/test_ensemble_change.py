@@ -155,7 +155,7 @@ def test_closing_while_the_ensemble_changes_waits_for_it_and_then_drains() -> No
     script.failed(0, "a")
     assert script.close() == []
     assert script.core.state is WriterState.SETTLING
-    assert not script.core.takes_appends
+    assert not script.core.accepts_appends
     assert script.failed(0, "b") == [], "no further change for a ledger that ends"
     assert script.acked(0, "c") == []
     assert script.tell(EnsembleChanged(("d", "b", "c"))) == [("send", 0, "d")]
@@ -227,7 +227,7 @@ def test_sound_plays_keep_every_promise() -> None:
 
 @replaces_code
 def test_m10_confirming_while_the_change_is_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = PendingAdds.drain
+    honest = PendingAdds.take_confirmed
 
     def thawed(self: PendingAdds[PayloadAdd[int]]) -> list[PayloadAdd[int]]:
         self.frozen, frozen = False, self.frozen
@@ -236,14 +236,14 @@ def test_m10_confirming_while_the_change_is_on_its_way_is_seen(monkeypatch: pyte
         finally:
             self.frozen = frozen
 
-    monkeypatch.setattr(PendingAdds, "drain", thawed)
+    monkeypatch.setattr(PendingAdds, "take_confirmed", thawed)
     assert first_failure(SEEDS)
 
 
 @replaces_code
 def test_m11_draining_inside_the_unack_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     drained: list[PayloadAdd[int]] = []
-    honest = PendingAdds.drain
+    honest = PendingAdds.take_confirmed
 
     def careless(self: PendingAdds[PayloadAdd[int]], ensemble: Sequence[str]) -> list[SendAdd[PayloadAdd[int]]]:
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
@@ -263,8 +263,8 @@ def test_m11_draining_inside_the_unack_loop_is_seen(monkeypatch: pytest.MonkeyPa
         drained.clear()
         return confirmed
 
-    monkeypatch.setattr(PendingAdds, "replace", careless)
-    monkeypatch.setattr(PendingAdds, "drain", rest)
+    monkeypatch.setattr(PendingAdds, "replace_ensemble", careless)
+    monkeypatch.setattr(PendingAdds, "take_confirmed", rest)
     assert first_failure(SEEDS)
 
 
@@ -306,7 +306,7 @@ def test_m13_comparing_with_whom_an_entry_was_first_sent_to_is_seen(monkeypatch:
         return sends
 
     monkeypatch.setattr(PendingAdds, "add_with_sends", push)
-    monkeypatch.setattr(PendingAdds, "replace", replace)
+    monkeypatch.setattr(PendingAdds, "replace_ensemble", replace)
     assert first_failure(SEEDS)
 
 
@@ -329,7 +329,7 @@ def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -
             self.lac, self.length_confirmed = max(self.lac, add.entry), add.length
         return done
 
-    monkeypatch.setattr(PendingAdds, "drain", eager)
+    monkeypatch.setattr(PendingAdds, "take_confirmed", eager)
     assert first_failure(SEEDS)
 
 

@@ -88,7 +88,7 @@ async def test_a_bookie_that_hangs_is_replaced_though_every_entry_was_confirmed_
     record = await changed(writer, 2)
     assert [fragment.first_entry for fragment in record.fragments] == [0, 2]
     assert hanging.id not in record.fragments[1].bookies
-    assert writer.writable
+    assert writer.is_writable
     assert not writer.is_short_of_bookies
     assert hanging.id in five.clients[0]._bookies.quarantined_bookies()
 
@@ -120,7 +120,7 @@ async def test_a_replacement_that_is_dead_as_well_is_replaced_in_turn(five: Clus
     await asyncio.gather(*(bookie.stop() for bookie in dead))  # it stays registered, as one killed just now
     while dead[0].id in writer.record.fragments[-1].bookies or dead[1].id in writer.record.fragments[-1].bookies:
         await writer.append(b"x")
-    assert writer.writable
+    assert writer.is_writable
 
 
 async def test_a_bookie_that_failed_lately_replaces_nobody(five: Cluster) -> None:
@@ -144,7 +144,7 @@ async def test_a_bounded_number_of_changes_then_the_ledger_ends(five: Cluster) -
     await standing(five, writer).stop()
     await changed_from(writer, 0)
     await standing(five, writer, 1).stop()
-    while writer.writable:
+    while writer.is_writable:
         await asyncio.wait([writer.append(b"x")])
     assert (await writer.close()).last_entry == writer.last_confirmed
     assert len(writer.record.fragments) <= 2
@@ -174,7 +174,7 @@ async def test_an_answer_that_comes_after_the_bookie_was_replaced_counts_for_not
 async def test_a_reader_beside_the_writer_reads_on_from_the_new_ensemble(five: Cluster) -> None:
     client = five.client()
     writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
-    reader = client.reader_beside(writer)
+    reader = client.make_local_reader(writer)
     await writer.append(b"old")
     await standing(five, writer).stop()
     await writer.append(b"new")
@@ -362,7 +362,7 @@ async def test_an_append_beyond_the_bounds_fails_definitely_and_ready_waits_for_
     with pytest.raises(BackPressure) as caught:
         await writer.append(b"one too many")
     assert caught.value.definite
-    assert writer.writable
+    assert writer.is_writable
     waiting = asyncio.ensure_future(writer.wait_room())
     await asyncio.sleep(0)
     assert not waiting.done()

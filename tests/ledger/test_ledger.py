@@ -57,7 +57,7 @@ async def test_an_append_after_close_fails_definitely_and_sends_nothing(cluster:
 async def test_a_reader_beside_the_writer_reads_up_to_its_lac_and_no_further(cluster: Cluster) -> None:
     client = cluster.client()
     writer = await client.create()
-    reader = client.reader_beside(writer)
+    reader = client.make_local_reader(writer)
     assert (reader.last_entry, reader.is_closed) == (-1, False)
     await writer.append(b"one")
     assert [bytes(e.payload) for e in await reader.read(0, reader.last_entry)] == [b"one"]
@@ -105,7 +105,7 @@ async def test_a_silent_bookie_ends_the_ledger_and_everything_sent_is_confirmed_
     cluster.bookie(writer.record.fragments[0].bookies[1]).silent.add(Op.ADD)
     assert await asyncio.gather(*(writer.append(b"x") for _ in range(20))) == list(range(1, 21))
     await writer.wait_finished()
-    assert not writer.writable
+    assert not writer.is_writable
     assert await writer.close() == LedgerEnd(20, 6 + 20)
     reader = await client.open(writer.ledger_id)
     assert len(await reader.read(0, 20)) == 21
@@ -286,7 +286,7 @@ async def test_a_busy_bookie_is_asked_again_and_nothing_ends(cluster: Cluster) -
     for bookie in cluster.bookies:
         bookie.status.clear()
     assert await pending == 0
-    assert writer.writable
+    assert writer.is_writable
 
 
 async def test_an_append_that_nobody_decides_in_time_is_unknown(cluster: Cluster) -> None:

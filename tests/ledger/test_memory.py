@@ -85,8 +85,8 @@ def test_as_many_that_wait_are_told_as_there_is_room_for_and_all_when_nothing_is
     memory.held = 12 * LOOK_BYTES
     looks = [lambda number=number: told.append(number) for number in range(20)]
     for look in looks:
-        memory.add_waiting(look)
-    memory.remove_waiting(looks[1])
+        memory.add_waiter(look)
+    memory.remove_waiter(looks[1])
     memory.release(4 * LOOK_BYTES)
     assert told == [0, 2], "in the order of waiting"
     memory.release(4 * LOOK_BYTES)

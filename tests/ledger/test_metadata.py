@@ -142,7 +142,7 @@ def test_the_fragment_of_an_entry_is_the_last_that_begins_at_or_before_it() -> N
 )
 def test_check_finds_broken_records(broken: LedgerRecord) -> None:
     with pytest.raises(AssertionError):
-        m.check(broken)
+        m.check_record(broken)
 
 
 TWO = (Fragment(0, ("a", "b", "c")), Fragment(3, ("a", "d", "c")))

@@ -61,29 +61,29 @@ def test_frozen_records_acks_and_confirms_nothing() -> None:
     assert acked(adds, 0, 1) == []
     assert adds.lac == -1
     adds.frozen = False
-    assert [add.entry for add in adds.drain()] == [0]
+    assert [add.entry for add in adds.take_confirmed()] == [0]
 
 
 def test_replace_compares_per_entry_to_whom_it_was_sent() -> None:
     """a → d → a: an entry that was sent to d only goes to a again (#4459); one that a has is left alone."""
     adds = pending("x")
     acked(adds, 0, 0)
-    adds.fail(0, "a")
-    sends = adds.replace(("d", "b", "c"))
+    adds.mark_failed(0, "a")
+    sends = adds.replace_ensemble(("d", "b", "c"))
     assert [(s.add.entry, s.slot, s.bookie) for s in sends] == [(0, 0, "d")]
     adds.add_with_sends(PayloadAdd("y"), 1)
-    sends = adds.replace(("a", "b", "c"))
+    sends = adds.replace_ensemble(("a", "b", "c"))
     assert [(s.add.entry, s.slot, s.bookie) for s in sends] == [(0, 0, "a"), (1, 0, "a")]
     adds.check()
 
 
 def test_a_failed_slot_that_is_not_replaced_is_left_out_and_may_doom_an_entry() -> None:
     adds = pending("x")
-    assert adds.fail(0, "a")
-    assert not adds.fail(0, "z"), "who does not stand there cannot fail there"
+    assert adds.mark_failed(0, "a")
+    assert not adds.mark_failed(0, "z"), "who does not stand there cannot fail there"
     assert not adds.head_is_unconfirmable
     assert [send.slot for send in adds.add_with_sends(PayloadAdd("y"), 1)] == [1, 2]
-    assert adds.fail(1, "b")
+    assert adds.mark_failed(1, "b")
     assert adds.head_is_unconfirmable
     assert adds.any_is_unconfirmable
 
@@ -91,8 +91,8 @@ def test_a_failed_slot_that_is_not_replaced_is_left_out_and_may_doom_an_entry() 
 def test_an_ack_before_the_failure_still_counts() -> None:
     adds = pending("x")
     acked(adds, 0, 0)
-    adds.fail(0, "a")
-    adds.fail(1, "b")
+    adds.mark_failed(0, "a")
+    adds.mark_failed(1, "b")
     assert not adds.head_is_unconfirmable
     assert acked(adds, 0, 2) == [0]
 
@@ -134,9 +134,9 @@ def test_whatever_happens_confirmations_are_dense_in_order_and_held_by_a_quorum(
         elif kind == "replace":
             ensemble = list(adds.ensemble)
             ensemble[slot] = next(names)
-            sent += adds.replace(ensemble)
+            sent += adds.replace_ensemble(ensemble)
         elif kind == "freeze":
             adds.frozen = not adds.frozen
-            confirmed += [add.entry for add in adds.drain()]
+            confirmed += [add.entry for add in adds.take_confirmed()]
         adds.check()
     assert confirmed == list(range(len(confirmed)))

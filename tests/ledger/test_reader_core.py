@@ -23,8 +23,8 @@ from magnetar.ledger.reader_core import (
     ReadFailure,
     SpeculationDue,
     VerifiedTail,
-    seal,
-    unseal,
+    encode_header,
+    verify_entry,
 )
 from magnetar.metadata.records import CLOSED, Fragment, LedgerRecord
 from magnetar.proto.checksum import JOINED_BYTES_MIN, crc32c
@@ -37,7 +37,7 @@ def record(shape: tuple[int, int, int] = (3, 3, 2), **changes: object) -> Ledger
 
 
 def stored(entry: int, payload: bytes = b"payload", ledger: int = 7) -> bytes:
-    return seal(ledger, entry, entry - 1, 10, (payload,)) + payload
+    return encode_header(ledger, entry, entry - 1, 10, (payload,)) + payload
 
 
 def ask(effect: object) -> AskBookie:
@@ -199,17 +199,19 @@ def test_entries_before_the_last_fragment_are_readable_without_a_lac() -> None:
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=4), st.data())
 def test_any_flipped_bit_of_a_stored_entry_is_seen(frames: list[bytes], data: st.DataObject) -> None:
-    whole = seal(7, 3, 2, 99, frames) + b"".join(frames)
-    found = unseal(whole, 7, 3)
+    whole = encode_header(7, 3, 2, 99, frames) + b"".join(frames)
+    found = verify_entry(whole, 7, 3)
     assert found is not None
     assert (found.lac, found.length, found.payload) == (2, 99, b"".join(frames))
     bit = data.draw(st.integers(0, len(whole) * 8 - 1))
     flipped = bytearray(whole)
     flipped[bit // 8] ^= 1 << bit % 8
-    assert unseal(bytes(flipped), 7, 3) is None
+    assert verify_entry(bytes(flipped), 7, 3) is None
 
 
 @pytest.mark.parametrize("size", [5, JOINED_BYTES_MIN, 100_003])
 def test_a_seal_is_the_same_when_the_checksum_of_a_tail_is_known(size: int) -> None:
     payload = random.Random(size).randbytes(size + 20)
-    assert seal(7, 3, 2, 99, (payload,), VerifiedTail(crc32c(payload[20:]), size)) == seal(7, 3, 2, 99, (payload,))
+    assert encode_header(7, 3, 2, 99, (payload,), VerifiedTail(crc32c(payload[20:]), size)) == encode_header(
+        7, 3, 2, 99, (payload,)
+    )

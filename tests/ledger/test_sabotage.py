@@ -77,7 +77,7 @@ def test_m04_recovery_reads_from_the_changed_ensemble_lose_entries(monkeypatch: 
 
 def test_m05_a_negative_on_one_miss_too_few_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Striping, "misses_for_negative", property(lambda self: max(1, self.write_quorum - self.ack_quorum))
+        Striping, "misses_proving_absence", property(lambda self: max(1, self.write_quorum - self.ack_quorum))
     )
     assert first_failure()
 
@@ -100,7 +100,7 @@ def test_m06_errors_told_as_missing_lose_entries() -> None:
 
 @replaces_code
 def test_m10_acks_that_confirm_while_the_end_is_on_its_way_lie_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = PendingAdds.drain
+    honest = PendingAdds.take_confirmed
 
     def thawed(self: PendingAdds[PayloadAdd[bytes]]) -> list[PayloadAdd[bytes]]:
         self.frozen, frozen = False, self.frozen
@@ -109,7 +109,7 @@ def test_m10_acks_that_confirm_while_the_end_is_on_its_way_lie_beyond_it(monkeyp
         finally:
             self.frozen = frozen
 
-    monkeypatch.setattr(PendingAdds, "drain", thawed)
+    monkeypatch.setattr(PendingAdds, "take_confirmed", thawed)
     assert first_failure()
 
 
@@ -127,9 +127,9 @@ def _stored_ahead() -> tuple[PendingAdds[PayloadAdd[str]], list[PayloadAdd[str]]
 
 def _replaced_then_drained() -> list[int]:
     adds, _ = _stored_ahead()
-    adds.replace(("d", "b", "c"))
+    adds.replace_ensemble(("d", "b", "c"))
     adds.frozen = False
-    return [add.entry for add in adds.drain()] if adds.lac < 0 else list(range(adds.lac + 1))
+    return [add.entry for add in adds.take_confirmed()] if adds.lac < 0 else list(range(adds.lac + 1))
 
 
 def test_m12_an_ensemble_that_the_metadata_never_got_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +156,10 @@ def test_m11_draining_inside_the_loop_confirms_by_the_replaced_bookie(monkeypatc
             for slot in self.striping.write_set(add.entry):
                 if add.sent.get(slot) != ensemble[slot]:
                     add.acks.discard(slot)
-            self.drain()
+            self.take_confirmed()
         return []
 
-    monkeypatch.setattr(PendingAdds, "replace", careless)
+    monkeypatch.setattr(PendingAdds, "replace_ensemble", careless)
     assert _replaced_then_drained() != [0]
 
 
@@ -183,7 +183,7 @@ def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -
             self.lac, self.length_confirmed = max(self.lac, add.entry), add.length
         return done
 
-    monkeypatch.setattr(PendingAdds, "drain", eager)
+    monkeypatch.setattr(PendingAdds, "take_confirmed", eager)
     assert first_failure()
 
 

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from magnetar.ledger.adds_format import ADDS_MAX, decode_statuses, encode_statuses, open_add, open_adds
+from magnetar.ledger.adds_format import ADDS_MAX, decode_statuses, encode_statuses, verify_add, verify_adds
 from magnetar.ledger.config import LedgerConfig
 from magnetar.ledger.memory import AppendMemory
 from magnetar.ledger.metadata_core import new_record
 from magnetar.ledger.peer_format import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
 from magnetar.ledger.pending_core import AddFailed, AddsAcked, PendingAdds, Striping
 from magnetar.ledger.reader_core import Payload
-from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Append, Fact
+from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Fact, FutureAppend
 from magnetar.ledger.writer_core import AddRefused, EntryOutcome
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
@@ -40,10 +40,10 @@ class Sent(NamedTuple):
     @property
     def opened(self) -> list[tuple[int, tuple[bytes, ...], int]]:
         if self.head.op is Op.ADD:
-            one = open_add(self.head.ledger, self.head.entry, self.frames, 8 << 20)
+            one = verify_add(self.head.ledger, self.head.entry, self.frames, 8 << 20)
             assert one is not None
             return [one[0]]
-        return open_adds(self.head, self.frames, 8 << 20).entries
+        return verify_adds(self.head, self.frames, 8 << 20).entries
 
     def say(self, *statuses: Status) -> None:
         self.answer.set_result(Reply(*encode_statuses(self.head.ledger, self.head.entry, bytes(statuses))))
@@ -87,7 +87,7 @@ class Rig:
     def append(self, *payloads: bytes) -> None:
         for payload in payloads:
             future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            add = Append((payload,), len(payload), future)
+            add = FutureAppend((payload,), len(payload), future)
             self.adds.add(add, add.size)
             self.sender.send(add, self.adds.lac)
 

@@ -22,19 +22,19 @@ def test_covered_means_that_every_possible_ack_quorum_holds_a_fenced_bookie(shap
     quorums = {quorum for ws in striping.write_sets for quorum in combinations(sorted(ws), striping.ack_quorum)}
     for unknown in subsets(range(striping.ensemble_size)):
         safe = all(not set(quorum) <= set(unknown) for quorum in quorums)
-        assert striping.is_covered(set(unknown)) == safe, f"unknown {unknown}"
+        assert striping.is_fence_complete(set(unknown)) == safe, f"unknown {unknown}"
 
 
 def test_four_answers_of_six_can_cover_where_the_simple_formula_asks_for_five() -> None:
     striping = Striping(6, 3, 2)
-    assert striping.is_covered({0, 3})
-    assert not striping.is_covered({0, 1})
+    assert striping.is_fence_complete({0, 3})
+    assert not striping.is_fence_complete({0, 1})
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_misses_for_negative_leave_fewer_bookies_than_an_ack_quorum(shape: tuple[int, int, int]) -> None:
     striping = Striping(*shape)
-    rest = striping.write_quorum - striping.misses_for_negative
+    rest = striping.write_quorum - striping.misses_proving_absence
     assert rest == striping.ack_quorum - 1
 
 

@@ -52,7 +52,7 @@ class Deployment:
 async def deployment(tmp_path: Path) -> AsyncIterator[Deployment]:
     world = real_world(seed=1)
     store = await SqliteStore.open(world, ":memory:")
-    session = store.session()
+    session = store.new_session()
     await ensure_cluster(session, world.rng)
     made = Deployment(world, session, [], tmp_path, [])
     for number in range(3):
@@ -76,7 +76,7 @@ async def read_all(reader: LedgerReader) -> list[bytes]:
 async def append_until_refused(writer: LedgerWriter, stop: asyncio.Event) -> tuple[list[bytes], int]:
     """Appends as fast as the loop allows; what was confirmed, and how many were not stored."""
     sent: list[tuple[bytes, asyncio.Future[int]]] = []
-    while writer.writable:
+    while writer.is_writable:
         for _ in range(20):
             payload = b"entry %d" % len(sent)
             sent.append((payload, writer.append(payload)))
@@ -99,7 +99,7 @@ async def test_what_is_confirmed_is_read_back(deployment: Deployment, size: int)
     payloads = [bytes([i]) * size for i in range(8)]
     ids = await asyncio.gather(*(writer.append(payload[: size // 2], payload[size // 2 :]) for payload in payloads))
     assert ids == list(range(8))
-    assert await read_all(client.reader_beside(writer)) == payloads
+    assert await read_all(client.make_local_reader(writer)) == payloads
     end = await writer.close()
     assert end == (7, 8 * size)
     assert await read_all(await deployment.client().open(writer.ledger_id)) == payloads
@@ -211,7 +211,7 @@ async def test_bookies_without_a_free_descriptor_are_asked_again_and_none_is_rep
             while not all(each._service.statistics()["busy"] for each in bookies):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert not all(each.done() for each in sent)
-        assert {each.upkeep.state for each in bookies} == {DiskState.WRITABLE}
+        assert {each.disk_monitor.state for each in bookies} == {DiskState.WRITABLE}
         assert not any(each._service.statistics()["refused_read_only"] for each in bookies)
     finally:
         for each in held:

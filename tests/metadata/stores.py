@@ -16,7 +16,7 @@ from magnetar.metadata.address import ZookeeperAddress, parse
 from magnetar.metadata.remote import RemoteStore, connect, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
-from magnetar.metadata.store import ANY, Changed, Delete, MetadataStore, Operation, Put, Reset, Versioned
+from magnetar.metadata.store import ANY, Changed, Delete, MetadataStore, Operation, Put, Versioned, WatchReset
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
@@ -50,7 +50,7 @@ class SqliteBackend:
     async def store(self, timeout_s: float = 10.0) -> MetadataStore:
         if self._store is None:
             self._store = await SqliteStore.open(real_world(1), str(self._path / "metadata.db"))
-        return self._store.session(timeout_s)
+        return self._store.new_session(timeout_s)
 
     async def vanish(self, store: MetadataStore) -> None:
         assert isinstance(store, LocalSession)
@@ -238,7 +238,7 @@ class Forgetful:
     async def revision(self) -> int:
         return await self._store.revision()
 
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
         return self._store.watch(prefix, after_revision)
 
     async def wait_session_lost(self) -> None:

@@ -65,7 +65,7 @@ def test_a_copy_of_either_version_is_looked_at_and_restored_in_place_of_the_same
 ) -> None:
     copy, live = a_copy(tmp_path, encoded)
     target = str(tmp_path / "metadata.sqlite")
-    found = backup.inspect(copy)
+    found = backup.inspect_backup(copy)
     bookies = [record for record in live.values() if isinstance(record, BookieRecord)]
     ledgers = [record.ledger_id for record in live.values() if isinstance(record, LedgerRecord)]
     assert bookies
@@ -89,7 +89,7 @@ def test_a_copy_of_either_version_is_looked_at_and_restored_in_place_of_the_same
         assert {type(record) for record in live.values()} >= {ClusterRecord, TopicRecord, CounterRecord}
     finally:
         tree.close()
-    again = backup.inspect(target)
+    again = backup.inspect_backup(target)
     assert again.ledgers == found.ledgers
     assert again.highest == found.highest + 100
 
@@ -102,6 +102,6 @@ def test_a_bookies_damaged_record_stops_no_restore(tmp_path: Path, encoded: Enco
         damaged = "CAST(substr(value, 1, 12) || x'00' || substr(value, 14) AS BLOB)"
         sql.execute(f"UPDATE node SET value = {damaged} WHERE path = ?", (path,))
     sql.close()
-    (bookie,) = backup.inspect(copy).bookies
+    (bookie,) = backup.inspect_backup(copy).bookies
     assert (bookie.bookie, bookie.endpoint) == (path.rpartition("/")[2], "")
     backup.restore(copy, str(tmp_path / "other" / "metadata.sqlite"), 0, "second")

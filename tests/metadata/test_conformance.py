@@ -16,8 +16,8 @@ from magnetar.metadata.store import (
     Delete,
     MetadataStore,
     Put,
-    Reset,
     Versioned,
+    WatchReset,
     allocate_ids,
     update,
 )
@@ -33,7 +33,7 @@ from magnetar.proto.errors import (
 from tests.metadata.stores import Backend, conformance
 
 
-async def _take(watch: AsyncIterator[Changed | Reset], count: int) -> list[Changed | Reset]:
+async def _take(watch: AsyncIterator[Changed | WatchReset], count: int) -> list[Changed | WatchReset]:
     return [await anext(watch) for _ in range(count)]
 
 
@@ -177,7 +177,7 @@ async def test_a_closed_store_says_session_expired_to_everything(backend: Backen
     lost = asyncio.ensure_future(store.wait_session_lost())
     await store.put("/a", b"")
     begun = await other.revision()
-    assert await waiting == (Changed("/a", 0, begun) if backend.keeps_history else Reset(begun))
+    assert await waiting == (Changed("/a", 0, begun) if backend.keeps_history else WatchReset(begun))
     waiting = asyncio.ensure_future(anext(watch))
     await store.close()
     await lost
@@ -195,7 +195,7 @@ async def test_a_watch_gives_every_change_below_its_prefix_in_order(backend: Bac
     first = asyncio.ensure_future(anext(watch))
     await store.put("/w", b"")
     begun = await other.revision()
-    assert await first == (Changed("/w", 0, begun) if backend.keeps_history else Reset(begun))
+    assert await first == (Changed("/w", 0, begun) if backend.keeps_history else WatchReset(begun))
     first = asyncio.ensure_future(anext(watch))
     await other.commit([Put("/w/a", b""), Put("/ww", b""), Put("/w/a", b""), Put("/x/w", b"")])
     r1 = await other.revision()
@@ -220,7 +220,7 @@ async def test_a_watch_gives_every_change_below_its_prefix_in_order(backend: Bac
         if backend.keeps_history:
             assert await _take(resumed, len(rest)) == rest
         else:
-            assert await anext(resumed) == Reset(r4)
+            assert await anext(resumed) == WatchReset(r4)
 
 
 @conformance
@@ -228,12 +228,12 @@ async def test_a_watch_is_told_when_its_history_is_gone(backend: Backend) -> Non
     store = await backend.store()
     start = await store.revision()
     if backend.keeps_history:
-        assert await anext(store.watch("/", start - 1)) == Reset(start)
-    assert await anext(store.watch("/", start + 1000)) == Reset(start)
+        assert await anext(store.watch("/", start - 1)) == WatchReset(start)
+    assert await anext(store.watch("/", start + 1000)) == WatchReset(start)
     for _ in range(10):
         await store.commit([Put("/w", b"")] * 1024)
     watch = store.watch("/", start)
-    assert await anext(watch) == Reset(await store.revision())
+    assert await anext(watch) == WatchReset(await store.revision())
     await store.put("/w/after", b"")
     assert await anext(watch) == Changed("/w/after", 0, await store.revision())
 

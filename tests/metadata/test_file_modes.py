@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.metadata.backup import inspect, restore
+from magnetar.metadata.backup import inspect_backup, restore
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.runtime.process import real_world
 
@@ -27,13 +27,13 @@ def modes(folder: Path) -> dict[str, int]:
 async def test_the_file_its_log_and_its_copies_are_of_their_owner_alone(tmp_path: Path) -> None:
     file, backup = tmp_path / "metadata.sqlite", tmp_path / "copy.backup"
     store = await SqliteStore.open(real_world(1), str(file))
-    await store.session().put("/a", b"secret")
+    await store.new_session().put("/a", b"secret")
     path, _, _ = await store.back_up("copy.backup")
     assert path == str(backup)
     assert set(modes(tmp_path)) >= {"metadata.sqlite", "metadata.sqlite-wal", "copy.backup"}
     assert set(modes(tmp_path).values()) == {0o600}
     await store.close()
-    inspect(str(backup))
+    inspect_backup(str(backup))
     restore(str(backup), str(file), 0, "token")
     assert set(modes(tmp_path).values()) == {0o600}
 
@@ -43,6 +43,6 @@ async def test_a_file_that_others_could_read_is_closed_to_them_at_the_next_start
     await (await SqliteStore.open(real_world(1), str(file))).close()
     file.chmod(0o644)
     store = await SqliteStore.open(real_world(2), str(file))
-    await store.session().put("/a", b"secret")
+    await store.new_session().put("/a", b"secret")
     assert set(modes(tmp_path).values()) == {0o600}
     await store.close()

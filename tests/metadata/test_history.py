@@ -6,39 +6,39 @@ import random
 
 import pytest
 
-from magnetar.metadata.store import Changed, Reset
-from magnetar.metadata.tree_core import History, is_below
+from magnetar.metadata.store import Changed, WatchReset
+from magnetar.metadata.tree_core import ChangeHistory, is_below
 
 
 def test_what_comes_after_a_revision_is_all_that_came_after_it() -> None:
-    history = History(7)
+    history = ChangeHistory(7)
     history.append(8, [Changed("/a", 0, 8), Changed("/b", 0, 8)])
     history.append(9, [])
     history.append(10, [Changed("/a/x", 0, 10), Changed("/ab", 0, 10)])
-    assert history.since("/a", 7) == [Changed("/a", 0, 8), Changed("/a/x", 0, 10)]
-    assert history.since("/a", 8) == history.since("/a", 9) == [Changed("/a/x", 0, 10)]
-    assert history.since("/", 10) == []
-    assert history.since("/", 6) == Reset(10)
-    assert history.since("/", 11) == Reset(10)
+    assert history.changes_since("/a", 7) == [Changed("/a", 0, 8), Changed("/a/x", 0, 10)]
+    assert history.changes_since("/a", 8) == history.changes_since("/a", 9) == [Changed("/a/x", 0, 10)]
+    assert history.changes_since("/", 10) == []
+    assert history.changes_since("/", 6) == WatchReset(10)
+    assert history.changes_since("/", 11) == WatchReset(10)
     history.check()
 
 
 def test_a_revision_is_never_torn_apart_when_the_history_is_cut() -> None:
-    history = History(0, changes_max=4)
+    history = ChangeHistory(0, changes_max=4)
     history.append(1, [Changed(f"/{i}", 0, 1) for i in range(3)])
     history.append(2, [Changed(f"/{i}", 1, 2) for i in range(2)])
     assert history.floor == 1
-    assert history.since("/", 0) == Reset(2)
-    assert history.since("/", 1) == [Changed("/0", 1, 2), Changed("/1", 1, 2)]
+    assert history.changes_since("/", 0) == WatchReset(2)
+    assert history.changes_since("/", 1) == [Changed("/0", 1, 2), Changed("/1", 1, 2)]
     history.append(3, [Changed(f"/{i}", 2, 3) for i in range(9)])  # more than the history holds at all
     assert len(history) == 0
-    assert history.since("/", 2) == Reset(3)
-    assert history.since("/", 3) == []
+    assert history.changes_since("/", 2) == WatchReset(3)
+    assert history.changes_since("/", 3) == []
     history.check()
 
 
 def test_a_revision_is_not_skipped() -> None:
-    history = History(3)
+    history = ChangeHistory(3)
     with pytest.raises(AssertionError, match="revision 5 after 3"):
         history.append(5, [])
 
@@ -46,7 +46,7 @@ def test_a_revision_is_not_skipped() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_any_watcher_at_any_speed_hears_everything_or_reset(seed: int) -> None:
     rng = random.Random(seed)
-    history = History(0, changes_max=rng.randint(1, 30))
+    history = ChangeHistory(0, changes_max=rng.randint(1, 30))
     everything: list[Changed] = []
     seen = dict.fromkeys(("/", "/a", "/a/b", "/c"), 0)
     heard: dict[str, list[Changed]] = {prefix: [] for prefix in seen}
@@ -57,8 +57,8 @@ def test_any_watcher_at_any_speed_hears_everything_or_reset(seed: int) -> None:
         history.check()
         for prefix in seen:
             if rng.random() < 0.3:
-                news = history.since(prefix, seen[prefix])
-                if isinstance(news, Reset):
+                news = history.changes_since(prefix, seen[prefix])
+                if isinstance(news, WatchReset):
                     assert seen[prefix] < history.floor
                     heard[prefix] = [c for c in everything if is_below(prefix, c.path) and c.revision <= news.revision]
                 else:

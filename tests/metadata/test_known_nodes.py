@@ -43,7 +43,7 @@ def counted(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 async def test_what_was_read_is_read_again_without_a_thread(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, other = store.session(), store.session()
+    session, other = store.new_session(), store.new_session()
     await session.put("/a", b"1")
     store._known.discard("/a")
     calls = counted(store, monkeypatch)
@@ -57,7 +57,7 @@ async def test_what_was_read_is_read_again_without_a_thread(
 async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = store.session()
+    session = store.new_session()
     await session.commit([Put("/a", b"1"), Put("/d", b"1")])
     store._known.discard("/d")
     for path in ("/a", "/b", "/c"):
@@ -73,7 +73,7 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
 
 
 async def test_what_a_commit_makes_is_known(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = store.session()
+    session = store.new_session()
     await session.commit([Put("/a", b"1", ABSENT), Put("/b", b"2", ephemeral=True), Put("/c", b"3"), Delete("/c")])
     calls = counted(store, monkeypatch)
     assert await store.get("/a") == Node(b"1", 0, False)
@@ -86,7 +86,7 @@ async def test_what_a_commit_makes_is_known(store: SqliteStore, monkeypatch: pyt
 
 
 async def test_a_caller_that_reads_many_known_nodes_lets_others_have_their_turn(store: SqliteStore) -> None:
-    session, turns = store.session(), 0
+    session, turns = store.new_session(), 0
     await session.put("/a", b"1")
     await session.get("/a")
 
@@ -104,7 +104,7 @@ async def test_a_caller_that_reads_many_known_nodes_lets_others_have_their_turn(
 
 
 async def test_a_commit_is_seen_by_whoever_asks_after_its_answer(store: SqliteStore) -> None:
-    session, other = store.session(), store.session()
+    session, other = store.new_session(), store.new_session()
     await session.put("/a", b"1")
     assert await other.get("/a") == Versioned(b"1", 0)
     assert await other.get("/b") is None
@@ -119,7 +119,7 @@ async def test_a_commit_is_seen_by_whoever_asks_after_its_answer(store: SqliteSt
 
 
 async def test_what_is_known_is_not_told_to_a_session_that_ended_nor_by_a_closed_store(store: SqliteStore) -> None:
-    session, other = store.session(), store.session()
+    session, other = store.new_session(), store.new_session()
     await session.put("/a", b"1")
     assert await other.get("/a") is not None
     await session.close()
@@ -136,7 +136,7 @@ async def test_what_is_known_is_not_told_to_a_session_that_ended_nor_by_a_closed
 async def test_no_reader_gets_what_is_older_than_a_commit_that_was_answered(store: SqliteStore, seed: int) -> None:
     """Writers and readers of the same nodes, on the real thread: each read is between what was answered when it was
     asked and what was asked when it was answered."""
-    rng, session = random.Random(seed), store.session()
+    rng, session = random.Random(seed), store.new_session()
     asked, answered = dict.fromkeys("abc", -1), dict.fromkeys("abc", -1)
     reads = 0
 
@@ -171,7 +171,7 @@ async def test_no_reader_gets_what_is_older_than_a_commit_that_was_answered(stor
 
 
 async def test_a_commit_that_is_refused_changes_nothing_that_is_known(store: SqliteStore) -> None:
-    session = store.session()
+    session = store.new_session()
     await session.put("/a", b"1")
     assert await session.get("/a") == Versioned(b"1", 0)
     with pytest.raises(MagnetarError):

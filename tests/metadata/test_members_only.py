@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.storage.metadata_copies import asking
+from magnetar.cli.storage.metadata_copies import serve_copy
 from magnetar.metadata import paths, records
 from magnetar.metadata.remote import BACKUP, CHILDREN, COMMIT, GET, SESSION, commit_request, connect_metadata
 from magnetar.metadata.server import MetadataServer
@@ -38,14 +38,14 @@ async def served(folder: Path, world: World | None = None) -> AsyncIterator[Meta
     """Of a copy that has a ledger's record and a cluster's."""
     world = world or real_world(1)
     live = await MetadataServer.start(world, ANYWHERE, str(folder / "metadata.sqlite"))
-    session = live.store.session(10.0)
+    session = live.store.new_session(10.0)
     for path in (paths.CLUSTER, "/ledgers/1"):
         await session.put(path, b"x", ABSENT)
     await session.put("/brokers/a", b"x", ABSENT, ephemeral=True)
     copy, _, _ = await live.store.back_up("copy")
     await live.close()
     before = content(copy)
-    async with asking(world, ANYWHERE, copy, str(folder / "scratch")) as server:
+    async with serve_copy(world, ANYWHERE, copy, str(folder / "scratch")) as server:
         yield server
     assert content(copy) == before
     assert not any(name.startswith("scratch") for name in os.listdir(folder))

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from magnetar.metadata.store import ABSENT, ANY, Changed, Check, Delete, Operation, Put, Reset
+from magnetar.metadata.store import ABSENT, ANY, Changed, Check, Delete, Operation, Put, WatchReset
 from magnetar.metadata.tree import EndSession, Node, OpenSession, Tree
-from magnetar.metadata.tree_core import Commit, History, JobResult
+from magnetar.metadata.tree_core import ChangeHistory, Commit, JobResult
 from magnetar.proto.errors import BadVersion
 
 PATHS = ["/a", "/a/b", "/a/b/c", "/a-b", "/a0", "/d/e", "/é"]
@@ -65,7 +65,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
     def start(self) -> None:
         self.tree = Tree(":memory:")
         self.model = Model()
-        self.history = History(0, changes_max=20)
+        self.history = ChangeHistory(0, changes_max=20)
         self.mirror: dict[str, int] = {}  # what a watcher knows: path → version
         self.seen = 0
 
@@ -105,8 +105,8 @@ class TreeAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def watcher_looks(self) -> None:
-        news = self.history.since("/", self.seen)
-        if isinstance(news, Reset):
+        news = self.history.changes_since("/", self.seen)
+        if isinstance(news, WatchReset):
             self.mirror = {path: version for path, (_, version, _) in self.model.nodes.items()}
         else:
             for change in news:

@@ -14,7 +14,7 @@ from magnetar.metadata.remote import COMMIT, SESSION, RemoteStore, connect_metad
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.session import MARGIN_SHARE, SessionState
 from magnetar.metadata.sqlite import MEMORY
-from magnetar.metadata.store import Changed, Reset, Versioned, allocate_ids, update
+from magnetar.metadata.store import Changed, Versioned, WatchReset, allocate_ids, update
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     InvalidRequest,
@@ -85,7 +85,7 @@ def test_who_is_cut_off_knows_it_before_anybody_can_take_over(seed: int) -> None
         store, other = await backend.store(), await backend.store()
         await store.put("/owner", b"mine", ephemeral=True)
         watch = other.watch("/owner", await other.revision())
-        rng = backend.simulation.stream("test")
+        rng = backend.simulation.random_stream("test")
         await asyncio.sleep(rng.uniform(0, 20))
         _partition(backend, store)
         cut_at = asyncio.get_running_loop().time()
@@ -130,7 +130,7 @@ def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_everyth
         listening, writing = asyncio.ensure_future(listen()), asyncio.ensure_future(write())
         gone = asyncio.ensure_future(anext(other.watch("/owner", await other.revision())))
         lost = asyncio.ensure_future(store.wait_session_lost())
-        await asyncio.sleep(backend.simulation.stream("test").uniform(0, 20))
+        await asyncio.sleep(backend.simulation.random_stream("test").uniform(0, 20))
         backend.simulation.wires.partition(backend.node(store), "metadata", both=False)
         cut_at = loop.time()
         await asyncio.wait([gone, lost], return_when=asyncio.FIRST_COMPLETED)
@@ -209,7 +209,7 @@ def test_a_commit_whose_answer_does_not_come_is_unknown() -> None:
 def _cuts(seed: int) -> str:
     async def scenario(backend: SimulatedBackend) -> None:
         stores = [await backend.store() for _ in range(3)]
-        rng = backend.simulation.stream("test")
+        rng = backend.simulation.random_stream("test")
         taken: list[int] = []
 
         async def work(store: RemoteStore, name: str) -> None:
@@ -350,7 +350,7 @@ def test_a_reader_that_leaves_its_watch_lying_gets_one_reset() -> None:
         await asyncio.sleep(1)
         await heard
         reset = await anext(watch)
-        assert isinstance(reset, Reset)
+        assert isinstance(reset, WatchReset)
         news = [await anext(watch) for _ in range(await other.revision() - reset.revision)]
         assert all(isinstance(change, Changed) for change in news)
 

@@ -26,7 +26,7 @@ def in_a_backend(test: Callable[[SqliteStore], Awaitable[None]]) -> None:
 
 def test_calls_wait_for_the_next_session_and_go_to_it() -> None:
     async def main(store: SqliteStore) -> None:
-        first = store.session()
+        first = store.new_session()
         held = ReconnectingStore(first)
         await held.put("/a", b"1")
         await first.close()
@@ -35,7 +35,7 @@ def test_calls_wait_for_the_next_session_and_go_to_it() -> None:
         reading = asyncio.create_task(held.get("/a"))
         await asyncio.sleep(5.0)
         assert not any(task.done() for task in (*waiting, reading))
-        held.renew(store.session())
+        held.set_session(store.new_session())
         await asyncio.gather(*waiting)
         found = await reading
         assert found is not None
@@ -46,7 +46,7 @@ def test_calls_wait_for_the_next_session_and_go_to_it() -> None:
 
 def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown() -> None:
     async def main(store: SqliteStore) -> None:
-        first, second = store.session(), store.session()
+        first, second = store.new_session(), store.new_session()
         held = ReconnectingStore(first)
         await held.put("/a", b"1")
         await first.close()
@@ -55,7 +55,7 @@ def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown
         reading = asyncio.create_task(held.get("/a"))
         await asyncio.sleep(1.0)
         assert not reading.done()
-        held.renew(second)
+        held.set_session(second)
         assert await reading is not None
         following = asyncio.create_task(anext(held.watch("/", await held.revision())))
         await asyncio.sleep(1.0)
@@ -68,7 +68,7 @@ def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown
 
 def test_without_a_next_session_a_call_is_unavailable_and_after_the_end_expired() -> None:
     async def main(store: SqliteStore) -> None:
-        held = ReconnectingStore(store.session())
+        held = ReconnectingStore(store.new_session())
         held.suspend()
         with pytest.raises(Unavailable):
             await held.put("/a", b"1")

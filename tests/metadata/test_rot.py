@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.metadata import backup
 from magnetar.metadata.store import ANY, Delete, Put
-from magnetar.metadata.tree import ENDING, AnsweredNote, EndSession, OpenSession, Tree, sum_of
+from magnetar.metadata.tree import ENDING, AnsweredNote, EndSession, OpenSession, Tree, row_sum
 from magnetar.metadata.tree_core import Commit
 from magnetar.proto.errors import DataLost
 from tests.metadata import rot
@@ -131,4 +131,4 @@ def test_the_sum_is_that_of_the_rows_whatever_was_done(tmp_path: Path) -> None:
     tree.mark_restored("token")
     assert tree._total == tree._sum()
     tree.close()
-    assert sum_of("/a", 0, 1) != sum_of("/a", 1, 0)
+    assert row_sum("/a", 0, 1) != row_sum("/a", 1, 0)

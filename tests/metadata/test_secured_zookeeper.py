@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.run.servers import metadata_address
+from magnetar.cli.run.servers import parse_metadata_address
 from magnetar.metadata.address import ZookeeperAccess, ZookeeperAddress, parse
 from magnetar.metadata.remote import connect
 from magnetar.metadata.session import SessionState
-from magnetar.metadata.store import ABSENT, Changed, Put, Reset
+from magnetar.metadata.store import ABSENT, Changed, Put, WatchReset
 from magnetar.proto.errors import (
     InvalidConfiguration,
     Unauthorized,
@@ -67,7 +67,7 @@ async def _open(address: ZookeeperAddress, timeout_s: float = 10.0) -> AsyncIter
 
 async def _tree(store: ZookeeperStore, znode: str) -> dict[str, Any]:
     """Each node from there on, with its access list."""
-    found = {znode: (await store._line.acl(znode)).value[0]}
+    found = {znode: (await store._line.read_acl(znode)).value[0]}
     for name in (await store._line.children(znode)).value[0]:
         found.update(await _tree(store, f"{znode}/{name}"))
     return found
@@ -88,7 +88,7 @@ async def test_every_node_is_open_to_its_maker_alone_and_watches_survive_a_recon
         following = asyncio.create_task(follow())
         await store.commit([Put("/topics/a/b", b"1", ABSENT), Put("/owners/x", b"2", ABSENT, ephemeral=True)])
         before = other._watches._connection
-        other._line.drop()
+        other._line.reconnect()
         async with asyncio.timeout(20):
             while other._watches._connection == before or other.state is not SessionState.CONNECTED:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -96,7 +96,7 @@ async def test_every_node_is_open_to_its_maker_alone_and_watches_survive_a_recon
         async with asyncio.timeout(20):
             while True:
                 event = await told.get()
-                if isinstance(event, Reset) or (isinstance(event, Changed) and event.path == "/topics/a/c"):
+                if isinstance(event, WatchReset) or (isinstance(event, Changed) and event.path == "/topics/a/c"):
                     break
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -165,13 +165,13 @@ def test_the_settings_say_what_zookeeper_is_shown(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("ZK", OURS)
     members = '[members]\nfolder = "m"\nca = "ca.pem"\ncluster = "c"\n'
     settings.write_text(f'{members}[zookeeper]\nca = "zk.pem"\ncredentials = "env:ZK"\n')
-    found = metadata_address("zk://a:1/t", str(settings))
+    found = parse_metadata_address("zk://a:1/t", str(settings))
     assert isinstance(found, ZookeeperAddress)
     assert found.access.ca == str(tmp_path / "zk.pem")
     assert found.access.credentials is not None
     assert found.access.credentials() == OURS
     assert OURS not in repr(found)
-    assert metadata_address("127.0.0.1:7640", str(settings)) == Endpoint("127.0.0.1", 7640)
+    assert parse_metadata_address("127.0.0.1:7640", str(settings)) == Endpoint("127.0.0.1", 7640)
     for wrong, why in (
         ("[zookeeper]\n", "needs ca"), ('[zookeeper]\ncertificate = "x"\nca = "y"\n', "give both"),
         ('[zookeeper]\ncredentials = "env:ZK"\n', "needs ca"),
@@ -179,9 +179,9 @@ def test_the_settings_say_what_zookeeper_is_shown(tmp_path: Path, monkeypatch: p
     ):  # fmt: skip
         settings.write_text(members + wrong)
         with pytest.raises(InvalidConfiguration, match=why):
-            metadata_address("zk://a:1/t", str(settings))
+            parse_metadata_address("zk://a:1/t", str(settings))
     monkeypatch.setenv("ZK", "nopassword")
     settings.write_text(f'{members}[zookeeper]\nca = "y"\ncredentials = "env:ZK"\n')
     with pytest.raises(InvalidConfiguration, match="has no user:password") as refused:
-        metadata_address("zk://a:1/t", str(settings))
+        parse_metadata_address("zk://a:1/t", str(settings))
     assert "nopassword" not in str(refused.value)

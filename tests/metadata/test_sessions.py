@@ -35,7 +35,7 @@ def test_a_closed_session_has_expired_and_closing_twice_says_so() -> None:
     assert not sessions.close("a")
     assert "a" not in sessions
     with pytest.raises(SessionExpired) as error:
-        sessions.require("a")
+        sessions.get("a")
     assert error.value.fields == {"session": "a"}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
-from magnetar.metadata.store import ABSENT, Changed, Put, Reset, Versioned
+from magnetar.metadata.store import ABSENT, Changed, Put, Versioned, WatchReset
 from magnetar.metadata.tree import Job, Tree
 from magnetar.metadata.tree_core import Commit, JobResult
 from magnetar.proto.errors import (
@@ -42,7 +42,7 @@ from magnetar.runtime.process import real_world
 
 async def main():
     store = await SqliteStore.open(real_world(), sys.argv[1])
-    session = store.session()
+    session = store.new_session()
     await session.put("/alive", b"", ephemeral=True)
     durable = await store.open_session(60.0)
     await store.commit([Put("/durable", b"", ephemeral=True)], durable)
@@ -79,7 +79,7 @@ def test_acknowledged_commits_survive_kill_9(tmp_path: Path) -> None:
 
 async def _check_after_kill(path: str, acknowledged: set[int]) -> None:
     store = await SqliteStore.open(real_world(), path)
-    session = store.session()
+    session = store.new_session()
     try:
         assert acknowledged <= {int(name) for name in await session.children("/log")}
         last = await session.get("/last")
@@ -96,7 +96,7 @@ async def test_a_file_is_opened_by_one_store_at_a_time(tmp_path: Path) -> None:
     store = await SqliteStore.open(real_world(), path)
     with pytest.raises(Busy, match="another process"):
         await SqliteStore.open(real_world(), path)
-    await store.session().put("/a", b"")
+    await store.new_session().put("/a", b"")
     await store.close()
     again = await SqliteStore.open(real_world(), path)
     assert await again.get("/a") is not None
@@ -107,8 +107,8 @@ async def test_revision_and_versions_go_on_after_a_restart(tmp_path: Path) -> No
     path = str(tmp_path / "metadata.db")
     for life in range(3):
         store = await SqliteStore.open(real_world(), path)
-        assert await store.session().put("/a", b"") == life
-        assert await store.session().revision() == life + 1
+        assert await store.new_session().put("/a", b"") == life
+        assert await store.new_session().revision() == life + 1
         await store.close()
 
 
@@ -141,7 +141,7 @@ async def test_a_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
 async def test_a_damaged_file_stops_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "metadata.db"
     store = await SqliteStore.open(real_world(), str(path))
-    await store.session().commit([Put(f"/a/{i:04d}", bytes(300)) for i in range(200)])
+    await store.new_session().commit([Put(f"/a/{i:04d}", bytes(300)) for i in range(200)])
     await store.close()
     damaged = bytearray(path.read_bytes())
     for page in range(3 * 4096, len(damaged), 4096):
@@ -153,7 +153,7 @@ async def test_a_damaged_file_stops_with_its_name(tmp_path: Path) -> None:
 
 async def test_commits_that_wait_share_a_transaction_and_a_refused_one_harms_no_other() -> None:
     store = await SqliteStore.open(real_world(), MEMORY)
-    session = store.session()
+    session = store.new_session()
     results = await asyncio.gather(
         *[session.put(f"/{i}", b"", 5 if i % 10 == 3 else ABSENT) for i in range(500)], return_exceptions=True
     )
@@ -168,7 +168,7 @@ async def test_commits_that_wait_share_a_transaction_and_a_refused_one_harms_no_
 
 async def test_the_queue_of_commits_is_bounded() -> None:
     store = await SqliteStore.open(real_world(), MEMORY)
-    session = store.session()
+    session = store.new_session()
     puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(WAITING_MAX + 1500)]
     results = await asyncio.gather(*puts, return_exceptions=True)
     refused = [result for result in results if isinstance(result, BackPressure)]
@@ -179,7 +179,7 @@ async def test_the_queue_of_commits_is_bounded() -> None:
 
 async def test_a_caller_that_leaves_does_not_disturb_the_others() -> None:
     store = await SqliteStore.open(real_world(), MEMORY)
-    session = store.session()
+    session = store.new_session()
     puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(10)]
     await asyncio.sleep(0)
     for put in puts[::2]:
@@ -192,7 +192,7 @@ async def test_a_caller_that_leaves_does_not_disturb_the_others() -> None:
 
 async def test_closing_answers_what_waits_and_refuses_what_comes_later() -> None:
     store = await SqliteStore.open(real_world(), MEMORY)
-    session = store.session()
+    session = store.new_session()
     puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(2500)]
     await asyncio.sleep(0)
     await store.close()
@@ -206,13 +206,13 @@ async def test_closing_answers_what_waits_and_refuses_what_comes_later() -> None
 async def test_a_watch_sleeps_through_what_is_not_its_own_and_misses_nothing() -> None:
     store = await SqliteStore.open(real_world(), MEMORY)
     store.history._changes_max = 20
-    session = store.session()
-    heard: list[Changed | Reset] = []
+    session = store.new_session()
+    heard: list[Changed | WatchReset] = []
 
     async def follow() -> None:
         async for change in session.watch("/mine", 0):
             heard.append(change)
-            if isinstance(change, Reset) or change.path == "/mine/last":
+            if isinstance(change, WatchReset) or change.path == "/mine/last":
                 return
 
     following = asyncio.create_task(follow())
@@ -229,7 +229,7 @@ async def test_a_watch_sleeps_through_what_is_not_its_own_and_misses_nothing() -
     await session.put("/mine/first", b"again")
     await session.commit([Put("/others/0", b""), Put("/mine", b""), Put("/mine/last", b"")])
     await following
-    assert not any(isinstance(each, Reset) for each in heard)
+    assert not any(isinstance(each, WatchReset) for each in heard)
     assert [(each.path, each.version) for each in heard if isinstance(each, Changed)] == [
         ("/mine/first", 0), ("/mine/first", 1), ("/mine", 0), ("/mine/last", 0)
     ]  # fmt: skip
@@ -245,7 +245,7 @@ async def _settled() -> None:
 async def test_a_watch_that_waits_ends_with_its_session_and_with_the_store() -> None:
     store = await SqliteStore.open(real_world(), MEMORY)
     for end in ("session", "store"):
-        session = store.session()
+        session = store.new_session()
         waiting = asyncio.create_task(anext(aiter(session.watch("/nothing", store.history.revision))))
         await _settled()
         await (session.close() if end == "session" else store.close())
@@ -299,7 +299,7 @@ async def test_ephemerals_of_an_ended_session_go_as_soon_as_a_full_disk_has_room
 ) -> None:
     monkeypatch.setattr("magnetar.metadata.sqlite.END_RETRY_S", 0.02)
     store = await SqliteStore.open(real_world(), str(tmp_path / "metadata.db"))
-    watcher, leaving = store.session(), store.session()
+    watcher, leaving = store.new_session(), store.new_session()
     await leaving.put("/owner", b"dead", ephemeral=True)
     apply, full = store._tree.apply, [True]
 
@@ -352,7 +352,7 @@ async def test_a_failed_fsync_ends_the_process_and_answers_nobody(tmp_path: Path
     store = await SqliteStore.open(
         World(real.clock, real.rng, files, real.workers, real.network), str(tmp_path / "metadata.db")
     )
-    session = store.session()
+    session = store.new_session()
     store._tree._sql = _BadDisk(store._tree._sql)  # type: ignore[assignment]
     with pytest.raises(InternalError):
         await session.put("/a", b"")

@@ -33,7 +33,7 @@ from tests.metadata.stores import Forgetful
 @pytest.fixture
 async def store() -> AsyncIterator[MetadataStore]:
     sqlite = await SqliteStore.open(real_world(1), MEMORY)
-    yield sqlite.session()
+    yield sqlite.new_session()
     await sqlite.close()
 
 

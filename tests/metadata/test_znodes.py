@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from magnetar.metadata import znodes_core as znodes
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
 from magnetar.metadata.tree_core import check_operations, check_version
-from magnetar.metadata.znodes_core import Create, FolderContent, NodeRead, Plan, Remove, Require, Set, Step, plan
+from magnetar.metadata.znodes_core import (
+    CommitPlan,
+    Create,
+    FolderContent,
+    NodeRead,
+    Remove,
+    RequireVersion,
+    Set,
+    Step,
+    plan,
+)
 from magnetar.proto.errors import BadVersion, InvalidName, InvalidRequest
 
 ME, OTHER = 7, 8
@@ -27,7 +37,7 @@ ME, OTHER = 7, 8
     ],
 )
 def test_a_key_is_one_znode_that_zookeeper_allows_and_back(path: str, znode: str) -> None:
-    assert znodes.value(path) == znode
+    assert znodes.value_znode(path) == znode
     assert znodes.key(znode) == path
 
 
@@ -41,11 +51,11 @@ def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments
         check_operations([Check(path, ANY)])
     except InvalidName:
         return
-    assert znodes.key(znodes.value(path)) == path
-    above, _, last = znodes.value(path).rpartition("/")
+    assert znodes.key(znodes.value_znode(path)) == path
+    above, _, last = znodes.value_znode(path).rpartition("/")
     assert FolderContent.from_names([last]).values == [segments[-1]]
-    assert above == (znodes.folders(path) or [""])[-1]
-    for depth, folder in enumerate(znodes.folders(path), 1):
+    assert above == (znodes.needed_folders(path) or [""])[-1]
+    for depth, folder in enumerate(znodes.needed_folders(path), 1):
         assert folder == znodes.folder("/" + "/".join(segments[:depth]))
         assert znodes.key(folder) is None
         assert FolderContent.from_names([folder.rpartition("/")[2]]).below == [segments[depth - 1]]
@@ -60,7 +70,7 @@ def _apply(steps: list[Step], nodes: dict[str, NodeRead | None]) -> dict[str, No
             case Create():
                 assert node is None, f"{step} on {node}"
                 after[step.path] = NodeRead(0, ME if step.ephemeral else 0)
-            case Set() | Remove() | Require():
+            case Set() | Remove() | RequireVersion():
                 assert node is not None, f"{step} on nothing"
                 assert node.version == step.version
                 if isinstance(step, Set):
@@ -137,7 +147,7 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
 
 def test_absence_alone_needs_no_transaction_and_is_proved_beside_a_write() -> None:
     nothing = {"/a": None, "/b": None}
-    assert plan([Delete("/a"), Check("/b", ABSENT)], nothing, ME) == Plan([], [ABSENT, ABSENT])
+    assert plan([Delete("/a"), Check("/b", ABSENT)], nothing, ME) == CommitPlan([], [ABSENT, ABSENT])
     assert plan([Put("/a", b"x"), Check("/b", ABSENT)], nothing, ME).steps == [
         Create("/a", b"x", ephemeral=False), Create("/b", b"", ephemeral=False), Remove("/b", 0)
     ]  # fmt: skip

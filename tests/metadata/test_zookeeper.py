@@ -15,7 +15,7 @@ import pytest
 
 from magnetar.metadata.address import ZookeeperAddress, parse
 from magnetar.metadata.session import SessionState
-from magnetar.metadata.store import ABSENT, Changed, Check, Delete, Put, Reset, Versioned, allocate_ids, update
+from magnetar.metadata.store import ABSENT, Changed, Check, Delete, Put, Versioned, WatchReset, allocate_ids, update
 from magnetar.proto.errors import BadVersion, ConnectionLost, MessageTooLarge, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
 from tests.metadata.stores import ZookeeperBackend
@@ -68,7 +68,7 @@ async def _attached(store: ZookeeperStore) -> None:
 async def _dropped(store: ZookeeperStore) -> None:
     """A connection breaks, and the next is there."""
     connection = store._watches._connection
-    store._line.drop()
+    store._line.reconnect()
     await _until(lambda: store._watches._connection > connection and store.state is SessionState.CONNECTED)
 
 
@@ -128,11 +128,11 @@ async def test_a_watch_goes_on_after_a_broken_connection_or_says_reset_when_some
     assert await heard == Changed("/w/a", 1, await other.revision())
     for operation in (Put("/w/a", b""), Delete("/w/b"), Put("/w/c/d", b""), Delete("/w/c/d"), Put("/w", b"")):
         heard = asyncio.ensure_future(anext(watch))
-        store._line.drop()
+        store._line.reconnect()
         await other.commit([operation])  # before the watch can be set again, or it hears it: in no case nothing
         revision = await other.revision()
         news = await heard
-        assert isinstance(news, Reset) or news.path == operation.path
+        assert isinstance(news, WatchReset) or news.path == operation.path
         assert news.revision >= revision or isinstance(news, Changed)
     await _attached(store)
 
@@ -143,7 +143,7 @@ async def test_a_watch_does_not_overlook_what_came_and_went_while_nobody_looked(
         before = await store.revision()
         await other.put(passing, b"")
         await other.delete(passing)
-        assert await anext(store.watch(prefix, before)) == Reset(await other.revision())
+        assert await anext(store.watch(prefix, before)) == WatchReset(await other.revision())
 
 
 async def test_two_watches_of_one_store_hear_each_change_once(backend: ZookeeperBackend) -> None:
@@ -172,7 +172,7 @@ async def test_a_read_counts_only_on_the_connection_that_its_sync_went_over(back
             calls.append(ask)
             if len(calls) == 1:
                 before = client._live.is_set(), connection._write_sock
-                store._line.drop()
+                store._line.reconnect()
                 while client._live.is_set() and connection._write_sock is before[1]:
                     time.sleep(0.001)
                 assert client._live.wait(10)
@@ -365,7 +365,7 @@ async def test_a_server_that_is_killed_and_comes_back_costs_nothing_but_time(ser
         await _until(lambda: other.state is SessionState.CONNECTED)
         assert await other.get("/e") == Versioned(b"", 0)
         news = await heard
-        assert isinstance(news, Reset) or news == Changed("/stays", 1, news.revision)
+        assert isinstance(news, WatchReset) or news == Changed("/stays", 1, news.revision)
 
 
 async def test_without_a_server_a_call_is_definitely_not_done(

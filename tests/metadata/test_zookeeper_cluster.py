@@ -30,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[ZookeeperServer]:
 def _wait_said(process: Process, text: str, count: int = 1) -> None:
     end = time.monotonic() + 60
     while process.output().count(text) < count:
-        assert process.running, process.output()
+        assert process.is_running, process.output()
         assert time.monotonic() < end, process.output()
         time.sleep(0.02)
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from magnetar.broker.log.compaction import Compaction, CompactionRun
 from magnetar.broker.log.compaction_core import KeySurvey
 from magnetar.broker.log.log import Log
-from magnetar.broker.log.log_queue_core import LogQueue, Queued
+from magnetar.broker.log.log_queue_core import LogQueue, QueuedPublish
 from magnetar.broker.log.log_shape_core import TrimLimit
 from magnetar.broker.log.managed_ledger import ManagedLedgerRecord
 from magnetar.broker.log.topic_log import TopicLog
@@ -53,7 +53,7 @@ def snapshot_is_believed(stack: Stack) -> None:
     async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
         dedup.core.position = log.shape.last
 
-    put(stack, topic, "replay", replay)
+    put(stack, topic, "replay_log", replay)
 
 
 def deleted_before_the_list(stack: Stack) -> None:
@@ -61,7 +61,7 @@ def deleted_before_the_list(stack: Stack) -> None:
     honest = TopicLog.trim
 
     async def trim(self: TopicLog, choose: Callable[[], list[int]]) -> list[int]:
-        await self._managed_ledger.delete([each for each in choose() if each != self.shape.tail.ledger_id])
+        await self._managed_ledger.delete_ledgers([each for each in choose() if each != self.shape.tail.ledger_id])
         return await honest(self, choose)
 
     put(stack, TopicLog, "trim", trim)
@@ -99,7 +99,7 @@ def serves_on_after_another_owner(stack: Stack) -> None:
 def failed_but_still_queued(stack: Stack) -> None:
     """M31: what was answered as failed stays in the queue, and goes to the next ledger."""
 
-    def give_up(self: LogQueue[Any]) -> list[Queued]:
+    def give_up(self: LogQueue[Any]) -> list[QueuedPublish]:
         self.ledger_id = -1
         return [*self._sent, *self.pending]
 
@@ -164,7 +164,7 @@ def commit_sets_numbers_back(stack: Stack) -> None:
             if name not in self._connected:
                 self._away.setdefault(name, self._opened)
 
-    put(stack, Dedup, "on_merged", merged)
+    put(stack, Dedup, "on_transaction_committed", merged)
 
 
 # ------------------------------------------------------------------------------------ compaction

@@ -57,7 +57,7 @@ def sent_after_the_commit(stack: Stack) -> None:
     """M43b: a producer goes on adding to a transaction whose commit waits for its operations."""
 
     def close_shares(self: TransactionCore) -> None:
-        self._begun += sum(each.messages for each in self._shares)
+        self._begun += sum(each.sent_messages for each in self._shares)
 
     put(stack, TransactionCore, "_close_shares", close_shares)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from magnetar.broker.transaction import log
-from magnetar.broker.transaction.begins_core import EndDecisions
+from magnetar.broker.transaction.begins_core import EndDecider
 from magnetar.broker.transaction.coordinator_core import Coordinator
-from magnetar.broker.transaction.halves_core import MustWait
-from magnetar.broker.transaction.intents_core import AbortReason, Settle
+from magnetar.broker.transaction.halves_core import IntentQueued
+from magnetar.broker.transaction.intents_core import AbortReason, SendOutcome
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.outcomes_core import Decision
 from magnetar.broker.transaction.records_core import Done, Participant, SinkBatch
@@ -25,7 +25,7 @@ def answered_while_in_doubt(stack: Stack) -> None:
         found = self._find(txn, now, owner)
         if getattr(found, "phase", None) is Phase.COMMITTING and not self._writing:
             found.waiting_intents.append(intent)  # type: ignore[union-attr]
-            raise MustWait
+            raise IntentQueued
         return found
 
     put(stack, Coordinator, "_certain", certain)
@@ -107,20 +107,20 @@ def settled_before_durable(stack: Stack) -> None:
     def decide(self: Coordinator, record: Any, intent: Any) -> None:
         honest(self, record, intent)
         for txn, _ in getattr(record, "txns", ()) if type(record).__name__ == "Committed" else ():
-            self._effects += [Settle(txn, True, each) for each in self._live[txn].participants.values()]
+            self._effects += [SendOutcome(txn, True, each) for each in self._live[txn].participants.values()]
 
     put(stack, Coordinator, "_decide", decide)
 
 
 def lost_receipts_commit_all(stack: Stack) -> None:
     """M76: of a topic whose receipts the client lost a commit counts all that it stored."""
-    honest = EndDecisions._participants
+    honest = EndDecider._participants
 
     def participants(
-        self: EndDecisions, live: LiveTransaction, listed: Sequence[Participant], now: float
+        self: EndDecider, live: LiveTransaction, listed: Sequence[Participant], now: float
     ) -> list[Participant]:
         said = {each.topic for each in listed}
         found = honest(self, live, listed, now)
         return [each if not listed or each.topic in said else Participant(each.topic) for each in found]
 
-    put(stack, EndDecisions, "_participants", participants)
+    put(stack, EndDecider, "_participants", participants)

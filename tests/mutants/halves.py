@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from magnetar.broker.transaction import log
 from magnetar.broker.transaction.coordinator_core import Coordinator
-from magnetar.broker.transaction.halves_core import Half, Halves
+from magnetar.broker.transaction.halves_core import HalfMessages, OpenHalf
 from magnetar.broker.transaction.halves_core import Phase as HalfPhase
 from magnetar.broker.transaction.intents_core import EndHalf, HalfVerb
 from magnetar.broker.transaction.log import CoordinatorLog
-from magnetar.broker.transaction.records_core import Committed, HalfRolledBack, Participant, commit_record
+from magnetar.broker.transaction.records_core import Committed, HalfRolledBack, Participant, make_commit_record
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.broker.transaction.table_core import Phase
 from tests.mutants.ledgers import Stack, put
@@ -25,7 +25,7 @@ def decided_apart(stack: Stack) -> None:
         live = self._live[txn]
         found = self._participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
-        self._decide(commit_record({txn: found}), None)
+        self._decide(make_commit_record({txn: found}), None)
         self.add_decision(HalfRolledBack(half))
 
     put(stack, Coordinator, "commit_for_half", commit_own)
@@ -33,32 +33,32 @@ def decided_apart(stack: Stack) -> None:
 
 def any_unknown_counts(stack: Stack) -> None:
     """M98b: an answer of UNKNOWN counts whichever question it answers."""
-    honest = Halves._end
+    honest = HalfMessages._end
 
-    def end(self: Halves, intent: EndHalf, now: float) -> None:
+    def end(self: HalfMessages, intent: EndHalf, now: float) -> None:
         half = self._halves.get(intent.half)
         if half is not None and intent.verb is HalfVerb.UNKNOWN:
             intent = replace(intent, check=half.check_number)
         honest(self, intent, now)
 
-    put(stack, Halves, "_end", end)
+    put(stack, HalfMessages, "_end", end)
 
 
 def failures_count(stack: Stack) -> None:
     """M98c: a check that failed counts like an answer of UNKNOWN."""
-    honest = Halves._undecided
+    honest = HalfMessages._undecided
 
-    def undecided(self: Halves, half: Half, intent: EndHalf, now: float) -> None:
+    def undecided(self: HalfMessages, half: OpenHalf, intent: EndHalf, now: float) -> None:
         honest(self, half, replace(intent, verb=HalfVerb.UNKNOWN), now)
 
-    put(stack, Halves, "_undecided", undecided)
+    put(stack, HalfMessages, "_undecided", undecided)
 
 
 def dropped_when_unknown(stack: Stack) -> None:
     """M98d: a half whose checks are used up is rolled back, and not parked."""
-    honest = Halves._park
+    honest = HalfMessages._park
 
-    def park(self: Halves, half: Half, why: str, now: float, *, unknown: int = 0) -> None:
+    def park(self: HalfMessages, half: OpenHalf, why: str, now: float, *, unknown: int = 0) -> None:
         if not unknown:
             honest(self, half, why, now)
             return
@@ -67,7 +67,7 @@ def dropped_when_unknown(stack: Stack) -> None:
         self._coordinator.add_decision(HalfRolledBack(half.record.half))
         self._ask(half.group_key, now)
 
-    put(stack, Halves, "_park", park)
+    put(stack, HalfMessages, "_park", park)
 
 
 class _Forgetful(CoordinatorState):

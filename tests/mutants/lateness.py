@@ -10,7 +10,7 @@ from magnetar.broker.access.authorizer import Grants
 from magnetar.broker.cluster import catalog
 from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.cluster.schema_registry import SchemaRegistry
-from magnetar.broker.log.managed_ledger import path_of
+from magnetar.broker.log.managed_ledger import topic_path
 from magnetar.broker.subscription import cursors
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.metadata.records import CursorRecord, PartitionedRecord, TopicRecord
@@ -23,10 +23,10 @@ def topic_of_any_life(stack: Stack) -> None:
     """M64: a deletion takes the record that has the topic's name now, with all that is its."""
 
     async def still(self: Catalog, topic: TopicName, ended: TopicRecord) -> Check | None:
-        found = await get_record(self._store, path_of(topic), TopicRecord)
-        return None if found is None else Check(path_of(topic), found[1])
+        found = await get_record(self._store, topic_path(topic), TopicRecord)
+        return None if found is None else Check(topic_path(topic), found[1])
 
-    put(stack, Catalog, "check_unchanged", still)
+    put(stack, Catalog, "make_unchanged_check", still)
 
 
 def subscription_of_any_owner(stack: Stack) -> None:
@@ -44,13 +44,13 @@ def subscription_of_any_owner(stack: Stack) -> None:
 
 def partitioned_of_any_life(stack: Stack) -> None:
     """M64c: a deletion takes the record of partitions that has the topic's name now."""
-    honest = Catalog.check_partitioned_unchanged
+    honest = Catalog.make_partitioned_check
 
     async def still(self: Catalog, topic: TopicName, ended: PartitionedRecord) -> Check | None:
         found = await get_record(self._store, catalog._partitioned_path(topic), PartitionedRecord)
         return await honest(self, topic, replace(ended, created_ms=found[0].created_ms) if found is not None else ended)
 
-    put(stack, Catalog, "check_partitioned_unchanged", still)
+    put(stack, Catalog, "make_partitioned_check", still)
 
 
 def schemas_and_grants_by_name(stack: Stack) -> None:
@@ -65,13 +65,13 @@ def schemas_and_grants_by_name(stack: Stack) -> None:
         await commit(())
 
     put(stack, Grants, "delete_topic", grants)
-    put(stack, SchemaRegistry, "delete_with_topic", schemas)
+    put(stack, SchemaRegistry, "commit_topic_deletion", schemas)
 
 
 def cursor_claimed_by_any_owner(stack: Stack) -> None:
     """M64e: an owner that stood still since it claimed its topic claims a cursor from the next one."""
 
     def still_claimed(topic: TopicName, claim: str) -> Change:
-        return Change(path_of(topic), lambda node: None)
+        return Change(topic_path(topic), lambda node: None)
 
     put(stack, cursors, "claim_check", still_claimed)

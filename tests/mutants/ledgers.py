@@ -92,7 +92,7 @@ def write_back_tells_its_own_lac(stack: Stack) -> None:
 
 def one_miss_too_few(stack: Stack) -> None:
     """M05: the end on Qw-Qa misses."""
-    put(stack, Striping, "misses_for_negative", property(lambda self: max(1, self.write_quorum - self.ack_quorum)))
+    put(stack, Striping, "misses_proving_absence", property(lambda self: max(1, self.write_quorum - self.ack_quorum)))
 
 
 def silence_is_a_vote(stack: Stack) -> None:
@@ -109,12 +109,12 @@ def silence_is_a_vote(stack: Stack) -> None:
 
 def coverage_over_the_ensemble(stack: Stack) -> None:
     """M19: fenced enough when fewer than Qa … of the whole ensemble are unknown, wrongly counted by one."""
-    put(stack, Striping, "is_covered", lambda self, unknown: len(unknown) <= self.ack_quorum)
+    put(stack, Striping, "is_fence_complete", lambda self, unknown: len(unknown) <= self.ack_quorum)
 
 
 def coverage_needs_everybody(stack: Stack) -> None:
     """M19b: every bookie must answer to the fence."""
-    put(stack, Striping, "is_covered", lambda self, unknown: not unknown)
+    put(stack, Striping, "is_fence_complete", lambda self, unknown: not unknown)
 
 
 def last_fragment_of_an_open_ledger(stack: Stack) -> None:
@@ -154,7 +154,7 @@ def write_back_counts_when_sent(stack: Stack) -> None:
 # ------------------------------------------------------------------------------------ the writer
 def acks_during_a_change(stack: Stack) -> None:
     """M10: acks confirm while the ensemble, or the end, is on its way to the metadata."""
-    honest = PendingAdds.drain
+    honest = PendingAdds.take_confirmed
 
     def thawed(self: PendingAdds[Any]) -> list[PendingAdd]:
         self.frozen, frozen = False, self.frozen
@@ -163,7 +163,7 @@ def acks_during_a_change(stack: Stack) -> None:
         finally:
             self.frozen = frozen
 
-    put(stack, PendingAdds, "drain", thawed)
+    put(stack, PendingAdds, "take_confirmed", thawed)
 
 
 def drain_inside_the_loop(stack: Stack) -> None:
@@ -185,14 +185,14 @@ def drain_inside_the_loop(stack: Stack) -> None:
         self.frozen = frozen
         return [send for send in sends if send.add.entry > self.lac]
 
-    honest = PendingAdds.drain
+    honest = PendingAdds.take_confirmed
 
     def drain(self: PendingAdds[Any]) -> list[PendingAdd]:
         early = self.__dict__.pop("early", [])
         return [*early, *honest(self)]
 
-    put(stack, PendingAdds, "replace", replace)
-    put(stack, PendingAdds, "drain", drain)
+    put(stack, PendingAdds, "replace_ensemble", replace)
+    put(stack, PendingAdds, "take_confirmed", drain)
 
 
 def change_in_memory_only(stack: Stack) -> None:
@@ -223,7 +223,7 @@ def change_of_old_and_new(stack: Stack) -> None:
                     sends.append(SendAdd(add, slot, ensemble[slot], self.lac))
         return sends
 
-    put(stack, PendingAdds, "replace", replace)
+    put(stack, PendingAdds, "replace_ensemble", replace)
 
 
 def unknown_change_is_none(stack: Stack) -> None:
@@ -275,7 +275,7 @@ def acks_out_of_order(stack: Stack) -> None:
             self.lac, self.length_confirmed = max(self.lac, add.entry), add.length
         return done
 
-    put(stack, PendingAdds, "drain", eager)
+    put(stack, PendingAdds, "take_confirmed", eager)
 
 
 def fenced_is_a_failed_bookie(stack: Stack) -> None:

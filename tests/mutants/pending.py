@@ -52,7 +52,7 @@ def settled_and_still_pending(stack: Stack) -> None:
 def pending_comes_again(stack: Stack) -> None:
     """M72: what is pending is delivered again when its consumer gives it back or leaves."""
     put(stack, Cursor, "is_done", Cursor.is_acked)
-    put(stack, Cursor, "next_free", Cursor.next_unacked)
+    put(stack, Cursor, "next_deliverable", Cursor.next_unacked)
 
 
 def refused_in_the_middle(stack: Stack) -> None:
@@ -87,7 +87,7 @@ def abort_forgets_the_order(stack: Stack) -> None:
     def step_back(self: Dispatcher, first: Position) -> None:
         return None
 
-    put(stack, Dispatcher, "step_back", step_back)
+    put(stack, Dispatcher, "rewind_to", step_back)
 
 
 def delivered_twice_in_the_sdk(stack: Stack) -> None:
@@ -97,14 +97,14 @@ def delivered_twice_in_the_sdk(stack: Stack) -> None:
 
 def delivered_twice_in_the_broker(stack: Stack) -> None:
     """M70c: a client of Pulsar's protocol acknowledges two deliveries of a message in one transaction."""
-    put(stack, pending_acks, "find_repeated", lambda *_: None)
+    put(stack, pending_acks, "find_repeated_acks", lambda *_: None)
 
 
 def bits_above_what_is_held(stack: Stack) -> None:
     """M70d: of a batch of which an abort gave a part back, acknowledgements count as far as its consumer holds it."""
-    honest = translate.individual_acks
+    honest = translate.parse_individual_acks
 
     def individual(ids: Iterable[Any], messages_of: Callable[[Position], int], *, exact: bool = False) -> Any:
         return honest(ids, messages_of)
 
-    put(stack, translate, "individual_acks", individual)
+    put(stack, translate, "parse_individual_acks", individual)

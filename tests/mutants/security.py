@@ -18,7 +18,7 @@ from magnetar.broker.session.backlogs import RangeReader
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.txn_joins import TxnJoins
 from magnetar.broker.transaction.coordinator_core import Coordinator
-from magnetar.broker.transaction.state_core import OwnedTable
+from magnetar.broker.transaction.state_core import ByRoleAndName
 from magnetar.broker.transaction.table_core import TransactionTable
 from magnetar.metadata import members
 from magnetar.metadata.members import Members
@@ -26,7 +26,7 @@ from magnetar.proto.errors import Unauthenticated
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.proto.operations import Permission, Rule
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
-from magnetar.runtime.grpc.limits import Callers
+from magnetar.runtime.grpc.limits import CallerAuthenticator
 from magnetar.security.authenticator import Authenticator
 from magnetar.security.token import PrincipalCache
 from tests.mutants.ledgers import Stack, put
@@ -94,7 +94,7 @@ def partitions_have_no_base(stack: Stack) -> None:
 
 def read_before_is_kept(stack: Stack) -> None:
     """M78: grants that were read before a revocation are kept after it, when the read began before and ended after."""
-    honest = Grants.rights
+    honest = Grants.get_rights
 
     async def rights(self: Grants, name: NamespaceName) -> Rights:
         found = self._known.get(name)
@@ -102,7 +102,7 @@ def read_before_is_kept(stack: Stack) -> None:
             found = self._known[name] = await honest(self, name)
         return found
 
-    put(stack, Grants, "rights", rights)
+    put(stack, Grants, "get_rights", rights)
 
 
 def open_reads_go_on(stack: Stack) -> None:
@@ -135,7 +135,7 @@ def wrong_becomes_anonymous(stack: Stack) -> None:
 
 def streams_outlive_credentials(stack: Stack) -> None:
     """M58: a stream goes on after the credentials of its caller have expired."""
-    put(stack, Callers, "_expiry", lambda self, principal, end: None)
+    put(stack, CallerAuthenticator, "_expiry", lambda self, principal, end: None)
 
 
 def remembered_for_ever(stack: Stack) -> None:
@@ -194,16 +194,16 @@ def anybody_ends(stack: Stack) -> None:
 def names_of_all(stack: Stack) -> None:
     """M63c: a name, or a sink, of one role is that of each: it fences others, and counts their batches."""
 
-    def find(self: OwnedTable[Any], owner: str, name: str) -> Any:
+    def find(self: ByRoleAndName[Any], owner: str, name: str) -> Any:
         found = [value for (_, each), value in self._values.items() if each == name]
         return found[-1] if found else None
 
-    put(stack, OwnedTable, "find", find)
+    put(stack, ByRoleAndName, "find", find)
 
 
 def anybody_decides(stack: Stack) -> None:
     """M63d: a half is ended by each caller that knows its id."""
-    put(stack, Coordinator, "check_owner", lambda *_: None)
+    put(stack, Coordinator, "check_half_owner", lambda *_: None)
 
 
 def anybody_settles(stack: Stack) -> None:

@@ -17,7 +17,7 @@ def freed_twice(stack: Stack) -> None:
     """M66: what an abort gives back waits for the next consumer although one has it already."""
 
     def freed(self: Dispatcher, positions: Iterable[Position]) -> None:
-        self.release([each for each in positions if each not in self.held])
+        self.add_released([each for each in positions if each not in self.held])
 
     put(stack, Dispatcher, "add_freed", freed)
 

@@ -23,7 +23,7 @@ def join_is_skipped(stack: Stack) -> None:
     async def patiently(self: TxnJoins, txn: TxnId, owner: str | None) -> TxnState:
         return TxnState.OPEN
 
-    def join_now(self: TxnJoins, txn: TxnId, owner: str | None = None) -> bool:
+    def join_nowait(self: TxnJoins, txn: TxnId, owner: str | None = None) -> bool:
         core = self._of.core
         if core is not None and core.may_join(txn):
             core.begin_resolving(txn)
@@ -31,7 +31,7 @@ def join_is_skipped(stack: Stack) -> None:
         return self._of.is_open(txn)
 
     put(stack, TxnJoins, "_patiently", patiently)
-    put(stack, TxnJoins, "join_now", join_now)
+    put(stack, TxnJoins, "join_nowait", join_nowait)
 
 
 def settled_before_it_is_stored(stack: Stack) -> None:
@@ -74,7 +74,7 @@ def numbers_at_append(stack: Stack) -> None:
     def confirmed(self: TopicTransactions, txn: TxnId, name: str, *args: Any) -> None:
         honest(self, txn, name, *args)
         if self.core is not None and (found := self.core.known.get(txn)) is not None:
-            self.topic.merge_numbers(TxnEnd({name: found.numbers[name].progress}, shown=False))
+            self.topic.merge_sequence_ids(TxnEnd({name: found.numbers[name].progress}, shown=False))
 
     put(stack, TopicTransactions, "on_publish_confirmed", confirmed)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.cluster.orphans import _numbers
-from magnetar.broker.subscription.core.redelivery_backoff import MAX_COUNT, check_properties, policy_of
+from magnetar.broker.subscription.core.redelivery_backoff import MAX_COUNT, check_properties, letter_policy_of
 from magnetar.metadata.records import CursorRecord
 from magnetar.proto.applied import Applied
 from magnetar.proto.errors import InvalidName, InvalidRequest
-from magnetar.proto.names import TopicName, whole
+from magnetar.proto.names import TopicName, parse_number
 
 ROOT = Path(__file__).parents[2]
 NO_NUMBERS = ["²", "1²", "١", "९" * 3, "9" * 20, "9" * 5000, "", "-1", "+1", "1_000", " 1", "1\n", "1.0", "0x1", "nan",
@@ -28,11 +28,11 @@ BY_OTHERS = {
 
 @pytest.mark.parametrize("text", NO_NUMBERS, ids=lambda text: ascii(text)[:12])
 def test_text_that_is_no_number_is_none_and_raises_nothing(text: str) -> None:
-    assert whole(text) is None
+    assert parse_number(text) is None
 
 
 def test_digits_are_a_number() -> None:
-    assert [whole(text) for text in ("0", "007", "9223372036854775807")] == [0, 7, (1 << 63) - 1]
+    assert [parse_number(text) for text in ("0", "007", "9223372036854775807")] == [0, 7, (1 << 63) - 1]
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS, ids=lambda text: ascii(text)[:12])
@@ -40,7 +40,7 @@ def test_a_subscriptions_property_that_is_no_number_is_refused_and_a_stored_one_
     properties = {MAX_COUNT: text}
     with pytest.raises(InvalidRequest):
         check_properties(properties)
-    assert policy_of(Applied(dead_letter_max_redeliver_count=3), properties).max_redeliver_count == 3
+    assert letter_policy_of(Applied(dead_letter_max_redeliver_count=3), properties).max_redeliver_count == 3
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS, ids=lambda text: ascii(text)[:12])

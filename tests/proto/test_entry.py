@@ -20,10 +20,10 @@ from magnetar.proto.entry import (
     client_part,
     decode_batch,
     decode_lazily,
+    distinct_keys,
     encode_batch,
     encode_entry,
     item_prefix,
-    keys_of,
     parse_header,
     parse_stored,
     plain_items,
@@ -314,7 +314,7 @@ def test_a_key_that_is_no_text_is_one_of_bytes_and_a_property_is_read_as_by_java
     [(fields, content)] = decode_batch(header, made)
     assert content == b"payload"
     check_foreign(fields, key, value)
-    assert keys_of(parse_stored(made).metadata, parse_stored(made).payload_offset, made) == [key]
+    assert distinct_keys(parse_stored(made).metadata, parse_stored(made).payload_offset, made) == [key]
 
 
 @given(KINDS, FOREIGN, FOREIGN, st.integers(0, 20))
@@ -331,7 +331,7 @@ def test_a_foreign_value_in_a_batch_costs_no_neighbour(
     check_foreign(found[before][0], key, value)
     assert found[-1][0].partition_key == "k"
     head = parse_stored(made)
-    assert set(keys_of(head.metadata, head.payload_offset, made)) == {key, b"k"}
+    assert set(distinct_keys(head.metadata, head.payload_offset, made)) == {key, b"k"}
 
 
 def test_keys_of_other_bytes_stay_other_keys() -> None:
@@ -414,14 +414,14 @@ def test_the_keys_of_an_entry_are_those_of_its_messages_the_ordering_key_first()
         made = encode_batch(metadata(compression), items, 5)
         for stored in (made, broker_part(7, 9) + made):
             head = parse_stored(stored)
-            assert keys_of(head.metadata, head.payload_offset, stored) == [b"b", b"o", b"hi"]
+            assert distinct_keys(head.metadata, head.payload_offset, stored) == [b"b", b"o", b"hi"]
     alone = encode_entry(MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, ordering_key=b"o"), b"x")
     head = parse_stored(alone)
-    assert keys_of(head.metadata, head.payload_offset, alone) == [b"o"]
+    assert distinct_keys(head.metadata, head.payload_offset, alone) == [b"o"]
     plain = encode_entry(MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), b"x")
-    assert keys_of(parse_stored(plain).metadata, 0, plain) == []
+    assert distinct_keys(parse_stored(plain).metadata, 0, plain) == []
     chunk = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, uuid="u", num_chunks_from_msg=2)
-    assert keys_of(chunk, 0, plain) == [b"u"]
+    assert distinct_keys(chunk, 0, plain) == [b"u"]
 
 
 @given(st.binary(max_size=200))

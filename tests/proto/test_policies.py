@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from magnetar.proto.errors import InvalidRequest
-from magnetar.proto.policies import NAMES, Policies, check, completed, decode, encode, merged, without
+from magnetar.proto.policies import NAMES, Policies, check, completed, decode, encode, merge_policies, without
 
 
 def test_json_holds_what_is_set_and_nothing_else_and_comes_back() -> None:
@@ -27,7 +27,7 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
 
 
 def test_what_is_set_stays_until_it_is_set_again_or_inherited_again() -> None:
-    policies = merged(Policies(message_ttl_s=5, max_producers=1), Policies(max_producers=0))
+    policies = merge_policies(Policies(message_ttl_s=5, max_producers=1), Policies(max_producers=0))
     assert policies == Policies(message_ttl_s=5, max_producers=0)
     assert without(policies, "message_ttl_s") == Policies(max_producers=0)
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from magnetar.runtime import budget as module
-from magnetar.runtime.budget import WINDOW_MIN, Arrivals
+from magnetar.runtime.budget import WINDOW_MIN, ArrivingMemory
 
 MIB = 1 << 20
 
@@ -19,15 +19,15 @@ class Message:
         self.placed = asyncio.Event()
         self.cut = False
 
-    def place(self) -> None:
+    def on_memory_reserved(self) -> None:
         self.placed.set()
 
-    def too_slow(self) -> None:
+    def on_too_slow(self) -> None:
         self.cut = True
 
 
 def test_windows_are_shared_out_and_the_first_ones_are_whole() -> None:
-    arrivals = Arrivals(64 * MIB)
+    arrivals = ArrivingMemory(64 * MIB)
     granted = [arrivals.open_window(2 * MIB) for _ in range(1000)]
     assert granted[:8] == [2 * MIB] * 8
     assert granted == sorted(granted, reverse=True)
@@ -36,12 +36,12 @@ def test_windows_are_shared_out_and_the_first_ones_are_whole() -> None:
     for each in granted:
         arrivals.close_window(each)
     assert (arrivals.windows, arrivals.open_window(2 * MIB), arrivals.open_window(1000)) == (0, 2 * MIB, 1000)
-    assert Arrivals().open_window(2 * MIB) == 2 * MIB
+    assert ArrivingMemory().open_window(2 * MIB) == 2 * MIB
 
 
 @pytest.mark.asyncio
 async def test_long_messages_wait_in_turn_until_those_before_are_read() -> None:
-    arrivals = Arrivals(20)
+    arrivals = ArrivingMemory(20)
     a, b, c, d = (Message(name) for name in "abcd")
     assert arrivals.admit(a, 100), "a lone one fits"
     assert not arrivals.admit(b, 6)
@@ -49,17 +49,17 @@ async def test_long_messages_wait_in_turn_until_those_before_are_read() -> None:
     assert not arrivals.admit(d, 4)
     arrivals.on_read(a)
     assert not b.placed.is_set(), "it is not whole: what was read came before it"
-    arrivals.on_whole(a)
+    arrivals.on_message_complete(a)
     arrivals.on_read(a)
     assert [each.placed.is_set() for each in (b, c, d)] == [True, False, False], "d would fit, and it is not its turn"
     arrivals.discard(c)
     assert d.placed.is_set()
-    arrivals.on_whole(b)
+    arrivals.on_message_complete(b)
     b.placed.clear()
     assert not arrivals.admit(b, 1), "there is no room"
     arrivals.on_read(b)
     assert b.placed.is_set()
-    arrivals.on_whole(d)
+    arrivals.on_message_complete(d)
     assert arrivals.admit(d, 5), "the one before it is not read, and there is room"
     assert arrivals.long == 1 + 4 + 5
     arrivals.on_read(d)
@@ -76,11 +76,11 @@ async def test_while_others_wait_one_that_does_not_come_is_cut_and_one_that_is_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SLOW_S", 0.05)
-    arrivals = Arrivals(20)
+    arrivals = ArrivingMemory(20)
     slow, unread, waits = Message(), Message(), Message()
     assert arrivals.admit(slow, 5)
     assert arrivals.admit(unread, 5)
-    arrivals.on_whole(unread)
+    arrivals.on_message_complete(unread)
     await asyncio.sleep(0.15)
     assert not slow.cut, "none waits"
     assert not arrivals.admit(waits, 5)
@@ -96,7 +96,7 @@ async def test_while_others_wait_one_that_does_not_come_is_cut_and_one_that_is_n
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(30))
 async def test_under_any_order_the_bound_holds_and_every_message_gets_its_place(seed: int) -> None:
-    rng, arrivals = random.Random(seed), Arrivals(200)
+    rng, arrivals = random.Random(seed), ArrivingMemory(200)
     streams, placed = [Message(number) for number in range(12)], 0
 
     async def send(stream: Message) -> None:
@@ -112,7 +112,7 @@ async def test_under_any_order_the_bound_holds_and_every_message_gets_its_place(
             if rng.random() < 0.2:
                 arrivals.discard(stream)
                 continue
-            arrivals.on_whole(stream)
+            arrivals.on_message_complete(stream)
             await asyncio.sleep(0)
             arrivals.on_read(stream)
             arrivals.check()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.config import Setting, explicit_settings, load, settings, value_of, with_values
+from magnetar.runtime.config import Setting, explicit_settings, load, setting_value, settings, with_values
 from magnetar.runtime.network import Endpoint
 
 
@@ -130,4 +130,4 @@ def test_what_was_chosen_is_known_by_name_and_can_be_replaced_in_tables_too(tmp_
     assert explicit_settings(Outer, "bookie", environment={}) == frozenset()
     changed = with_values(Outer(), {"size": 5, "inner.flush_bytes": 7, "inner.verbose": True})
     assert changed == Outer(Sample(flush_bytes=7, verbose=True), 5)
-    assert [value_of(changed, name) for name in ("size", "inner.flush_bytes")] == [5, 7]
+    assert [setting_value(changed, name) for name in ("size", "inner.flush_bytes")] == [5, 7]

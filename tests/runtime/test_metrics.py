@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, Page, RecentQuantiles, labels
+from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, Page, RecentQuantiles, label_text
 
 
 def text(page: Page) -> str:
@@ -58,17 +58,19 @@ def test_a_histogram_counts_each_value_in_its_bucket_and_shows_sums() -> None:
 
 def test_quantiles_are_of_the_last_minute_or_two_and_interpolated() -> None:
     histogram, recent = Histogram((1.0, 2.0, 4.0)), RecentQuantiles()
-    assert recent.quantiles("h", histogram, 0.0, [0.5]) == [pytest.approx(float("nan"), nan_ok=True)]
+    assert recent.compute_quantiles("h", histogram, 0.0, [0.5]) == [pytest.approx(float("nan"), nan_ok=True)]
     for value in (0.5, 0.5, 0.5, 0.5):
         histogram.observe(value)
-    assert recent.quantiles("h", histogram, 30.0, [0.5, 1.0]) == [0.5, 1.0]
-    assert recent.quantiles("h", histogram, 1 + RECENT_S, [0.5]) == [0.5]
+    assert recent.compute_quantiles("h", histogram, 30.0, [0.5, 1.0]) == [0.5, 1.0]
+    assert recent.compute_quantiles("h", histogram, 1 + RECENT_S, [0.5]) == [0.5]
     for value in (3.0, 3.0, 9.0, 9.0):
         histogram.observe(value)
-    assert recent.quantiles("h", histogram, 2 + RECENT_S, [0.75, 1.0]) == [4.0, 4.0], "beyond the last bound: the bound"
-    recent.quantiles("h", histogram, 2 + 2 * RECENT_S, [0.5])
+    assert recent.compute_quantiles("h", histogram, 2 + RECENT_S, [0.75, 1.0]) == [4.0, 4.0], (
+        "beyond the last bound: the bound"
+    )
+    recent.compute_quantiles("h", histogram, 2 + 2 * RECENT_S, [0.5])
     assert (
-        recent.quantiles("h", histogram, 3 + 3 * RECENT_S, [0.25, 0.5])
+        recent.compute_quantiles("h", histogram, 3 + 3 * RECENT_S, [0.25, 0.5])
         == [pytest.approx(float("nan"), nan_ok=True)] * 2
     ), "nothing was observed since"
 
@@ -119,7 +121,7 @@ def test_a_series_is_the_text_that_prometheus_client_writes(value: float) -> Non
     for name, kind in (("magnetar_x", "gauge"), ("magnetar_x_total", "counter")):
         add = page.series(name, kind, "What it is.").add
         for _ in range(3):
-            add(labels(**named), value)
+            add(label_text(**named), value)
     for _ in range(3):
         same.gauge("magnetar_x", "What it is.", value, **named)
         same.counter("magnetar_x_total", "What it is.", value, **named)

@@ -12,7 +12,7 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.config import value_of, with_values
+from magnetar.runtime.config import setting_value, with_values
 from magnetar.runtime.memory_shares import MIB, MemoryShare, least_bytes, plan
 
 ALL = (*OF_BROKER, *OF_BOOKIE)
@@ -38,7 +38,7 @@ def test_a_given_value_stays_and_the_others_divide_the_rest() -> None:
 @pytest.mark.parametrize("seed", range(200))
 def test_within_the_budget_and_the_bounds_and_never_less_of_a_larger_one(seed: int) -> None:
     rng = random.Random(seed)
-    shares = [each.times(rng.randint(1, 3)) for each in rng.sample(ALL, rng.randint(1, len(ALL)))]
+    shares = [each.multiplied(rng.randint(1, 3)) for each in rng.sample(ALL, rng.randint(1, len(ALL)))]
     given = {each.setting: rng.randrange(each.most + 1 if each.most < 1 << 40 else 1 << 28)
              for each in rng.sample(shares, rng.randint(0, len(shares) // 3))}  # fmt: skip
     needed = least_bytes(shares, given)
@@ -75,12 +75,12 @@ def test_each_share_is_a_setting_and_its_bounds_are_values_that_the_setting_may_
 ) -> None:
     for each in shares:
         name = each.setting.removeprefix(f"{section}.")
-        assert isinstance(value_of(config, name), int)
+        assert isinstance(setting_value(config, name), int)
         assert each.least < each.most
         for value in (each.least, each.most):
-            assert value_of(with_values(config, {name: value}), name) == value
+            assert setting_value(with_values(config, {name: value}), name) == value
     least = plan(least_bytes(shares, {}), shares, {}).apply_to(config, section)
-    assert value_of(least, shares[0].setting.removeprefix(f"{section}.")) == shares[0].least
+    assert setting_value(least, shares[0].setting.removeprefix(f"{section}.")) == shares[0].least
 
 
 def test_every_share_has_a_name_and_a_setting_of_its_own() -> None:

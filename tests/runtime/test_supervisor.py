@@ -40,7 +40,7 @@ def test_what_fails_runs_again_after_a_longer_and_longer_pause(caplog: pytest.Lo
         pauses = [b - a for a, b in itertools.pairwise(starts)]
         assert pauses[:4] == pytest.approx([0.5, 1.0, 2.0, 4.0])
         assert max(pauses) == pytest.approx(RETRY_MAX_S)
-        assert supervisor.failing == {"part-work": "ValueError: format version 2"}
+        assert supervisor.failure_reasons == {"part-work": "ValueError: format version 2"}
         assert supervisor.statistics()["background_restarts"] == len(starts)
         assert Supervisor.failing_now()["part-work"] == 1
         assert sum("part-work failed" in each for each in caplog.messages) == len(starts)
@@ -68,9 +68,9 @@ def test_what_a_stranger_cancels_runs_again_and_is_well_after_a_while() -> None:
             task.cancel()
             await asyncio.sleep(5.0)
         assert len(running) == 4
-        assert list(supervisor.failing) == ["part-work"]
+        assert list(supervisor.failure_reasons) == ["part-work"]
         await asyncio.sleep(SOUND_S)
-        assert supervisor.failing == {}
+        assert supervisor.failure_reasons == {}
         assert supervisor.statistics() == {"background_tasks": 1, "background_failing": 0, "background_restarts": 3}
         await supervisor.close()
         assert running[-1] is not None

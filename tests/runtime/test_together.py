@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from magnetar.runtime.metrics import SECONDS, Histogram, Page, labels
+from magnetar.runtime.metrics import SECONDS, Histogram, Page, label_text
 from magnetar.runtime.metrics_server import as_text
 
 
@@ -14,7 +14,7 @@ def _page(topic: str, count: int) -> Page:
     page.counter("magnetar_a_total", "A.", count)
     page.gauge("magnetar_g", "G.", count, topic=topic)
     page.histogram("magnetar_h_seconds", "H.", seconds)
-    page.series("magnetar_s", "gauge", "S.").add(labels(topic=topic), count)
+    page.series("magnetar_s", "gauge", "S.").add(label_text(topic=topic), count)
     return page
 
 

@@ -8,11 +8,11 @@ from magnetar.security.basic import FAILURES_FREE, FORGET_S, KEYS_MAX, WAIT_MAX_
 def test_five_failures_are_free_then_the_wait_doubles_from_a_second_to_a_minute() -> None:
     guessing, waits, now_s = FailedLogins(), [], 100.0
     for _ in range(FAILURES_FREE + 8):
-        waits.append(guessing.wait_s("k", now_s))
+        waits.append(guessing.delay_s("k", now_s))
         now_s += waits[-1]
         guessing.record_failure("k", now_s)
     assert waits == [0.0] * FAILURES_FREE + [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, WAIT_MAX_S, WAIT_MAX_S]
-    assert guessing.wait_s("other", now_s) == 0.0
+    assert guessing.delay_s("other", now_s) == 0.0
 
 
 def test_a_success_and_ten_minutes_forget_the_failures() -> None:
@@ -20,12 +20,12 @@ def test_a_success_and_ten_minutes_forget_the_failures() -> None:
     for _ in range(2 * FAILURES_FREE):
         guessing.record_failure("k", 0.0)
         guessing.record_failure("l", 0.0)
-    assert guessing.wait_s("k", FORGET_S - 1) == 0.0
-    assert guessing.wait_s("k", 1.0) > 0
+    assert guessing.delay_s("k", FORGET_S - 1) == 0.0
+    assert guessing.delay_s("k", 1.0) > 0
     guessing.clear_failures("k")
-    assert guessing.wait_s("k", 1.0) == 0.0
+    assert guessing.delay_s("k", 1.0) == 0.0
     guessing.record_failure("l", FORGET_S)
-    assert guessing.wait_s("l", FORGET_S) == 0.0
+    assert guessing.delay_s("l", FORGET_S) == 0.0
 
 
 def test_the_number_of_keys_is_bounded_and_the_oldest_goes_first() -> None:
@@ -35,4 +35,4 @@ def test_the_number_of_keys_is_bounded_and_the_oldest_goes_first() -> None:
     for number in range(KEYS_MAX):
         guessing.record_failure(f"k{number}", FAILURES_FREE)
     assert len(guessing._failed) == KEYS_MAX
-    assert guessing.wait_s("first", FAILURES_FREE) == 0.0
+    assert guessing.delay_s("first", FAILURES_FREE) == 0.0

@@ -101,7 +101,7 @@ class Cluster:
         self.starts: dict[str, int] = {}
         self.serving: dict[str, None] = {}  # nodes whose start is over
         self._starters: dict[str, Callable[[World], Awaitable[None]]] = {}
-        self._rng = simulation.stream("supervisor")
+        self._rng = simulation.random_stream("supervisor")
         self._refusals: dict[str, int] = {}
         self._refused: DoesNotStart | None = None
         self._supervising = False
@@ -284,7 +284,7 @@ class Cluster:
     async def _start_metadata(self, world: World) -> None:
         store = await ObservedStore.open(world, ":memory:")
         store.observer = self.observer
-        self.service = FaultyService(store, self.simulation.stream("metadata"))
+        self.service = FaultyService(store, self.simulation.random_stream("metadata"))
         access = OPEN if self.security is None else self.security.listener
         serving = await world.network.serve(ANY_PORT, [("Metadata", self.service)], access)
         self.metadata = serving.endpoint

@@ -62,7 +62,7 @@ class Security:
 
     def __init__(self, simulation: Simulation, options: Options) -> None:
         self._simulation = simulation
-        self._rng = simulation.stream("tokens")
+        self._rng = simulation.random_stream("tokens")
         # Where the servers' clocks are hours off, a token that expires would be refused all the while.
         self.clocks_agree = not {"clock-jump", "clock-skew"} & set(options.times)
         self._life_s = self._rng.choice((3.0, 7.0, 20.0)) if self.clocks_agree else 0.0

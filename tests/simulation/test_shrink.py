@@ -46,7 +46,7 @@ def test_a_ledger_shrinks_to_the_bookies_that_are_there_and_grows_when_they_are_
                     if done(log_of(cluster)):
                         break
                     await asyncio.sleep(1.0)
-            seen.append((log_of(cluster).replication, log_of(cluster).degraded))
+            seen.append((log_of(cluster).replication, log_of(cluster).is_degraded))
 
         await publish_until(lambda log: True)
         starter = cluster._starters.pop("bookie-1")  # it stays down

@@ -27,8 +27,8 @@ from magnetar.proto.schema import SchemaInfo, SchemaType, version_bytes
 from magnetar.spark_connector import decoding as of_decoding
 from magnetar.spark_connector.decoding import Decoding
 from magnetar.spark_connector.options import parse_source
-from magnetar.spark_connector.rows import Entry, RowBuilder, beside_typed
-from magnetar.spark_connector.shapes import columns, typed
+from magnetar.spark_connector.rows import Entry, RowBuilder, metadata_columns
+from magnetar.spark_connector.shapes import columns, make_typed_schema
 
 TOPIC = "persistent://public/default/t"
 OPTIONS = parse_source(
@@ -91,9 +91,9 @@ def rows(
             raise SchemaNotFound(f"no version {version}")
         return versions[version]
 
-    known = typed(TOPIC, reader)
+    known = make_typed_schema(TOPIC, reader)
     decoding = Decoding(known, schema, is_strict=strict)
-    builder = RowBuilder(columns({TOPIC: known}, beside_typed(OPTIONS)), (TOPIC, 0), -1, decoding)
+    builder = RowBuilder(columns({TOPIC: known}, metadata_columns(OPTIONS)), (TOPIC, 0), -1, decoding)
     first = 0
     for version, payloads in written:
         items: list[bytes] = []
@@ -328,9 +328,9 @@ def test_bytes_that_a_stranger_changed_end_in_rows(kind: SchemaType) -> None:
 
 
 def test_columns_that_a_query_does_not_name_are_not_decoded() -> None:
-    known = typed(TOPIC, info(SchemaType.JSON))
+    known = make_typed_schema(TOPIC, info(SchemaType.JSON))
     decoding = Decoding(known, lambda version: known.info, is_strict=True)
-    schema = StructType([each for each in beside_typed(OPTIONS) if each.name == "__offset"])
+    schema = StructType([each for each in metadata_columns(OPTIONS) if each.name == "__offset"])
     builder = RowBuilder(schema, (TOPIC, 0), -1, decoding)
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
     entry = encode_batch(metadata, [item_prefix(SingleMessageMetadata(payload_size=4)), b"junk"], 1)

@@ -27,28 +27,28 @@ from magnetar.proto.errors import InvalidConfiguration, InvalidRequest
 from magnetar.proto.schema import SchemaInfo, SchemaType
 from magnetar.spark_connector.decoding import Encoding, check_columns
 from magnetar.spark_connector.options import parse_sink
-from magnetar.spark_connector.shapes import Typed, typed
+from magnetar.spark_connector.shapes import TypedSchema, make_typed_schema
 from tests.spark.test_decoding import AS_AVRO, AS_JSON, TOPIC, VALUE, avro, info, values
 
 BOTH = [SchemaType.AVRO, SchemaType.JSON]
 
 
-def spark_types(known: Typed) -> StructType:
+def spark_types(known: TypedSchema) -> StructType:
     return StructType([StructField(each.name, each.shape.spark) for each in known.record.fields])
 
 
-def batch(known: Typed, *rows: dict[str, Any]) -> pa.RecordBatch:
+def batch(known: TypedSchema, *rows: dict[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(list(rows), to_arrow_schema(spark_types(known), timezone="UTC"))
 
 
-def payloads(known: Typed, *rows: dict[str, Any]) -> list[bytes | None]:
+def payloads(known: TypedSchema, *rows: dict[str, Any]) -> list[bytes | None]:
     return Encoding(known).payloads(batch(known, *rows))
 
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_each_type_is_written_as_it_is_read(kind: SchemaType) -> None:
     schema = info(kind)
-    known = typed(TOPIC, schema)
+    known = make_typed_schema(TOPIC, schema)
     check_columns(spark_types(known), TOPIC, known)
     found = payloads(known, VALUE, VALUE | {"n": 1 << 40, "inner": None, "tags": []})
     if kind is SchemaType.AVRO:
@@ -64,7 +64,7 @@ def test_fields_without_a_column_are_their_default_or_null(kind: SchemaType) -> 
         {"name": "a", "type": "int"}, {"name": "b", "type": "string", "default": "none"},
         {"name": "c", "type": ["null", "int"]},
     ])  # fmt: skip
-    known = typed(TOPIC, schema)
+    known = make_typed_schema(TOPIC, schema)
     only = pa.RecordBatch.from_pylist([{"a": 1}], pa.schema([("a", pa.int32())]))
     written = Encoding(known).payloads(only)
     assert values(schema, (None, written)) == [{"a": 1, "b": "none", "c": None}]
@@ -90,7 +90,7 @@ UNFIT = {
 @pytest.mark.parametrize("says", UNFIT)
 def test_a_row_that_the_schema_does_not_take_names_its_column(kind: SchemaType, says: str) -> None:
     type_, value = UNFIT[says]
-    known = typed(TOPIC, info(kind, [{"name": "a", "type": type_}]))
+    known = make_typed_schema(TOPIC, info(kind, [{"name": "a", "type": type_}]))
     with pytest.raises(InvalidRequest, match=says):
         payloads(known, {"a": value})
 
@@ -98,7 +98,7 @@ def test_a_row_that_the_schema_does_not_take_names_its_column(kind: SchemaType, 
 def test_json_has_no_number_for_what_is_none() -> None:
     """Encoders write null in their place, silently."""
     inner = {"type": "record", "name": "In", "fields": [{"name": "x", "type": ["null", "double"]}]}
-    known = typed(TOPIC, info(SchemaType.JSON, [{"name": "a", "type": inner}]))
+    known = make_typed_schema(TOPIC, info(SchemaType.JSON, [{"name": "a", "type": inner}]))
     assert payloads(known, {"a": {"x": None}}) == [b'{"a":{"x":null}}']
     for wrong in (float("nan"), float("-inf")):
         with pytest.raises(InvalidRequest, match=r"column 'a\.x' holds .*no number of JSON"):
@@ -106,7 +106,9 @@ def test_json_has_no_number_for_what_is_none() -> None:
 
 
 def test_bytes_of_avro_keep_their_size() -> None:
-    known = typed(TOPIC, info(SchemaType.AVRO, [{"name": "a", "type": {"type": "fixed", "name": "F", "size": 2}}]))
+    known = make_typed_schema(
+        TOPIC, info(SchemaType.AVRO, [{"name": "a", "type": {"type": "fixed", "name": "F", "size": 2}}])
+    )
     assert payloads(known, {"a": b"xy"}) == [b"xy"]
     with pytest.raises(InvalidRequest, match="a row does not fit the schema of its topic"):
         payloads(known, {"a": b"xyz"})
@@ -115,7 +117,7 @@ def test_bytes_of_avro_keep_their_size() -> None:
 @pytest.mark.parametrize("kind", BOTH)
 def test_times_are_cut_to_the_unit_of_the_schema(kind: SchemaType) -> None:
     schema = info(kind, [{"name": "a", "type": {"type": "long", "logicalType": "timestamp-millis"}}])
-    written = payloads(typed(TOPIC, schema), {"a": datetime(2026, 1, 1, 0, 0, 0, 1999, UTC)})
+    written = payloads(make_typed_schema(TOPIC, schema), {"a": datetime(2026, 1, 1, 0, 0, 0, 1999, UTC)})
     assert values(schema, (None, written)) == [{"a": datetime(2026, 1, 1, 0, 0, 0, 1000, UTC)}]
 
 
@@ -131,7 +133,7 @@ def test_times_are_cut_to_the_unit_of_the_schema(kind: SchemaType) -> None:
     ],
 )
 def test_a_single_value_is_the_column_value_and_null_is_no_value(kind: SchemaType, cell: Any, value: Any) -> None:
-    known = typed(TOPIC, SchemaInfo(type=kind))
+    known = make_typed_schema(TOPIC, SchemaInfo(type=kind))
     found = payloads(known, {"value": cell}, {"value": None})
     assert found == [SINGLE[kind].encode(value), None]
     assert values(SchemaInfo(type=kind), (None, found)) == [{"value": cell}, {"value": None}]
@@ -148,7 +150,7 @@ WRONG_COLUMNS = {
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("says", WRONG_COLUMNS)
 def test_a_wrong_column_is_named_before_anything_runs(kind: SchemaType, says: str) -> None:
-    known = typed(TOPIC, info(kind, [
+    known = make_typed_schema(TOPIC, info(kind, [
         {"name": "a", "type": "int"}, {"name": "b", "type": "string", "default": "none"},
         {"name": "c", "type": ["null", {"type": "array", "items": "int"}]},
     ]))  # fmt: skip

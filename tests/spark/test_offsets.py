@@ -12,14 +12,14 @@ from magnetar.spark_connector.offsets import (
     MADE_ANEW,
     Available,
     Range,
+    find_recreated,
     from_json,
     incarnations,
-    limit,
-    made_anew,
-    ranges,
-    report,
-    restarted,
-    split,
+    limit_batch,
+    plan_ranges,
+    progress_of,
+    restart_index,
+    split_ranges,
     to_json,
 )
 
@@ -39,25 +39,25 @@ def test_json_is_canonical_and_comes_back() -> None:
 
 def test_without_limits_everything_is_read() -> None:
     available = {A: Available(0, 10, 100), B: Available(5, 7, 20)}
-    assert limit({A: 4}, available, None, None) == {A: 10, B: 7}
+    assert limit_batch({A: 4}, available, None, None) == {A: 10, B: 7}
 
 
 def test_a_limit_is_split_in_proportion_to_what_waits() -> None:
     available = {A: Available(0, 300, 300), B: Available(0, 100, 100)}
-    assert limit({A: 0, B: 0}, available, 40, None) == {A: 30, B: 10}
+    assert limit_batch({A: 0, B: 0}, available, 40, None) == {A: 30, B: 10}
 
 
 def test_a_byte_limit_takes_at_least_one_message() -> None:
     available = {A: Available(0, 10, 10_000_000)}
-    assert limit({A: 0}, available, None, 1) == {A: 1}
+    assert limit_batch({A: 0}, available, None, 1) == {A: 1}
 
 
 def test_a_byte_limit_holds_where_everything_that_waits_was_trimmed() -> None:
     """Retention may pass an offset, and Trigger.AvailableNow's target: then nothing is held of what the range wants."""
     gone = Available(300, 300, 0)
-    assert limit({A: 100}, {A: gone}, None, 1_000) == {A: 300}
-    assert limit({A: 100}, {A: gone._replace(end=200)}, None, 1_000) == {A: 200}
-    half = limit({A: 0, B: 0}, {A: gone, B: Available(0, 100, 10_000)}, None, 1_000)
+    assert limit_batch({A: 100}, {A: gone}, None, 1_000) == {A: 300}
+    assert limit_batch({A: 100}, {A: gone._replace(end=200)}, None, 1_000) == {A: 200}
+    half = limit_batch({A: 0, B: 0}, {A: gone, B: Available(0, 100, 10_000)}, None, 1_000)
     assert 0 < half[B] <= 40
 
 
@@ -65,7 +65,7 @@ def test_a_small_limit_still_reaches_every_partition_in_turn() -> None:
     available = {A: Available(0, 1_000, 1_000), B: Available(0, 1, 1)}
     at = {A: 0, B: 0}
     for _ in range(200):
-        at = limit(at, available, 10, None)
+        at = limit_batch(at, available, 10, None)
     assert at == {A: 1_000, B: 1}
 
 
@@ -84,7 +84,7 @@ def test_limits_hold_and_nothing_goes_back(
         ("t", i): Available(trimmed, first + more, size) for i, (first, more, size, trimmed) in enumerate(starts)
     }
     begin = {("t", i): first for i, (first, *_) in enumerate(starts)}
-    end = limit(begin, available, most, most_bytes)
+    end = limit_batch(begin, available, most, most_bytes)
     taken = sum(end[p] - begin[p] for p in begin)
     assert all(begin[p] <= end[p] <= available[p].end for p in begin)
     assert most is None or taken <= most
@@ -92,22 +92,22 @@ def test_limits_hold_and_nothing_goes_back(
 
 
 def test_what_retention_removed_is_named() -> None:
-    found, lost = ranges({A: 2}, {A: 9}, {A: Available(5, 20, 0)})
+    found, lost = plan_ranges({A: 2}, {A: 9}, {A: Available(5, 20, 0)})
     assert found == [Range(A, 5, 9)]
     assert [(x.partition, x.wanted, x.there) for x in lost] == [(A, 2, 5)]
 
 
 def test_a_topic_made_anew_is_named() -> None:
-    _, lost = ranges({A: 100}, {A: 120}, {A: Available(0, 7, 0)})
+    _, lost = plan_ranges({A: 100}, {A: 120}, {A: Available(0, 7, 0)})
     assert "made anew" in lost[0].reason
 
 
 def test_a_topic_made_anew_is_read_from_its_beginning() -> None:
     available = {A: Available(0, 7, 70), B: Available(0, 50, 500)}
-    begin = restarted({A: 100, B: 40}, available)
+    begin = restart_index({A: 100, B: 40}, available)
     assert begin == {A: 0, B: 40}
-    end = limit(begin, available, None, None)
-    found, lost = ranges({A: 100, B: 40}, end, available)
+    end = limit_batch(begin, available, None, None)
+    found, lost = plan_ranges({A: 100, B: 40}, end, available)
     assert found == [Range(A, 0, 7), Range(B, 40, 50)]
     assert [(x.partition, x.wanted) for x in lost] == [(A, 100)]
 
@@ -145,29 +145,29 @@ def test_what_names_no_incarnations_is_no_offset(wrong: Any) -> None:
 @pytest.mark.parametrize("end", [3, 40, 50, 90])
 def test_another_incarnation_is_lost_and_read_from_its_beginning_however_long_it_is(end: int) -> None:
     there, old = NEW._replace(end=end), {A: 5}
-    assert [each.partition for each in made_anew({A: 40}, {A: there}, old)] == [A]
-    begin = restarted({A: 40}, {A: there}, old)
+    assert [each.partition for each in find_recreated({A: 40}, {A: there}, old)] == [A]
+    begin = restart_index({A: 40}, {A: there}, old)
     assert begin == {A: 0}
-    found, lost = ranges({A: 40}, limit(begin, {A: there}, None, None), {A: there}, old, {A: 9})
+    found, lost = plan_ranges({A: 40}, limit_batch(begin, {A: there}, None, None), {A: there}, old, {A: 9})
     assert found == [Range(A, 0, end, 9)]
     assert [(each.partition, each.wanted) for each in lost] == [(A, 40)]
 
 
 def test_a_batch_that_was_planned_for_the_old_topic_reads_nothing_of_the_new_one() -> None:
-    found, lost = ranges({A: 10}, {A: 20}, {A: NEW}, {A: 5}, {A: 5})
+    found, lost = plan_ranges({A: 10}, {A: 20}, {A: NEW}, {A: 5}, {A: 5})
     assert found == []
     assert [(each.wanted, each.there, each.reason) for each in lost] == [(10, 20, MADE_ANEW)]
-    assert ranges({A: 20}, {A: 20}, {A: NEW}, {A: 5}, {A: 5}) == ([], []), "nothing of it was to be read"
+    assert plan_ranges({A: 20}, {A: 20}, {A: NEW}, {A: 5}, {A: 5}) == ([], []), "nothing of it was to be read"
 
 
 def test_an_incarnation_that_is_not_known_is_no_other_one() -> None:
     for begun, planned in (({}, {}), ({}, {A: 9}), ({A: 9}, {A: 9})):
-        assert ranges({A: 10}, {A: 20}, {A: NEW}, begun, planned) == ([Range(A, 10, 20, 9)], [])
-    assert restarted({A: 10}, {A: NEW._replace(incarnation=0)}, {A: 5}) == {A: 10}
+        assert plan_ranges({A: 10}, {A: 20}, {A: NEW}, begun, planned) == ([Range(A, 10, 20, 9)], [])
+    assert restart_index({A: 10}, {A: NEW._replace(incarnation=0)}, {A: 5}) == {A: 10}
 
 
 def test_a_report_has_the_lag_of_each_topic() -> None:
-    found = report({A: 40}, {A: NEW, B: Available(5, 10, 100), C: Available(0, 7, 70)})
+    found = progress_of({A: 40}, {A: NEW, B: Available(5, 10, 100), C: Available(0, 7, 70)})
     assert found["source"]["lagByTopic"] == {A[0]: 15, C[0]: 7}
     assert (found["source"]["lag"], found["source"]["lagBytes"]) == (22, 270)
     assert found[A[0]] == {"0": 50, "1": 10}
@@ -175,8 +175,8 @@ def test_a_report_has_the_lag_of_each_topic() -> None:
 
 
 def test_a_partition_that_is_gone_is_named_only_if_something_was_to_be_read() -> None:
-    assert ranges({A: 5}, {A: 5}, {}) == ([], [])
-    assert ranges({A: 5}, {A: 6}, {})[1][0].partition == A
+    assert plan_ranges({A: 5}, {A: 5}, {}) == ([], [])
+    assert plan_ranges({A: 5}, {A: 6}, {})[1][0].partition == A
 
 
 @given(
@@ -186,11 +186,11 @@ def test_a_partition_that_is_gone_is_named_only_if_something_was_to_be_read() ->
 )
 def test_tasks_cover_the_ranges_exactly_once(sizes: list[int], least: int | None, most: int | None) -> None:
     whole = [Range(("t", i), 10, 10 + size) for i, size in enumerate(sizes)]
-    tasks = split(whole, least, most)
+    tasks = split_ranges(whole, least, most)
     for r in whole:
         mine = [t for t in tasks if t.partition == r.partition]
         assert [mine[0].first, mine[-1].end] == [r.first, r.end]
         assert all(a.end == b.first for a, b in pairwise(mine))
         assert all(t.messages > 0 for t in mine)
     assert most is None or all(t.messages <= most for t in tasks)
-    assert split(whole, least, most) == tasks
+    assert split_ranges(whole, least, most) == tasks

@@ -16,7 +16,7 @@ from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.schema import SchemaInfo, SchemaType
 from magnetar.proto.statistics import TopicSchema
 from magnetar.schema import AvroSchema, Integer, JsonSchema, Record, String
-from magnetar.spark_connector.shapes import columns, newest, reader, typed
+from magnetar.spark_connector.shapes import columns, find_newest, find_reader_schema, make_typed_schema
 
 TOPIC = "persistent://public/default/t"
 
@@ -49,21 +49,21 @@ A, B = '{"name":"a","type":"int"}', '{"name":"b","type":"string"}'
 
 def test_a_frame_keeps_its_columns_and_reads_with_the_newest_schema_that_has_them() -> None:
     versions = [version(0, A), version(1, f"{A},{B}"), version(2, B), version(3, f"{A},{B}", deleted=True)]
-    assert [each.name for each in newest(TOPIC, versions).record.fields] == ["b"]
+    assert [each.name for each in find_newest(TOPIC, versions).record.fields] == ["b"]
     wanted = StructType([StructField("a", IntegerType()), StructField("__offset", LongType())])
-    assert reader(TOPIC, versions, wanted).info == versions[1].schema
-    assert reader(TOPIC, versions, StructType([StructField("b", StringType())])).info == versions[2].schema
+    assert find_reader_schema(TOPIC, versions, wanted).info == versions[1].schema
+    assert find_reader_schema(TOPIC, versions, StructType([StructField("b", StringType())])).info == versions[2].schema
     for name, type_, says in (
         ("a", LongType(), "column 'a' does not exist: the schema of persistent://public/default/t has b"),
         ("b", LongType(), "column 'b' of persistent://public/default/t is string, not bigint"),
     ):
         with pytest.raises(InvalidConfiguration, match=says):
-            reader(TOPIC, versions, StructType([StructField(name, type_)]))
+            find_reader_schema(TOPIC, versions, StructType([StructField(name, type_)]))
 
 
 def test_a_topic_without_a_schema_says_what_to_do() -> None:
     with pytest.raises(InvalidConfiguration, match=r"has no schema.*magnetar schemas upload"):
-        newest(TOPIC, [version(0, A, deleted=True)])
+        find_newest(TOPIC, [version(0, A, deleted=True)])
     with pytest.raises(InvalidConfiguration, match="no topic matches"):
         columns({}, [])
 
@@ -85,7 +85,7 @@ REFUSED = {
 @pytest.mark.parametrize("says", REFUSED)
 def test_schemas_without_columns_are_refused_with_the_field(says: str) -> None:
     with pytest.raises(InvalidConfiguration, match=says):
-        newest(TOPIC, [REFUSED[says]])
+        find_newest(TOPIC, [REFUSED[says]])
 
 
 def test_a_definition_that_doubles_with_each_level_is_refused_at_once() -> None:
@@ -96,14 +96,14 @@ def test_a_definition_that_doubles_with_each_level_is_refused_at_once() -> None:
             f'{{"name":"b","type":"R{level - 1}"}}]}}'
         )
     with pytest.raises(InvalidConfiguration, match="more than 10000 types"):
-        typed(TOPIC, SchemaInfo(type=SchemaType.AVRO, data=schema.encode()))
+        make_typed_schema(TOPIC, SchemaInfo(type=SchemaType.AVRO, data=schema.encode()))
 
 
 def test_topics_of_a_query_have_the_same_columns_and_none_of_the_others_names() -> None:
-    one, two = newest("one", [version(0, A)]), newest("two", [version(0, B)])
+    one, two = find_newest("one", [version(0, A)]), find_newest("two", [version(0, B)])
     with pytest.raises(InvalidConfiguration, match="topics one and two have different columns: a int; b string"):
         columns({"one": one, "two": two}, [])
-    meta = newest("m", [version(0, '{"name":"__key","type":"int"}')])
+    meta = find_newest("m", [version(0, '{"name":"__key","type":"int"}')])
     with pytest.raises(InvalidConfiguration, match="a field '__key', which is the name of another column"):
         columns({"m": meta}, [StructField("__key", LongType())])
 

@@ -61,12 +61,12 @@ class Cluster:
 
     async def add_bookie(self) -> Bookie:
         data = self.folder / f"bookie-{len(self.bookies)}"
-        bookie = await Bookie.start(self.world, BookieConfig(data=str(data)), self.store.session())
+        bookie = await Bookie.start(self.world, BookieConfig(data=str(data)), self.store.new_session())
         self.bookies.append(bookie)
         return bookie
 
     async def add_broker(self, config: BrokerConfig = SMALL, **changes: object) -> Broker:
-        session = self.store.session(timeout_s=0.3)  # counts from `abandon`: how long nobody knows of a crash
+        session = self.store.new_session(timeout_s=0.3)  # counts from `abandon`: how long nobody knows of a crash
         broker = await Broker.start(self.world, replace(config, **changes), session)  # type: ignore[arg-type]
         self.brokers.append(broker)
         self.sessions.append(session)

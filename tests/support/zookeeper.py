@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.common.processes import dies_with_parent, free_port
+from magnetar.cli.common.processes import bind_to_parent, free_port
 from magnetar.cli.demo import find_java
 from magnetar.runtime.access import TlsFiles
 
@@ -82,12 +82,12 @@ class ZookeeperServer:
         return self._process.pid
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, wait: bool = True) -> None:
         """Answers when this returns, unless it shall not `wait` (a program is started in a moment, Java is not)."""
-        assert not self.running, "ZooKeeper runs already"
+        assert not self.is_running, "ZooKeeper runs already"
         self.directory.mkdir(parents=True, exist_ok=True)
         port = "clientPort" if self._tls is None else "secureClientPort"
         (self.directory / "zoo.cfg").write_text(
@@ -105,7 +105,7 @@ class ZookeeperServer:
         ]  # fmt: skip
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                dies_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                bind_to_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         if wait:
             self.wait_ready()
@@ -125,7 +125,7 @@ class ZookeeperServer:
         end = time.monotonic() + READY_TIMEOUT_S
         while not self._answers():
             said = (self.directory / "log").read_text(errors="replace")
-            assert self.running, f"ZooKeeper ended:\n{said}"
+            assert self.is_running, f"ZooKeeper ended:\n{said}"
             assert time.monotonic() < end, f"ZooKeeper does not answer:\n{said}"
             time.sleep(0.05)
 

@@ -36,7 +36,7 @@ from ...format.mark import Mark
 from .. import disk
 from ..index import Group
 from ..memtable import Intervals
-from ..state_log import DataLossLog, read_checked
+from ..state_log import DataLossLog, read_or_damaged
 from . import files as log_files
 from .files import index_name, log_name
 
@@ -351,7 +351,7 @@ class LogsAtBoot:
         return groups
 
     def _read(self, number: int) -> list[Group]:
-        return read_checked(
+        return read_or_damaged(
             self._index(number),
             lambda: log_files.read_groups(self._files, self._directory, number, self._uuid, None),
         )
@@ -367,7 +367,7 @@ class LogsAtBoot:
         if opened is not None and self._size(number) < opened.log_end:
             self._losses.add_loss(f"{self._log(number)} ends before {opened.log_end}, and its index is damaged")
         try:
-            read_checked(
+            read_or_damaged(
                 self._log(number),
                 lambda: rebuild_index(
                     self._files,
@@ -398,7 +398,7 @@ class LogsAtBoot:
         """Handles a log that does not exist, whose index says what it held."""
         before = len(self.facts)
         try:
-            read_checked(self._index(number), lambda: self._quarantine(number))
+            read_or_damaged(self._index(number), lambda: self._quarantine(number))
         except ForeignFile:
             raise
         except Damaged as error:
@@ -422,7 +422,7 @@ class LogsAtBoot:
         """Raises ForeignFile or NewerFormat. A damaged header is no loss, because each record has its ids."""
         path = self._log(number)
         try:
-            header = read_checked(path, lambda: self._read_log(number, 0, FILE_HEADER_BYTES))
+            header = read_or_damaged(path, lambda: self._read_log(number, 0, FILE_HEADER_BYTES))
             decode_file_header(header, entry_log.MAGIC, self._uuid, number, path)
         except ForeignFile:
             raise

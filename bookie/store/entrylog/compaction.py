@@ -52,15 +52,15 @@ from . import files as log_files
 from .mover import (
     Action,
     CompactionPolicy,
-    CompactionState,
     DeletedLedgers,
     LogFacts,
     LogPlan,
+    LogState,
     LogSurvey,
     Mover,
-    batches,
     decide,
     file_size,
+    group_moves,
     is_worth_closing,
 )
 from .writer import LogWriter
@@ -98,7 +98,7 @@ class Throttle:
         self._bytes_per_s = bytes_per_s
         self._due = clock.monotonic()
 
-    async def spend(self, size: int) -> None:
+    async def wait_allowed(self, size: int) -> None:
         """Waits until `size` more bytes are within the limit."""
         now = self._clock.monotonic()
         self._due = max(self._due + size / self._bytes_per_s, now)
@@ -139,7 +139,7 @@ class Compactor:
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ what there is
-    async def survey(self) -> list[LogFacts]:
+    async def list_log_facts(self) -> list[LogFacts]:
         """Returns the facts of each log, ascending by number. Which logs are open is read in one step, without an
         await.
         """
@@ -151,7 +151,7 @@ class Compactor:
                 continue  # an index without its log, for the next start to remove
             if number > last and number not in opened:
                 continue  # made meanwhile: it may be open
-            state, end = opened.get(number, (CompactionState.CLOSED, None))
+            state, end = opened.get(number, (LogState.CLOSED, None))
             try:
                 survey = await self._worker.run(
                     LogSurvey, self._files, self._directory, self._uuid, number, state, end, deleted
@@ -163,12 +163,12 @@ class Compactor:
             found.append(survey.facts)
         return found
 
-    def _opened(self) -> dict[int, tuple[CompactionState, OpenLog | None]]:
+    def _opened(self) -> dict[int, tuple[LogState, OpenLog | None]]:
         hot, cold = self._hot.committed_state, self._cold.committed_state
-        return {hot.number: (CompactionState.HOT, hot), cold.number: (CompactionState.COLD, cold)}
+        return {hot.number: (LogState.HOT, hot), cold.number: (LogState.COLD, cold)}
 
     async def plan(self, policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
-        return decide(await self.survey(), policy, major=major)
+        return decide(await self.list_log_facts(), policy, major=major)
 
     # ------------------------------------------------------------------------------------ a pass
     async def run(
@@ -191,9 +191,9 @@ class Compactor:
     ) -> tuple[list[int], list[int]]:
         on_progress("plan", 0, 0, 0, 0)
         await self._settle()
-        facts = await self.survey()
+        facts = await self.list_log_facts()
         if await self._roll(facts, policy, major, roll):
-            facts = await self.survey()
+            facts = await self.list_log_facts()
         plans = decide(facts, policy, major=major)
         dead = [plan.facts for plan in plans if plan.action is Action.DELETE]
         await self._delete(dead, on_progress)
@@ -210,8 +210,8 @@ class Compactor:
         share = policy.major_share if major or roll else policy.minor_share
         rolled = False
         for facts in logs:
-            if is_worth_closing(facts, share) and (roll or facts.state is CompactionState.COLD):
-                writer = self._cold if facts.state is CompactionState.COLD else self._hot
+            if is_worth_closing(facts, share) and (roll or facts.state is LogState.COLD):
+                writer = self._cold if facts.state is LogState.COLD else self._hot
                 await self._checkpoint.run_exclusive(writer.close)
                 rolled = True
         return rolled
@@ -259,7 +259,7 @@ class Compactor:
         """Compacts the logs in groups; returns those that were moved. A group that finds no room is tried again log by
         log, the smallest first.
         """
-        waiting = batches(moves, self._log_bytes_max, EXTENTS_MAX, SOURCES_MAX)
+        waiting = group_moves(moves, self._log_bytes_max, EXTENTS_MAX, SOURCES_MAX)
         total = sum(log.live_bytes for log in moves)
         throttle = Throttle(self._clock, policy.bytes_per_s)
         done: list[int] = []
@@ -289,7 +289,7 @@ class Compactor:
         deleted = DeletedLedgers(self._descriptors.tombstones)
         mover = Mover(self._files, self._directory, self._uuid, numbers, deleted, self._cold)
         try:
-            while await self._worker.run(mover.list_some):
+            while await self._worker.run(mover.list_extents):
                 pass
             if mover.live_bytes:
                 await self._with_room(
@@ -297,7 +297,7 @@ class Compactor:
                 )
             while work := await self._worker.run(mover.step):
                 move.worked(mover.moved_bytes)
-                await throttle.spend(work)
+                await throttle.wait_allowed(work)
             written = await self._worker.run(mover.finish)
             facts: list[Fact] = [Drained(number) for number in numbers]
             facts += mover.bad

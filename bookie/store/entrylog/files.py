@@ -118,7 +118,7 @@ def read_extents(
     """
     for _, _, slices in _groups(files, directory, number, uuid, end):
         for heads in list(slices):
-            yield list(index.extents_of(heads))
+            yield list(index.decode_heads(heads))
 
 
 def numbers(files: Files, directory: str) -> list[int]:
@@ -277,7 +277,7 @@ class EntryLogReader:
 # A walk over the records of one extent, one after the other, without its table: for the scrubber. In a worker.
 #
 # `step` reads about SLICE_BYTES and checks every record in it: checksum, ledger, entry (ascending), and the entry's own
-# checksum. It returns the bytes read, 0 at the end. Then `whole` says whether the extent agrees with its head in the
+# checksum. It returns the bytes read, 0 at the end. Then `is_whole` says whether the extent agrees with its head in the
 # index, and `entries` and `offsets` are the right content of its table.
 
 
@@ -286,7 +286,8 @@ _CHECKED = ENTRY_HEADER.size - 4
 
 
 class ExtentWalk:
-    """Reads the records of one extent, a slice per `step`, in a worker. `whole` says whether all of them are good."""
+    """Reads the records of one extent, a slice per `step`, in a worker. `is_whole` says whether all of them are
+    good."""
 
     def __init__(self, files: Files, path: str, extent: Extent) -> None:
         self._file = files.open(path, write=False)
@@ -302,7 +303,7 @@ class ExtentWalk:
         return len(self.entries)
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         extent = self._extent
         return (
             not self._bad

@@ -31,10 +31,10 @@ from ...format.journal import Damaged
 from ...format.ledger_index import Quarantined
 from ...format.mark import OpenLog
 from .. import disk
-from ..index import Index, Missing
+from ..index import Index, MissingPages
 from ..memtable import Intervals
 from .files import EntryLogReader, index_name, log_name, read_extents, read_groups
-from .writer import LogWriter, Written
+from .writer import LogWriter, WrittenEntries
 
 # ---------------------------------------------------------------------------------------------------------- plan
 # The decision of garbage collection, from facts on each log: which entry logs are deleted, which are moved, and why.
@@ -53,7 +53,7 @@ from .writer import LogWriter, Written
 # | LIVE | keep | |
 # | WAITS | keep | compact in the next major compaction, but this is a minor one |
 #
-# `batches` puts the logs to move into groups, each of which fits into one cold log: a move is atomic.
+# `group_moves` puts the logs to move into groups, each of which fits into one cold log: a move is atomic.
 # Guarded by tests/bookie/store/test_compaction.py.
 
 
@@ -80,7 +80,7 @@ class ActionReason(enum.Enum):
     WAITS = "major compaction will move it"
 
 
-class CompactionState(enum.Enum):
+class LogState(enum.Enum):
     """Whether an entry log is open for writing, and by which writer."""
 
     HOT = "hot"  # open for checkpoints
@@ -88,7 +88,7 @@ class CompactionState(enum.Enum):
     CLOSED = "closed"
 
 
-class Holder(NamedTuple):
+class LiveLedger(NamedTuple):
     """A living ledger with entries in a log, because of which the log is not deleted."""
 
     ledger: int
@@ -101,13 +101,13 @@ class LogFacts(NamedTuple):
     """
 
     log: int
-    state: CompactionState
+    state: LogState
     bytes: int
     data_bytes: int
     live_bytes: int
     live_extents: int
     ledgers: int  # how many hold it
-    holders: tuple[Holder, ...]  # the largest, at most `HOLDERS_MAX`
+    holders: tuple[LiveLedger, ...]  # the largest, at most `HOLDERS_MAX`
     readable: bool = True
 
     @property
@@ -135,7 +135,7 @@ class CompactionPolicy(NamedTuple):
     bytes_per_s: int = 32 << 20
     full_share: float = 0.9
 
-    def on_a_full_disk(self) -> CompactionPolicy:
+    def full_disk_policy(self) -> CompactionPolicy:
         """Returns the policy for a full disk: a log whose live share is below `full_share` is compacted also in a minor
         compaction.
         """
@@ -144,13 +144,13 @@ class CompactionPolicy(NamedTuple):
 
 def decide(logs: Sequence[LogFacts], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
     """Returns one plan per log, in the order given."""
-    closed = [log for log in logs if log.state is CompactionState.CLOSED and log.live_bytes]
+    closed = [log for log in logs if log.state is LogState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
     return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
 
 
 def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -> LogPlan:
-    if log.state is not CompactionState.CLOSED:
+    if log.state is not LogState.CLOSED:
         return LogPlan(log, Action.KEEP, ActionReason.OPEN)
     if not log.readable:
         return LogPlan(log, Action.KEEP, ActionReason.UNREADABLE)
@@ -166,10 +166,10 @@ def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -
 
 def is_worth_closing(log: LogFacts, share: float) -> bool:
     """Returns whether the log is open, and would be compacted if it were closed."""
-    return log.state is not CompactionState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
+    return log.state is not LogState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 
 
-def batches(moves: Sequence[LogFacts], bytes_max: int, extents_max: int, logs_max: int) -> list[list[LogFacts]]:
+def group_moves(moves: Sequence[LogFacts], bytes_max: int, extents_max: int, logs_max: int) -> list[list[LogFacts]]:
     """Returns groups of logs whose living bytes and extents together are within the limits; a larger log is a group of
     its own. Sparse logs come first.
     """
@@ -216,7 +216,7 @@ class LogSurvey:
     """
 
     def __init__(
-        self, files: Files, directory: str, uuid: bytes, number: int, state: CompactionState, opened: OpenLog | None,
+        self, files: Files, directory: str, uuid: bytes, number: int, state: LogState, opened: OpenLog | None,
         deleted: DeletedLedgers,
     ) -> None:  # fmt: skip
         self._number = number
@@ -260,7 +260,7 @@ class LogSurvey:
         largest = sorted(self._largest.items(), key=lambda item: (-item[1], item[0]))[:HOLDERS_MAX]
         return LogFacts(
             self._number, self._state, sum(self._sizes), self._data_bytes, self._live_bytes, self._live_extents,
-            len(self._ledgers), tuple(Holder(*item) for item in largest), self._readable,
+            len(self._ledgers), tuple(LiveLedger(*item) for item in largest), self._readable,
         )  # fmt: skip
 
 
@@ -315,7 +315,7 @@ class Mover:
         self.bad: list[Quarantined] = []
 
     # ------------------------------------------------------------------------------------ listing
-    def list_some(self) -> bool:
+    def list_extents(self) -> bool:
         """Lists more of the extents that must be moved; returns False when all are listed."""
         if next(self._listing, None) is not None:
             return True
@@ -345,7 +345,7 @@ class Mover:
             self._buffers, self._buffered = [], 0
         return work
 
-    def finish(self) -> Written | None:
+    def finish(self) -> WrittenEntries | None:
         """Writes and syncs the index of the moved entries; returns the result, which the caller must commit. None if no
         entry could be read.
         """
@@ -453,8 +453,8 @@ class Mover:
             index_ = self._indexes[log] = Index(0)
             for group in read_groups(self._files, self._directory, log, self._uuid, None):
                 index_.add(group)
-        run = index_.lookup(log, extent.ledger)
-        if isinstance(run, Missing):
+        run = index_.find_run(log, extent.ledger)
+        if isinstance(run, MissingPages):
             run = run.complete(self._reader.read_pages(log, extent.ledger, run.pages)[0])
         place = next((place for place in run.places(extent.first) if place.extent == extent), None)
         return None if place is None else self._reader.read_entries(place, None, extent.first, 1, 1).table

@@ -42,7 +42,7 @@ BATCH = 256
 NONE = OpenLog(0, 0, 0)
 
 
-class Written(NamedTuple):
+class WrittenEntries(NamedTuple):
     """The result of a flush or a move, which must be committed: the new ends of the open log, and its index group."""
 
     open: OpenLog  # for the mark
@@ -88,7 +88,7 @@ class LogWriter:
         self._log_bytes_max = log_bytes_max
         self._allocate_bytes = allocate_bytes
         self._open: _Open | None = None
-        self._written: Written | None = None
+        self._written: WrittenEntries | None = None
         self._direct = True  # until the file system says no
         self._arena = memoryview(b"")
 
@@ -205,7 +205,7 @@ class LogWriter:
         current.end += size - len(current.tail)
         current.tail = bytes(block[size - size % DIRECT_ALIGNMENT : size])
 
-    def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> Written:
+    def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> WrittenEntries:
         """Writes and syncs the index group of everything appended since `ensure_room`; returns the result, which must
         be committed.
         """
@@ -215,7 +215,7 @@ class LogWriter:
         disk.write(self._files, current.index, [group], current.index_end)
         disk.sync(self._files, current.index)
         end = OpenLog(current.number, current.end, current.index_end + len(group))
-        self._written = Written(end, Group(current.number, current.index_end, extents))
+        self._written = WrittenEntries(end, Group(current.number, current.index_end, extents))
         return self._written
 
     def on_committed(self) -> None:
@@ -300,7 +300,7 @@ class TableFlush:
         """Returns the share of the table, 0.0 to 1.0, that was returned in slices so far."""
         return self._taken / self._bytes
 
-    def write_index(self) -> Written:
+    def write_index(self) -> WrittenEntries:
         return self._writer.write_index(self._extents, self._tables)
 
     def _walk(self, position: int) -> Iterator[tuple[list[bytes], int]]:

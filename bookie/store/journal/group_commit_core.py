@@ -205,7 +205,7 @@ class GroupCommit(Generic[G]):
         return bool(self._waiting)
 
     @property
-    def wants_spare(self) -> bool:
+    def must_fill_spare(self) -> bool:
         """Returns whether the current file is half full, so that a spare should be filled for the next one."""
         return self._offset > self._segment.size // 2
 
@@ -274,7 +274,7 @@ class GroupCommit(Generic[G]):
             self._offset, self._sequence = block.offset, block.sequence
 
     # ------------------------------------------------------------------------------------ what comes next
-    def advance(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
+    def next_effects(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
         """Returns the effects for what must be written next, or answers. `spare`: another file is ready to become the
         next segment.
         """

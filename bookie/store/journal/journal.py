@@ -237,7 +237,7 @@ class Journal:
         return {**self.counters, **self._segments.counters, **queued}
 
     @property
-    def direct(self) -> bool:
+    def is_direct(self) -> bool:
         """Returns whether blocks are written past the page cache."""
         return self._segments.direct
 
@@ -289,7 +289,7 @@ class Journal:
             self._work.set()
             return
         try:
-            for effect in core.advance(bool(self._segments.spares)):
+            for effect in core.next_effects(bool(self._segments.spares)):
                 if isinstance(effect, WriteBlock):
                     self._send(effect)
                 elif isinstance(effect, BeginSegment):
@@ -316,7 +316,7 @@ class Journal:
             if self._next is not None:
                 begins, self._next = self._next, None
                 await self._start_segment(begins)
-            while effects := core.advance(bool(self._segments.spares)):
+            while effects := core.next_effects(bool(self._segments.spares)):
                 for effect in effects:
                     match effect:
                         case WriteBlock():
@@ -389,8 +389,8 @@ class Journal:
         written = self._workers[block.lane].run(self._write, segment.file, buffers, block.offset, block.zeros)
         written.add_done_callback(self._written)
         self._flying.append((block.sequence, written))
-        if self.core.wants_spare:
-            self._segments.fill_soon()
+        if self.core.must_fill_spare:
+            self._segments.start_filling()
 
     def _write(self, file: File, block: Sequence[Buffer], offset: int, zeros: Sequence[int]) -> float:
         """Writes zeros at these offsets and then a block, each durable before the next; must run in a worker. Returns
@@ -427,11 +427,11 @@ class Journal:
     @property
     def no_space(self) -> bool:
         """Returns whether the last block, or the last spare, found no room. It stays true until a block or a spare
-        finds room, or `try_room` does.
+        finds room, or `retry_room` does.
         """
         return self.core.no_room or self._segments.full
 
-    async def try_room(self) -> None:
+    async def retry_room(self) -> None:
         """Clears `no_space` if there is room for a block of the largest size again."""
         try:
             await self._filler.run(self._segments.check_room, self._block_bytes_max)

@@ -171,7 +171,7 @@ class Segments:
         return size
 
     # ------------------------------------------------------------------------------------ spares
-    def fill_soon(self) -> None:
+    def start_filling(self) -> None:
         """Starts to make a spare in the background, unless there is one or one is being made."""
         if not self.spares and self._filling is None:
             filling = disk.run_or_die(self._files, "journal segment", self._fill())

@@ -9,8 +9,8 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
 - Nothing beyond the last confirmed entry can be acknowledged: the caller checks that against the log's shape.
 - No hole is ever dropped. There is no cap: `memory_bytes` is what they cost, and past the budget the dispatcher
   hands out nothing new (`broker/subscription/core/dispatch.py`); a bitmap of a million alternating holes takes 250 KB.
-- `version` grows with every change; `persisted` is the version that is stored. `dirty` compares them. Which pieces of
-  the state have changed since they were stored is in `changed_chunks`: a `ChunkKey` each, the unit that is written
+- `version` grows with every change; `persisted` is the version that is stored. `is_dirty` compares them. Which pieces
+  of the state have changed since they were stored is in `changed_chunks`: a `ChunkKey` each, the unit that is written
   again (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites nothing.
 - A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `learn_batch_size` decides when it
   is read.
@@ -44,9 +44,9 @@ from .cursor_state import (
     RedeliveryCount,
     bit_indexes,
     bitmap_bytes,
+    chunk_key_of,
     count_ranges,
-    first_zero,
-    key_of,
+    first_clear_bit,
     keys_of_holes,
     run_end,
 )
@@ -71,7 +71,7 @@ class Holes:
         self._unsized = set(acked)
         """Ledgers whose bitmap has changed since it was measured."""
 
-    def to_change(self, ledger_id: int) -> BitMap:
+    def mutable_bitmap(self, ledger_id: int) -> BitMap:
         """Returns the bitmap of a ledger for the caller to change; makes an empty one if there is none."""
         holes = self._acked.get(ledger_id)
         if holes is None:
@@ -79,7 +79,7 @@ class Holes:
         self._unsized.add(ledger_id)
         return holes
 
-    def drop(self, ledger_id: int) -> None:
+    def drop_ledger(self, ledger_id: int) -> None:
         """Drops the bitmap of a ledger."""
         del self._acked[ledger_id]
         self.full.pop(ledger_id, None)
@@ -90,16 +90,16 @@ class Holes:
         """Drops the holes up to and with `mark`."""
         ledger_id, entry_id = mark
         for id_ in [id_ for id_ in self._acked if id_ < ledger_id]:
-            self.drop(id_)
+            self.drop_ledger(id_)
         holes = self._acked.get(ledger_id)
         if holes is not None and holes.min() <= entry_id:
             holes.remove_range(0, entry_id + 1)
             self._unsized.add(ledger_id)
             if not holes:
-                self.drop(ledger_id)
+                self.drop_ledger(ledger_id)
 
     @property
-    def ranges(self) -> int:
+    def range_count(self) -> int:
         """Returns the number of contiguous ranges of holes."""
         return sum(count_ranges(holes) for holes in self._acked.values())
 
@@ -179,8 +179,8 @@ class Cursor:
             return True
         self._discard_state(position)
         ledger_id, entry_id = position
-        self.holes.to_change(ledger_id).add(entry_id)
-        self.changed_chunks.add(key_of(ChunkKind.HOLES, position))
+        self.holes.mutable_bitmap(ledger_id).add(entry_id)
+        self.changed_chunks.add(chunk_key_of(ChunkKind.HOLES, position))
         return True
 
     def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
@@ -199,13 +199,13 @@ class Cursor:
                 return new
         self.version += 1
         self._forget_set(ledger_id, new)
-        holes = self.holes.to_change(ledger_id)
+        holes = self.holes.mutable_bitmap(ledger_id)
         holes |= new
         self.changed_chunks.update(keys_of_holes(ledger_id, new))
         self._advance()
         return new
 
-    def ack_first(self, position: Position, messages: int, size: int = 0) -> bool:
+    def ack_first_messages(self, position: Position, messages: int, size: int = 0) -> bool:
         """Acknowledges the first `messages` messages of a batch of `size` (0: not known). Returns True if the entry is
         acknowledged as a whole after that."""
         return self.ack_bits(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
@@ -232,15 +232,16 @@ class Cursor:
         if partial.size:
             bits &= (1 << partial.size) - 1
         if bits != partial.bits:
-            other_first = self.counts_first and first_zero(bits) != first_zero(partial.bits)  # and was not given back
+            # and was not given back
+            other_first = self.counts_first and first_clear_bit(bits) != first_clear_bit(partial.bits)
             if other_first and self.counts and self.counts.pop(position, None) is not None:
-                self.changed_chunks.add(key_of(ChunkKind.COUNTS, position))
+                self.changed_chunks.add(chunk_key_of(ChunkKind.COUNTS, position))
             self._partial_bytes -= partial.memory_bytes
             self.partial_messages += bits.bit_count() - partial.bits.bit_count()
             partial.bits = bits
             self._partial_bytes += partial.memory_bytes
             self.version += 1
-            self.changed_chunks.add(key_of(ChunkKind.PARTIALS, position))
+            self.changed_chunks.add(chunk_key_of(ChunkKind.PARTIALS, position))
         elif not bits:
             self._forget_partial(position)
             return False
@@ -291,7 +292,7 @@ class Cursor:
         moved = self.ack_cumulative(self._shape.before(position))
         version = self.version
         if position > self.mark:
-            self.ack_first(position, last_index + 1, size)
+            self.ack_first_messages(position, last_index + 1, size)
         return moved or self.version != version
 
     def seek(self, mark: Position) -> None:
@@ -314,7 +315,7 @@ class Cursor:
             self.counts = SortedDict()
         self.counts[position] = RedeliveryCount(times, until_ms)
         self.version += 1
-        self.changed_chunks.add(key_of(ChunkKind.COUNTS, position))
+        self.changed_chunks.add(chunk_key_of(ChunkKind.COUNTS, position))
         return times
 
     def redelivery_count(self, position: Position) -> int:
@@ -327,15 +328,15 @@ class Cursor:
         """Adapts the cursor to the log after a restart: limits the mark to the log, drops acknowledgements and counts
         of entries that the log does not have, then advances the mark over the holes that follow it."""
         shape = self._shape
-        self.mark = shape.clamp(self.mark)
+        self.mark = shape.clamp_mark(self.mark)
         for ledger_id, holes in list(self.acked.items()):
-            span = shape.span(ledger_id)
+            span = shape.find_span(ledger_id)
             holes &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
             if not holes:
-                self.holes.drop(ledger_id)
-        for position in [position for position in self.partial if not shape.readable(position)]:
+                self.holes.drop_ledger(ledger_id)
+        for position in [position for position in self.partial if not shape.is_readable(position)]:
             self._forget_partial(position)
-        for position in [position for position in self.counts if not shape.readable(position)]:
+        for position in [position for position in self.counts if not shape.is_readable(position)]:
             del self.counts[position]
         if self.pending is not None:
             self.pending = self.pending.adapt_to_log(shape, self.mark, self.is_acked)
@@ -345,7 +346,7 @@ class Cursor:
         """Called when a ledger was deleted, all of which was acknowledged: drops its holes. (`adapt_to_log` does the
         same after a restart.)"""
         if ledger_id in self.acked:
-            self.holes.drop(ledger_id)
+            self.holes.drop_ledger(ledger_id)
 
     def rebase(self, shape: LogShape) -> None:
         """Uses `shape` from now on. It must contain the same entries as the present shape, and may contain older
@@ -385,7 +386,7 @@ class Cursor:
         since."""
         full: dict[int, tuple[int, int]] = {}
         for ledger_id, holes in self.acked.items():
-            span, hidden = self._shape.span(ledger_id), self._shape.hidden_in(ledger_id)
+            span, hidden = self._shape.find_span(ledger_id), self._shape.hidden_entries_in(ledger_id)
             done = len(holes) if hidden is None else holes.union_cardinality(hidden)
             if span is not None and done == span.last_entry + 1:
                 last, version = self.holes.full.get(ledger_id, (-1, 0))
@@ -396,7 +397,7 @@ class Cursor:
         return TrimLimit(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
     @property
-    def dirty(self) -> bool:
+    def is_dirty(self) -> bool:
         """Returns True if the state has changed since it was stored."""
         return self.version != self.persisted
 
@@ -435,13 +436,13 @@ class Cursor:
             partial = self.pending.parts.get(position)
         return partial.size if partial is not None else 0
 
-    def size_of(self, position: Position, shown: int) -> int:
+    def batch_size_of(self, position: Position, shown: int) -> int:
         """Returns the number of messages of a batch; 0 if it is not known. `shown`: how many of its messages were
         delivered to the consumer at which it is outstanding; 0 if there is none."""
         return self._size(position) or (0 if self.hidden_bits(position) else shown)
 
     @property
-    def has_parts(self) -> bool:
+    def has_partial_batches(self) -> bool:
         """Returns True if a batch exists of which only some messages are acknowledged or pending."""
         return bool(self.partial or (self.pending is not None and self.pending.parts))
 
@@ -470,7 +471,7 @@ class Cursor:
             position = shape.after(Position(position[0], run_end(holes, position[1])))
         return position
 
-    def next_free(self, position: Position) -> Position:
+    def next_deliverable(self, position: Position) -> Position:
         """Returns the first position at or after `position` that is neither acknowledged nor pending as a whole."""
         position = self.next_unacked(position)
         if self.pending is None:
@@ -487,20 +488,20 @@ class Cursor:
             position = self.next_unacked(shape.after(Position(ledger_id, run_end(over, entry_id))))
         return position
 
-    def free_up_to(self, position: Position) -> Iterator[Position]:
+    def deliverable_up_to(self, position: Position) -> Iterator[Position]:
         """Yields the entries after the mark, up to and with `position`, that are neither acknowledged nor pending, in
         log order."""
-        at = self.next_free(self.mark)
-        while at <= position and self._shape.readable(at):
+        at = self.next_deliverable(self.mark)
+        while at <= position and self._shape.is_readable(at):
             if not self.is_done(at):
                 yield at
-            at = self.next_free(self._shape.after(at))
+            at = self.next_deliverable(self._shape.after(at))
 
-    def free_before(self, position: Position) -> Iterator[Position]:
+    def deliverable_before(self, position: Position) -> Iterator[Position]:
         """Yields the entries that are neither acknowledged nor pending, from `position` back to the mark."""
         end = max(self.mark, self._shape.start)  # a mark may be before the log: of an empty topic, or a trimmed one
         while position > end:
-            if self._shape.readable(position) and not self.is_done(position):
+            if self._shape.is_readable(position) and not self.is_done(position):
                 yield position
             position = self._shape.before(position)
 
@@ -567,7 +568,7 @@ class Cursor:
 
     def _forget_partial(self, position: Position) -> None:
         self._gone(self.partial.pop(position))
-        self.changed_chunks.add(key_of(ChunkKind.PARTIALS, position))
+        self.changed_chunks.add(chunk_key_of(ChunkKind.PARTIALS, position))
 
     def _gone(self, partial: PartialBatch) -> None:
         """Subtracts a partial batch that was dropped from the totals."""
@@ -579,7 +580,7 @@ class Cursor:
         if self.partial and position in self.partial:
             self._forget_partial(position)
         if self.counts and self.counts.pop(position, None) is not None:
-            self.changed_chunks.add(key_of(ChunkKind.COUNTS, position))
+            self.changed_chunks.add(chunk_key_of(ChunkKind.COUNTS, position))
 
     def _forget_set(self, ledger_id: int, entries: BitMap) -> None:
         first, last = Position(ledger_id, entries.min()), Position(ledger_id, entries.max())

@@ -56,7 +56,7 @@ def keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[ChunkKey]:
         yield ChunkKey(ChunkKind.HOLES, ledger_id, block)
 
 
-def key_of(kind: ChunkKind, position: Position) -> ChunkKey:
+def chunk_key_of(kind: ChunkKind, position: Position) -> ChunkKey:
     return ChunkKey(kind, position[0], position[1] >> kind.block_bits)
 
 
@@ -116,7 +116,7 @@ class TxnAcks(msgspec.Struct):
             part.bits |= bits
 
     @property
-    def count(self) -> int:
+    def entry_count(self) -> int:
         """Returns the number of entries, whole or in part; a cumulative acknowledgement counts as one."""
         return sum(map(len, self.entries.values())) + len(self.parts) + (self.up_to != NOWHERE)
 
@@ -136,9 +136,9 @@ def keys_of_pending(acks: TxnAcks) -> Iterator[ChunkKey]:
         for block in range(first, last + 1):
             yield ChunkKey(ChunkKind.PENDING, ledger_id, block)
     for position in acks.parts:
-        yield key_of(ChunkKind.PENDING, position)
+        yield chunk_key_of(ChunkKind.PENDING, position)
     if acks.up_to != NOWHERE:
-        yield key_of(ChunkKind.PENDING, Position(acks.up_to[0], max(0, acks.up_to[1])))
+        yield chunk_key_of(ChunkKind.PENDING, Position(acks.up_to[0], max(0, acks.up_to[1])))
 
 
 class CursorState(msgspec.Struct):
@@ -155,7 +155,7 @@ class CursorState(msgspec.Struct):
 # Sets of numbers as the bits of one, and runs in bitmaps.
 
 
-def bits_of(indexes: Iterable[int]) -> int:
+def bits_of_indexes(indexes: Iterable[int]) -> int:
     """Returns the number in which the bits `indexes` are set; indexes that no batch can have are ignored. The number
     takes one bit of memory for each index up to the largest."""
     kept = [index for index in indexes if 0 <= index < BATCH_INDEXES_MAX]
@@ -176,7 +176,7 @@ def bit_indexes(bits: int) -> Iterator[int]:
         at = text.find("1", at + 1)
 
 
-def first_zero(bits: int) -> int:
+def first_clear_bit(bits: int) -> int:
     """Returns the index of the first bit that is not set."""
     return (~bits & (bits + 1)).bit_length() - 1
 

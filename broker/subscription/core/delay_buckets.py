@@ -56,10 +56,10 @@ class DelaySegment(NamedTuple):
     first_ms: int
     last_ms: int
     keys: int
-    places: bytes  # which positions: `pack_places`
+    places: bytes  # which positions: `encode_places`
 
 
-class Draft(NamedTuple):
+class BucketDraft(NamedTuple):
     """A bucket that is not stored yet: the encoded keys of each segment, and the rows of its directory."""
 
     bodies: list[bytes]
@@ -85,17 +85,17 @@ class DelayKeys(msgspec.Struct, eq=False):
         return self.head
 
     @property
-    def remaining(self) -> int:
+    def remaining_count(self) -> int:
         """Returns how many keys are left."""
         return (len(self.body) - self.offset) // KEY_BYTES
 
-    def rest(self) -> list[int]:
+    def remaining_keys(self) -> list[int]:
         """Returns the keys that are left, ascending."""
         body = self.body
         return [int.from_bytes(body[at : at + KEY_BYTES]) for at in range(self.offset, len(body), KEY_BYTES)]
 
 
-def key_of(position: Position, at_ms: int) -> int:
+def delay_key_of(position: Position, at_ms: int) -> int:
     """Returns the key of an entry that is due at `at_ms`; keys sort by time."""
     return max(at_ms, 0) << TIME | position[0] << 32 | position[1]
 
@@ -105,7 +105,7 @@ def position_of(key: int) -> Position:
     return Position(key >> 32 & _LEDGER_MASK, key & _ENTRY_MASK)
 
 
-def drafted(keys: Sequence[int], held: Mapping[int, BitMap]) -> Draft:
+def make_draft(keys: Sequence[int], held: Mapping[int, BitMap]) -> BucketDraft:
     """Returns the draft of a bucket with `keys` (ascending; repeated ones are stored once), without those whose entries
     are no longer in `held`."""
     bodies, segments, last = [], [], NEVER
@@ -114,11 +114,11 @@ def drafted(keys: Sequence[int], held: Mapping[int, BitMap]) -> Draft:
         entries = _entries_of(part)
         whole = sum(map(len, entries.values())) == len(part) and part[0] != last
         if not whole or any(not each <= held.get(ledger_id, _NOTHING) for ledger_id, each in entries.items()):
-            return drafted([key for key in dict.fromkeys(keys) if _is_held(position_of(key), held)], held)
+            return make_draft([key for key in dict.fromkeys(keys) if _is_held(position_of(key), held)], held)
         last = part[-1]
         bodies.append(b"".join([key.to_bytes(KEY_BYTES) for key in part]))
-        segments.append(DelaySegment(part[0] >> TIME, last >> TIME, len(part), pack_places(entries)))
-    return Draft(bodies, segments)
+        segments.append(DelaySegment(part[0] >> TIME, last >> TIME, len(part), encode_places(entries)))
+    return BucketDraft(bodies, segments)
 
 
 def _is_held(position: Position, held: Mapping[int, BitMap]) -> bool:
@@ -132,7 +132,7 @@ def _entries_of(keys: Sequence[int]) -> dict[int, BitMap]:
     return {ledger_id: BitMap(each) for ledger_id, each in entries.items()}
 
 
-def pack_places(entries: Mapping[int, BitMap]) -> bytes:
+def encode_places(entries: Mapping[int, BitMap]) -> bytes:
     """Returns the entries of each ledger as bytes: ( ledger i64 | size u32 | the entries as a portable roaring bitmap
     )*."""
     parts: list[bytes] = []
@@ -144,8 +144,8 @@ def pack_places(entries: Mapping[int, BitMap]) -> bytes:
     return b"".join(parts)
 
 
-def unpack_places(places: bytes) -> list[tuple[int, BitMap]]:
-    """Returns (ledger, its entries) from the bytes of `pack_places`. Raises ValueError if the bytes are damaged."""
+def decode_places(places: bytes) -> list[tuple[int, BitMap]]:
+    """Returns (ledger, its entries) from the bytes of `encode_places`. Raises ValueError if the bytes are damaged."""
     result, offset = [], 0
     while offset < len(places):
         ledger_id, size = int.from_bytes(places[offset : offset + 8]), int.from_bytes(places[offset + 8 : offset + 12])
@@ -169,7 +169,7 @@ MERGE_MIN, MERGE_MAX = 16, 64
 ROW_BYTES = 200
 
 
-class Load(NamedTuple):
+class LoadSegments(NamedTuple):
     """A request to read the segments `first` … `last` of a bucket."""
 
     ledger_id: int
@@ -205,7 +205,7 @@ class Bucket(msgspec.Struct, eq=False):
         return self.next < len(self.segments)
 
     @property
-    def rest(self) -> int:
+    def unloaded_count(self) -> int:
         """Returns the number of keys that are not loaded yet."""
         return sum(segment.keys for segment in self.segments[self.next :])
 
@@ -219,7 +219,7 @@ class Buckets(msgspec.Struct):
     _order: int = 0
     _waiting: list[tuple[int, int]] = msgspec.field(default_factory=list)  # a heap: (first time, ledger), not loaded
     _merging: dict[int, Bucket] = msgspec.field(default_factory=dict)
-    _merges: list[Load] = msgspec.field(default_factory=list)  # of those, not asked for yet
+    _merges: list[LoadSegments] = msgspec.field(default_factory=list)  # of those, not asked for yet
     _drained: list[int] = msgspec.field(default_factory=list)
 
     def __len__(self) -> int:
@@ -232,9 +232,9 @@ class Buckets(msgspec.Struct):
         if bucket.has_more:
             self._wait(bucket)
         else:
-            self.finish_bucket(bucket)
+            self.end_bucket(bucket)
 
-    def finish_bucket(self, bucket: Bucket) -> None:
+    def end_bucket(self, bucket: Bucket) -> None:
         """Ends the bucket: its ledger may be deleted (`take_drained`)."""
         self._drained.append(bucket.ledger_id)
         self._merging.pop(bucket.ledger_id, None)
@@ -244,7 +244,7 @@ class Buckets(msgspec.Struct):
     def end_up_to(self, mark: Position) -> None:
         """Ends the buckets of which all entries are at or before the mark."""
         for bucket in [each for each in self._all.values() if each.last <= mark]:
-            self.finish_bucket(bucket)
+            self.end_bucket(bucket)
 
     def clear(self) -> None:
         """Ends all buckets."""
@@ -276,7 +276,7 @@ class Buckets(msgspec.Struct):
             self._heads = heads
 
     @property
-    def head(self) -> int:
+    def earliest_key(self) -> int:
         """Returns the earliest key in memory; NEVER if there is none."""
         return self._heads[0][0] if self._heads else NEVER
 
@@ -294,7 +294,7 @@ class Buckets(msgspec.Struct):
         if bucket.has_more:
             self._wait(bucket)
         else:
-            self.finish_bucket(bucket)
+            self.end_bucket(bucket)
 
     # ------------------------------------------------------------------ reading
     def _wait(self, bucket: Bucket) -> None:
@@ -312,7 +312,7 @@ class Buckets(msgspec.Struct):
             looks.append(self._waiting[0][0] - LOOKAHEAD_MS)
         return min(looks, default=None)
 
-    def take_loads(self, now_ms: int) -> list[Load]:
+    def take_loads(self, now_ms: int) -> list[LoadSegments]:
         """Returns the requests for the segments of which an entry is due within LOOKAHEAD_MS, and for those of a merge.
         Each is returned once."""
         loads, self._merges = self._merges, []
@@ -328,10 +328,10 @@ class Buckets(msgspec.Struct):
             ):  # fmt: skip
                 last += 1
             bucket.reading = True
-            loads.append(Load(ledger_id, first, last))
+            loads.append(LoadSegments(ledger_id, first, last))
         return loads
 
-    def add_loaded(self, load: Load, body: bytes) -> list[int]:
+    def add_loaded(self, load: LoadSegments, body: bytes) -> list[int]:
         """Adds the keys of segments that were read, and returns []. If the bucket is being merged, returns its keys
         instead, which belong to no bucket from then on."""
         bucket = self._all.get(load.ledger_id)
@@ -341,7 +341,7 @@ class Buckets(msgspec.Struct):
         if load.ledger_id not in self._merging:
             self.add_keys(keys, bucket)
             return []
-        return self._taken(bucket) + keys.rest()
+        return self._taken(bucket) + keys.remaining_keys()
 
     def mark_lost(self, ledger_id: int) -> Bucket | None:
         """Marks a bucket as lost, because it cannot be read: its keys that are not in memory will never be loaded.
@@ -352,7 +352,7 @@ class Buckets(msgspec.Struct):
         bucket.next, bucket.reading = len(bucket.segments), False
         self._merging.pop(ledger_id, None)
         if not any(head[3] is bucket for head in self._heads):
-            self.finish_bucket(bucket)
+            self.end_bucket(bucket)
         return bucket
 
     # ------------------------------------------------------------------ merging
@@ -362,10 +362,10 @@ class Buckets(msgspec.Struct):
         on."""
         if len(self._all) < MERGE_MIN or self._merging:
             return []
-        rests = {bucket.ledger_id: bucket.rest for bucket in self._all.values() if not bucket.reading}
+        rests = {bucket.ledger_id: bucket.unloaded_count for bucket in self._all.values() if not bucket.reading}
         for _, _, keys, bucket in self._heads:
             if bucket is not None and bucket.ledger_id in rests:
-                rests[bucket.ledger_id] += keys.remaining
+                rests[bucket.ledger_id] += keys.remaining_count
         smallest = sorted(rests, key=lambda ledger_id: (rests[ledger_id], ledger_id))[:MERGE_MAX]
         sums = accumulate(rests[ledger_id] for ledger_id in smallest)
         chosen = smallest[: sum(size <= keys_max for size in sums)]
@@ -377,14 +377,14 @@ class Buckets(msgspec.Struct):
             self._merging[bucket.ledger_id] = bucket
             if bucket.has_more:
                 bucket.reading = True
-                self._merges.append(Load(bucket.ledger_id, bucket.next, len(bucket.segments) - 1))
+                self._merges.append(LoadSegments(bucket.ledger_id, bucket.next, len(bucket.segments) - 1))
             else:
                 fresh += self._taken(bucket)
         return fresh
 
     def _taken(self, bucket: Bucket) -> list[int]:
         """Removes and returns the bucket's keys that are in memory."""
-        keys = [key for head in self._heads if head[3] is bucket for key in head[2].rest()]
+        keys = [key for head in self._heads if head[3] is bucket for key in head[2].remaining_keys()]
         self._leave([head for head in self._heads if head[3] is not bucket])
         return keys
 
@@ -399,7 +399,7 @@ class Buckets(msgspec.Struct):
     def end_merged(self, ledgers: frozenset[int]) -> None:
         """Ends the buckets of these ledgers, because their keys were sealed in another bucket."""
         for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
-            self.finish_bucket(bucket)
+            self.end_bucket(bucket)
 
     # ------------------------------------------------------------------ questions
     @property
@@ -410,18 +410,18 @@ class Buckets(msgspec.Struct):
     def memory_bytes(self) -> int:
         return self.loaded_bytes + ROW_BYTES * sum(len(bucket.segments) for bucket in self._all.values())
 
-    def keys(self) -> set[int]:
+    def loaded_keys(self) -> set[int]:
         """Returns all keys in memory."""
-        return {key for head in self._heads for key in head[2].rest()}
+        return {key for head in self._heads for key in head[2].remaining_keys()}
 
-    def may_hold(self, position: Position) -> bool:
+    def may_contain(self, position: Position) -> bool:
         """Returns True if a bucket that is not completely loaded may contain the position."""
         return any(
             each.has_more and each.first_ledger <= position[0] and position <= each.last for each in self._all.values()
         )
 
 
-def next_of(draft: Draft, given_up: int) -> int:
+def next_segment_of(draft: BucketDraft, given_up: int) -> int:
     """Returns the number of the first segment of `draft` with a key that is not among its first `given_up` keys, which
     were handed out already."""
     for number, segment in enumerate(draft.segments):

@@ -52,16 +52,16 @@ from .delay_buckets import (
     NEVER,
     TIME,
     Bucket,
+    BucketDraft,
     Buckets,
     DelayKeys,
     DelaySegment,
-    Draft,
-    Load,
-    drafted,
-    key_of,
-    next_of,
+    LoadSegments,
+    decode_places,
+    delay_key_of,
+    make_draft,
+    next_segment_of,
     position_of,
-    unpack_places,
 )
 
 FRESH_BYTES = 56
@@ -100,7 +100,8 @@ class DelayIndex:
         self.count = 0  # entries that are held
         self._seal_at = 0  # fresh ones at the next look; 0: by the rule
         self._used: _Memory | None = None
-        self._draft: tuple[Draft, DelayKeys, frozenset[int]] | None = None  # with the buckets that are merged in it
+        # with the buckets that are merged in it
+        self._draft: tuple[BucketDraft, DelayKeys, frozenset[int]] | None = None
 
     @property
     def _memory(self) -> _Memory:
@@ -119,7 +120,7 @@ class DelayIndex:
         if position[1] not in held:
             held.add(position[1])
             self.count += 1
-            heappush(memory.fresh, key_of(position, at_ms))
+            heappush(memory.fresh, delay_key_of(position, at_ms))
 
     def discard(self, position: Position) -> None:
         """Drops an entry, because it is acknowledged."""
@@ -158,7 +159,7 @@ class DelayIndex:
             self.clear()
         self._memory.buckets.end_up_to(mark)
 
-    def release(self) -> None:
+    def release_all(self) -> None:
         """Makes all held entries due now, because the topic's policy no longer delays messages."""
         lost = {ledger_id: held.copy() for ledger_id, held in self._memory.held.items()}
         count, held = self.count, self._memory.held
@@ -166,8 +167,8 @@ class DelayIndex:
         self._memory.lost, self.count, self._memory.held = lost, count, held
 
     @property
-    def released(self) -> bool:
-        """Returns True if all held entries are due, after `release`."""
+    def is_released(self) -> bool:
+        """Returns True if all held entries are due, after `release_all`."""
         return bool(self._memory.lost) and not (self._memory.fresh or self._draft or self._memory.buckets)
 
     def clear(self) -> None:
@@ -182,7 +183,7 @@ class DelayIndex:
         found: list[Position] = []
         fresh, buckets, end = self._memory.fresh, self._memory.buckets, (now_ms + 1) << TIME
         while len(found) < limit:
-            first, head = fresh[0] if fresh else NEVER, buckets.head
+            first, head = fresh[0] if fresh else NEVER, buckets.earliest_key
             if min(first, head) >= end:
                 break
             if first <= head:
@@ -255,7 +256,7 @@ class DelayIndex:
     def _seal_entries(self) -> int:
         return max(self.seal_entries, self.count // GROWTH)
 
-    def seal(self, now_ms: int, *, least: int | None = None) -> Draft | None:
+    def seal(self, now_ms: int, *, least: int | None = None) -> BucketDraft | None:
         """Returns the draft of a bucket with the entries that are due far in the future; None if there are fewer than
         `least` of them. The caller must store it, and then call `on_sealed`, or `on_seal_failed` if that failed. One
         draft at a time."""
@@ -270,7 +271,7 @@ class DelayIndex:
             self._seal_at = 2 * len(fresh)
             self._memory.buckets.end_merged(merged)  # all of it is near, and in memory
             return None
-        draft = drafted(fresh[cut:], self._memory.held)
+        draft = make_draft(fresh[cut:], self._memory.held)
         self._memory.fresh, self._seal_at = fresh[:cut], 0  # sorted: it is a heap
         if not draft.bodies:
             self._memory.buckets.end_merged(merged)
@@ -286,9 +287,9 @@ class DelayIndex:
         assert self._draft is not None, "a draft was sealed"
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
         buckets.remove_keys(keys)
-        places = [unpack_places(segment.places) for segment in draft.segments]
+        places = [decode_places(segment.places) for segment in draft.segments]
         given_up = keys.offset // KEY_BYTES if self.count else len(keys.body)
-        buckets.add(Bucket.create(ledger_id, draft.segments, places, next_of(draft, given_up)))
+        buckets.add(Bucket.create(ledger_id, draft.segments, places, next_segment_of(draft, given_up)))
         buckets.end_merged(merged)
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
@@ -297,7 +298,7 @@ class DelayIndex:
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
         self._memory.buckets.remove_keys(keys)
-        self._be_fresh(keys.rest())
+        self._be_fresh(keys.remaining_keys())
 
     def _be_fresh(self, keys: list[int]) -> None:
         """Adds keys that are in no bucket."""
@@ -309,7 +310,7 @@ class DelayIndex:
     def add_bucket(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
         """Adds a bucket that an earlier owner stored, and holds those of its entries that are not due at `now_ms`."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
-        places = [unpack_places(segment.places) for segment in segments]
+        places = [decode_places(segment.places) for segment in segments]
         bucket = Bucket.create(ledger_id, segments, places, first)
         held = [self._add(ledger, entries) for of_segment in places[first:] for ledger, entries in of_segment]
         if not any(held):
@@ -319,7 +320,7 @@ class DelayIndex:
     def _add(self, ledger_id: int, entries: BitMap) -> bool:
         """Holds entries of a ledger, except those that are not in the log, acknowledged or pending. Returns False if
         none is left."""
-        span = self.shape.span(ledger_id)
+        span = self.shape.find_span(ledger_id)
         if span is None or ledger_id < self.cursor.mark[0]:
             return False
         entries.remove_range(span.last_entry + 1, 1 << 32)
@@ -337,11 +338,11 @@ class DelayIndex:
         self.count += len(held) - before
         return True
 
-    def take_loads(self, now_ms: int) -> list[Load]:
+    def take_loads(self, now_ms: int) -> list[LoadSegments]:
         """Returns the requests to read segments that are needed now; each is returned once."""
         return self._memory.buckets.take_loads(now_ms)
 
-    def add_loaded(self, load: Load, body: bytes) -> None:
+    def add_loaded(self, load: LoadSegments, body: bytes) -> None:
         """Adds the keys of segments that were read."""
         self._be_fresh(self._memory.buckets.add_loaded(load, body))
 
@@ -367,7 +368,7 @@ class DelayIndex:
         held = self._memory.held.get(position[0])
         return held is not None and position[1] in held
 
-    def next_after(self, position: Position) -> Position:
+    def next_undelayed(self, position: Position) -> Position:
         """Returns the first position at or after `position` that is neither held nor done. Takes one step per ledger of
         the topic."""
         while self.is_delayed(position):
@@ -375,11 +376,11 @@ class DelayIndex:
             over = self._memory.held[ledger_id]
             acked = self.cursor.acked.get(ledger_id)
             last = run_end(over if acked is None else over | acked, entry_id)
-            position = self.cursor.next_free(self.shape.after(Position(ledger_id, last)))
+            position = self.cursor.next_deliverable(self.shape.after(Position(ledger_id, last)))
         return position
 
     @property
-    def buckets(self) -> int:
+    def bucket_count(self) -> int:
         """Returns the number of buckets."""
         return len(self._memory.buckets)
 
@@ -390,7 +391,7 @@ class DelayIndex:
             return 0
         return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes
 
-    def held_in(self, ledger_id: int) -> int:
+    def count_delayed(self, ledger_id: int) -> int:
         """Returns the number of held entries of a ledger of the topic."""
         held = self._memory.held.get(ledger_id)
         return len(held) if held is not None else 0
@@ -400,8 +401,8 @@ class DelayIndex:
         held = {Position(ledger_id, each) for ledger_id, entries in self._memory.held.items() for each in entries}
         assert self.count == len(held), "the count of held entries is wrong"
         assert all(self._memory.held.values()), "an empty bitmap is kept"
-        sources = set(map(position_of, [*self._memory.fresh, *self._memory.buckets.keys()]))
+        sources = set(map(position_of, [*self._memory.fresh, *self._memory.buckets.loaded_keys()]))
         sources |= {Position(ledger_id, each) for ledger_id, entries in self._memory.lost.items() for each in entries}
-        lone = [each for each in held - sources if not self._memory.buckets.may_hold(each)]
+        lone = [each for each in held - sources if not self._memory.buckets.may_contain(each)]
         assert not lone, "an entry is held that no source will give up"
         assert not any(map(self.cursor.is_acked, held)), "an acknowledged entry is held"

@@ -16,7 +16,7 @@ Rules
 - The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9). It is the cursor's.
 - What the cursor has acknowledged is never delivered, and not read where that is known beforehand. What is pending in
   an open transaction (pending_acks.py) is treated alike: its holder holds it no longer. An abort gives it back, before
-  anything new (`add_freed`). On types that deliver in log order reading goes back to the first of it (`step_back`), and
+  anything new (`add_freed`). On types that deliver in log order reading goes back to the first of it (`rewind_to`), and
   what was delivered after that is delivered again.
 - A batch of which other messages are pending or acknowledged is shown without them. When a transaction that had some of
   it is aborted, its holder gives it back; what a holder was not shown waits like a redelivery when it has acknowledged
@@ -33,12 +33,12 @@ Rules
   back what follows it: of its keys on Key_Shared, everything on Exclusive and Failover. What is outstanding of that is
   taken back with it, uncounted, and nothing of it goes out before the failed one is done, which comes after its
   back-off. Of a message in chunks the last one holds back what follows the message: the others come before it.
-- What is held back (`held`: a back-off ladder, dead letters) is skipped, and delivered after its `release`.
+- What is held back (`held`: a back-off ladder, dead letters) is skipped, and delivered after its `add_released`.
 - On types with individual acknowledgement a consumer that holds `unacked_consumer` messages gets no more until it holds
   half of that, and no consumer does while the subscription holds `unacked_subscription`, until it holds half (Pulsar
   S4).
-- A subscription whose last consumer left begins anew with the next that joins (`use`): its type is free (Pulsar S13),
-  and everything after the mark that is not acknowledged is read again, in log order.
+- A subscription whose last consumer left begins anew with the next that joins (`set_policy`): its type is free (Pulsar
+  S13), and everything after the mark that is not acknowledged is read again, in log order.
 Events are per entry; no question costs more with more consumers or more outstanding entries, but joining and leaving.
 Guarding tests: tests/broker/subscription/core/test_dispatch.py, and the walk of
 tests/broker/subscription/core/test_dispatch_walk.py.
@@ -57,8 +57,8 @@ from ...log.log_shape_core import LogShape
 from .cursor import Cursor
 from .cursor_state import bit_indexes
 from .delays import DelayIndex
-from .filters import Fate, filters_of
-from .in_log_order import why_none
+from .filters import SkipReason, filters_of
+from .in_log_order import why_no_receiver
 from .policy import Entry, Member, Policy
 from .positions import select_positions
 from .redelivery_backoff import BackoffQueue
@@ -152,7 +152,7 @@ class Dispatcher:
         self._shape = shape
 
     # ------------------------------------------------------------------ consumers
-    def use(self, policy: Policy, *, ordered: bool = False) -> None:
+    def set_policy(self, policy: Policy, *, ordered: bool = False) -> None:
         """Sets the policy, and starts over after the cursor's mark. No consumer may be connected. `ordered`: redelivery
         keeps the order; entries in a back-off are delivered in log order without waiting for its end."""
         assert not self.members, "the type changes while no consumer is connected"
@@ -189,7 +189,7 @@ class Dispatcher:
         member.permits += permits
         member.granted += permits
 
-    def limit(self, limits: DispatchLimits) -> None:
+    def set_limits(self, limits: DispatchLimits) -> None:
         """Sets the limits of unacknowledged messages."""
         self.limits = limits
         for member in self.members.values():
@@ -203,7 +203,7 @@ class Dispatcher:
     def choose_read(self) -> Read | ReplayRange | Blocked:
         """Returns what to read next, or why no consumer can get anything now."""
         policy, cursor, position = self.policy, self.cursor, self.read_position
-        blocked = why_none(policy.takers)
+        blocked = why_no_receiver(policy.candidates)
         if blocked is not None or self.full:
             return blocked or Blocked.TOO_MANY_UNACKED
         if policy.waiting.entries:
@@ -213,12 +213,12 @@ class Dispatcher:
             if ready:
                 return ReplayRange(tuple(ready))
         some_delayed = self.delays is not None and self.delays.count > 0 and self.delaying
-        readable = self._shape.readable(position)
+        readable = self._shape.is_readable(position)
         if not readable or cursor.acked or cursor.pending is not None or position <= cursor.mark or some_delayed:
             self._leap()
             if self.read_position != position:
                 position = self.read_position
-                readable = self._shape.readable(position)
+                readable = self._shape.is_readable(position)
         if self.failed and policy.is_held_back(position):
             return Blocked.FAILED
         if not readable:
@@ -242,14 +242,14 @@ class Dispatcher:
         """Moves the read position to the next entry that may have to be delivered."""
         cursor, position = self.cursor, self._shape.at_or_after(self.read_position)
         if cursor.acked or cursor.pending is not None or position <= cursor.mark:
-            position = cursor.next_free(position)
+            position = cursor.next_deliverable(position)
         if self.delays is not None and self.delays.count and self.delaying:
-            position = self.delays.next_after(position)
+            position = self.delays.next_undelayed(position)
         self.read_position = position
 
     def why_blocked(self) -> Blocked | None:
         """Returns why no entry at all could be delivered now; None if one could."""
-        why = why_none(self.policy.takers)
+        why = why_no_receiver(self.policy.candidates)
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
     def assign(self, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
@@ -270,9 +270,9 @@ class Dispatcher:
             if not waited and position != at:
                 fate = self._out_of_turn(position)
                 at = self.read_position
-                if fate is Fate.PASSED:
+                if fate is SkipReason.PASSED:
                     continue
-                if fate is Fate.NOT_ITS_TURN:
+                if fate is SkipReason.NOT_ITS_TURN:
                     break
             for caught in filters:
                 if caught(entry, waited) is not None:
@@ -296,14 +296,14 @@ class Dispatcher:
                 at = self.read_position = _tuple(Position, (position[0], position[1] + 1))
         return deliveries
 
-    def _out_of_turn(self, position: Position) -> Fate | None:
+    def _out_of_turn(self, position: Position) -> SkipReason | None:
         """Returns why an entry is skipped that neither waits for redelivery nor is at the read position; None if it is
         at the read position, once that passed what no consumer gets."""
         if position > self.read_position:
             self._leap()
         if position < self.read_position:
-            return Fate.PASSED
-        return Fate.NOT_ITS_TURN if position > self.read_position else None
+            return SkipReason.PASSED
+        return SkipReason.NOT_ITS_TURN if position > self.read_position else None
 
     def _deliver(self, member: Member, entry: Entry, again: bool) -> Delivery:
         position, outstanding, cursor = entry.position, member.outstanding, self.cursor
@@ -311,7 +311,7 @@ class Dispatcher:
         acked = cursor.acked_indexes(position) if cursor.partial else []
         if cursor.pending is not None and (pending := cursor.pending.bits_at(position)):
             acked = list(bit_indexes(cursor.hidden_bits(position)))
-            member.add_unshown(position, pending, entry.count, cursor.mark)
+            member.add_hidden(position, pending, entry.count, cursor.mark)
         elif member.unshown:
             member.unshown.pop(position, None)
         count = cursor.redelivery_count(position) if cursor.counts else 0
@@ -434,7 +434,7 @@ class Dispatcher:
                 self.cursor.count_redelivery(position)
         self._give_back(member, given)
 
-    def fail(self, member: Member, positions: Iterable[Position]) -> list[Position]:
+    def mark_failed(self, member: Member, positions: Iterable[Position]) -> list[Position]:
         """Marks entries of the member as failed, before they are given back; only where the subscription is `ordered`.
         Each holds back what follows it, which is taken back at once if it is outstanding. Returns those of the entries
         that failed and follow none of the others.
@@ -485,7 +485,7 @@ class Dispatcher:
             if position not in self.held:
                 self._comes_again(position)
 
-    def release(self, positions: Iterable[Position]) -> None:
+    def add_released(self, positions: Iterable[Position]) -> None:
         """Makes entries deliverable that are held back no longer. Those before the read position wait for redelivery
         from now on; the others come with normal reading."""
         for position in positions:
@@ -503,13 +503,13 @@ class Dispatcher:
         wait for redelivery from now on; the others come with normal reading."""
         for position in positions:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
-                self.release((position,))
+                self.add_released((position,))
 
     def find_holder(self, position: Position) -> Member | None:
         """Returns the consumer at which the entry is outstanding; None if it is at none."""
         return next((each for each in self.members.values() if position in each.outstanding), None)
 
-    def step_back(self, first: Position) -> None:
+    def rewind_to(self, first: Position) -> None:
         """Moves the read position back to `first`, on types that deliver in log order: everything from there on that is
         not acknowledged is read and delivered again."""
         for member in self.members.values():
@@ -520,7 +520,7 @@ class Dispatcher:
                 self.policy.discard(position)
         self.read_position = min(self.read_position, first)
 
-    def discard(self, positions: Iterable[Position]) -> None:
+    def discard_trimmed(self, positions: Iterable[Position]) -> None:
         """Drops entries that are no longer in the log (trimmed): they are not delivered again."""
         if self.failed or self.chunks:
             self._recovered(positions := list(positions))

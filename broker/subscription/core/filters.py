@@ -27,7 +27,7 @@ from .policy import Entry, Policy
 from .redelivery_backoff import BackoffQueue
 
 
-class Fate(enum.Enum):
+class SkipReason(enum.Enum):
     """The reason why the policy does not get an entry that was read."""
 
     PASSED = "it is outstanding, or done"
@@ -38,7 +38,7 @@ class Fate(enum.Enum):
     NOT_DUE = "it comes when it is due"
 
 
-Filter = Callable[[Entry, bool], Fate | None]
+Filter = Callable[[Entry, bool], SkipReason | None]
 """(entry, whether it waited with the policy) → why the policy does not get it; None: it does."""
 
 
@@ -59,7 +59,7 @@ def filters_of(
     return filters
 
 
-def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> Fate | None:
+def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> SkipReason | None:
     position = entry.position
     if cursor.partial:
         cursor.learn_batch_size(position, entry.count)
@@ -67,25 +67,25 @@ def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) ->
         return None
     if waited:
         policy.discard(position)
-    return Fate.ACKNOWLEDGED
+    return SkipReason.ACKNOWLEDGED
 
 
-def _pending(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> Fate | None:
+def _pending(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> SkipReason | None:
     position = entry.position
     cursor.learn_batch_size(position, entry.count)
     if not cursor.is_done(position):
         return None
     if waited:
         policy.discard(position)
-    return Fate.PENDING
+    return SkipReason.PENDING
 
 
-def _held_back(held: BackoffQueue, entry: Entry, waited: bool) -> Fate | None:
-    return Fate.HELD_BACK if not waited and entry.position in held else None
+def _held_back(held: BackoffQueue, entry: Entry, waited: bool) -> SkipReason | None:
+    return SkipReason.HELD_BACK if not waited and entry.position in held else None
 
 
-def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> Fate | None:
-    return Fate.NOT_DUE if not waited and delays.is_delayed(entry.position) else None
+def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> SkipReason | None:
+    return SkipReason.NOT_DUE if not waited and delays.is_delayed(entry.position) else None
 
 
 # ---------------------------------------------------------------------------------------------------- chunk_runs
@@ -115,7 +115,7 @@ class ChunkRun(NamedTuple):
     whole: bool
 
 
-def runs_of(found: Iterable[Chunk]) -> list[ChunkRun]:
+def chunk_runs_of(found: Iterable[Chunk]) -> list[ChunkRun]:
     """Returns the runs, in order; `found` must be all entries with one uuid, in log order."""
     runs: list[ChunkRun] = []
     chunks: list[Position] = []
@@ -137,9 +137,9 @@ def runs_of(found: Iterable[Chunk]) -> list[ChunkRun]:
     return runs
 
 
-def run_at(found: Iterable[Chunk], position: Position) -> tuple[ChunkRun, bool]:
+def chunk_run_at(found: Iterable[Chunk], position: Position) -> tuple[ChunkRun, bool]:
     """Returns the run that contains the entry at `position`, and whether that is the last run. `found` must be as for
-    `runs_of`."""
-    runs = runs_of(found)
+    `chunk_runs_of`."""
+    runs = chunk_runs_of(found)
     at = next(number for number, run in enumerate(runs) if position in run.places)
     return runs[at], at == len(runs) - 1

@@ -1,5 +1,5 @@
 """The policies that deliver waiting entries in log order, to any consumer that can take them: what they have in common
-(`InLogOrder`), and Exclusive and Failover. What waits is a set of positions.
+(`LogOrderPolicy`), and Exclusive and Failover. What waits is a set of positions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ....proto.routing import sticky_slot
 from ....proto.states import Blocked
-from .policy import ActiveChanged, Entry, Member, Statistics, SubscriptionOptions
+from .policy import ActiveChanged, Entry, Member, PolicyStatistics, SubscriptionOptions
 from .positions import PositionSet
 from .slot_owners import HashRing
 
@@ -20,7 +20,7 @@ NOTHING = PositionSet()
 """The waiting entries of a subscription in which nothing has failed; never add to it."""
 
 
-class InLogOrder:
+class LogOrderPolicy:
     """The part of `Policy` that Exclusive, Failover and Shared have in common."""
 
     keeps_order: ClassVar = True
@@ -37,8 +37,8 @@ class InLogOrder:
     def take_events(self) -> Sequence[ActiveChanged]:
         return ()
 
-    def statistics(self) -> Statistics:
-        return Statistics()
+    def statistics(self) -> PolicyStatistics:
+        return PolicyStatistics()
 
     def on_released(self, positions: Sequence[Position]) -> None:
         pass
@@ -103,7 +103,7 @@ class InLogOrder:
         assert not any(position in self.waiting for position in outstanding), "an entry is held and waits"
 
 
-def why_none(members: Iterable[Member]) -> Blocked | None:
+def why_no_receiver(members: Iterable[Member]) -> Blocked | None:
     """Returns why none of the members can take an entry; None if one can."""
     why = Blocked.NO_CONSUMER
     for member in members:
@@ -123,29 +123,33 @@ def why_none(members: Iterable[Member]) -> Blocked | None:
 # anything new.
 
 
-class Exclusive(InLogOrder):
+class Exclusive(LogOrderPolicy):
     """The policy of Exclusive subscriptions: one consumer."""
 
     individual: ClassVar = False
 
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)
-        self.takers: list[Member] = []
+        self.candidates: list[Member] = []
 
     def why_refused(self, newcomer: Member) -> str | None:
-        return f"the exclusive subscription has a consumer already ({self.takers[0].name})" if self.takers else None
+        return (
+            f"the exclusive subscription has a consumer already ({self.candidates[0].name})"
+            if self.candidates
+            else None
+        )
 
     def add_member(self, member: Member) -> None:
-        assert not self.takers, "an exclusive subscription has one consumer"
-        self.takers.append(member)
+        assert not self.candidates, "an exclusive subscription has one consumer"
+        self.candidates.append(member)
 
     def remove_member(self, member: Member) -> None:
-        self.takers.clear()
+        self.candidates.clear()
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
-        only = self.takers[0] if self.takers else None
+        only = self.candidates[0] if self.candidates else None
         if only is None or only.permits <= 0 or only.paused:
-            return why_none(self.takers) or Blocked.NO_PERMITS
+            return why_no_receiver(self.candidates) or Blocked.NO_PERMITS
         if self._comes_later(entry.position):
             return Blocked.NOT_YET
         self._goes_out(entry.position, waited)
@@ -165,7 +169,7 @@ class Exclusive(InLogOrder):
 # anything new: an entry never has two holders. Acknowledgements that the old one still sends count.
 
 
-class Failover(InLogOrder):
+class Failover(LogOrderPolicy):
     """The policy of Failover subscriptions: one active consumer."""
 
     individual: ClassVar = False
@@ -176,7 +180,7 @@ class Failover(InLogOrder):
         self._partition = options.partition
         self._members: list[Member] = []  # in order of subscribing
         self.active: Member | None = None
-        self.takers: Sequence[Member] = ()  # the active one
+        self.candidates: Sequence[Member] = ()  # the active one
         self._changed = False  # since the last `take_events`
         self._notified: dict[int, bool] = {}  # consumer → what it was notified of last
 
@@ -194,7 +198,7 @@ class Failover(InLogOrder):
     def _elect(self) -> Member | None:
         """Elects the active consumer. Returns the one that was active before, if it is no longer."""
         before, self.active, self._changed = self.active, self._elected(), True
-        self.takers = () if self.active is None else (self.active,)
+        self.candidates = () if self.active is None else (self.active,)
         return before if before is not self.active else None
 
     def _elected(self) -> Member | None:
@@ -216,7 +220,7 @@ class Failover(InLogOrder):
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
         active = self.active
         if active is None or active.permits <= 0 or active.paused:
-            return why_none(self.takers) or Blocked.NO_PERMITS
+            return why_no_receiver(self.candidates) or Blocked.NO_PERMITS
         if self._comes_later(entry.position):
             return Blocked.NOT_YET
         self._goes_out(entry.position, waited)
@@ -230,5 +234,5 @@ class Failover(InLogOrder):
         events = [ActiveChanged(each, each is self.active) for each in self._members]
         return [each for each in events if before.get(each.member.id) is not each.active]
 
-    def statistics(self) -> Statistics:
-        return Statistics(self.active)
+    def statistics(self) -> PolicyStatistics:
+        return PolicyStatistics(self.active)

@@ -36,9 +36,9 @@ from typing import ClassVar
 
 from ....proto.names import Position
 from ....proto.states import Blocked
-from .in_log_order import InLogOrder, why_none
+from .in_log_order import LogOrderPolicy, why_no_receiver
 from .key_slots import NOTHING, Slot, Slots
-from .policy import ActiveChanged, Draining, Entry, Keys, Member, Statistics, SubscriptionOptions
+from .policy import ActiveChanged, Draining, Entry, Member, PolicyStatistics, SlotDistribution, SubscriptionOptions
 from .slot_owners import HashRing, SlotOwners, SplitRanges, StickyRanges, key_shared_options
 
 
@@ -57,7 +57,7 @@ class KeyShared:
         )
         self._waiting_bytes_max = config.key_shared_waiting_bytes
         self._members: dict[int, Member] = {}
-        self.takers: Collection[Member] = self._members.values()
+        self.candidates: Collection[Member] = self._members.values()
         self.slots = self.waiting = Slots(self._target)
         self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
         self.on_released, self.on_returned = self.slots.vacate, self.slots.on_returned
@@ -153,7 +153,7 @@ class KeyShared:
         if not unread:
             if self.is_full:
                 return Blocked.KEYS_BUSY
-            why = why_none(self.takers)
+            why = why_no_receiver(self.candidates)
             if why is not None:
                 return why
         self.slots.add_waiting(position, slots)
@@ -263,10 +263,12 @@ class KeyShared:
     def take_events(self) -> Sequence[ActiveChanged]:
         return ()
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> PolicyStatistics:
         mode = "STICKY" if self.sticky else "AUTO_SPLIT"
-        keys = Keys(mode, self.out_of_order, self.slots.drained_total, self.draining(), self.owners.ranges())
-        return Statistics(keys=keys)
+        keys = SlotDistribution(
+            mode, self.out_of_order, self.slots.drained_total, self.draining(), self.owners.ranges()
+        )
+        return PolicyStatistics(keys=keys)
 
     def draining(self) -> list[Draining]:
         if self._stale:
@@ -293,7 +295,7 @@ TURN_ENTRIES = 20
 CHUNKED_MAX = 10_000
 
 
-class Shared(InLogOrder):
+class Shared(LogOrderPolicy):
     """The policy of Shared: round robin."""
 
     individual: ClassVar = True
@@ -301,7 +303,7 @@ class Shared(InLogOrder):
 
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)
-        self.takers: list[Member] = []  # by priority, then in order of joining
+        self.candidates: list[Member] = []  # by priority, then in order of joining
         self._current: Member | None = None
         self._left_in_turn = 0
         self._chunked: dict[str, Member] = {}  # message in chunks → who puts it together
@@ -310,11 +312,11 @@ class Shared(InLogOrder):
         return None
 
     def add_member(self, member: Member) -> None:
-        insort(self.takers, member, key=lambda each: (each.priority, each.id))
+        insort(self.candidates, member, key=lambda each: (each.priority, each.id))
         self._left_in_turn = 0  # the newcomer may be a better one
 
     def remove_member(self, member: Member) -> None:
-        self.takers.remove(member)
+        self.candidates.remove(member)
         for uuid in [uuid for uuid, holder in self._chunked.items() if holder is member]:
             del self._chunked[uuid]
         if self._current is member:
@@ -332,8 +334,8 @@ class Shared(InLogOrder):
         ):  # fmt: skip
             current = self._next_member()
             if current is None:
-                return why_none(self.takers) or Blocked.NO_PERMITS
-            first = current.priority == self.takers[0].priority  # else a better one may be able at any moment
+                return why_no_receiver(self.candidates) or Blocked.NO_PERMITS
+            first = current.priority == self.candidates[0].priority  # else a better one may be able at any moment
             self._current, self._left_in_turn = current, TURN_ENTRIES if first else 1
         self._left_in_turn -= 1
         if waited:
@@ -347,7 +349,7 @@ class Shared(InLogOrder):
     def _next_member(self) -> Member | None:
         """Returns the next consumer after the current one that can take an entry, of the first priority at which there
         is one; None if there is none."""
-        able = [member for member in self.takers if member.may_receive]
+        able = [member for member in self.candidates if member.may_receive]
         if not able:
             return None
         level = [member for member in able if member.priority == able[0].priority]

@@ -25,7 +25,7 @@ from itertools import islice
 from pyroaring import BitMap
 
 from ....proto.names import Position
-from .in_log_order import why_none
+from .in_log_order import why_no_receiver
 from .policy import Draining, Member
 from .positions import ENTRY_BYTES, PositionSet
 
@@ -271,7 +271,7 @@ class Slots:
     def _found(self, count: int, members: Mapping[int, Member]) -> list[Position]:
         """Returns entries that could be assigned now, in slots whose consumer is known."""
         found: list[Position] = []
-        if self.loose and why_none(members.values()) is None:
+        if self.loose and why_no_receiver(members.values()) is None:
             found += self.loose.earliest(count)
         able = [id_ for id_, numbers in self._ready.items() if numbers and members[id_].may_receive]
         for id_ in able:

@@ -15,8 +15,8 @@ Rules
 - `judge` comes before anything is changed: a refused request leaves no trace (invariant 81). `add_pending` takes its
   result.
 - A message is pending in one transaction (invariant 77). A client that never repeats a request is told when it is there
-  already (`find_repeated`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused if it
-  covers anything that is pending in another one; what is acknowledged already in what it covers stays so.
+  already (`find_repeated_acks`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused
+  if it covers anything that is pending in another one; what is acknowledged already in what it covers stays so.
 - `settle` is one change of the cursor (invariant 79): a commit acknowledges exactly what is pending in it, an
   abort frees it.
 - Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_bits`, `ack_cumulative`) leaves out what is pending, so that
@@ -139,7 +139,7 @@ def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap
             return Clash(Conflict.ACKNOWLEDGED, found)
     pending = cursor.pending
     if pending is not None and pending.has_any(ledger_id, fresh):
-        for position in pending.parts_in(ledger_id, fresh):
+        for position in pending.partial_batches_in(ledger_id, fresh):
             if pending.bits_at(position) & ~own.bits_at(position):
                 return Clash(Conflict.PENDING, position)
         free = pending.exclude_pending(ledger_id, fresh) | BitMap(each[1] for each in own.parts if each[0] == ledger_id)
@@ -170,7 +170,7 @@ def _judge_part(
     return None
 
 
-def find_repeated(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
+def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
     """Returns a clash if the transaction has acknowledged a part of `wanted` already; None if it has not."""
     own = cursor.pending.of.get(txn, _NOTHING) if cursor.pending is not None else _NOTHING
     for ledger_id, entries in wanted.entries.items():
@@ -232,11 +232,11 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None
 
 
 # ------------------------------------------------------------------------------------------ what an abort frees
-def first_of(cursor: Cursor, acks: TxnAcks) -> Position | None:
+def first_returned(cursor: Cursor, acks: TxnAcks) -> Position | None:
     """Returns the first entry that is delivered again after the transaction was aborted; None if none is."""
     firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
     firsts += acks.parts
-    if acks.up_to != NOWHERE and (first := cursor.next_free(cursor.mark)) <= acks.up_to:
+    if acks.up_to != NOWHERE and (first := cursor.next_deliverable(cursor.mark)) <= acks.up_to:
         firsts.append(first)
     return min(firsts, default=None)
 
@@ -251,16 +251,16 @@ def freed_entries(cursor: Cursor, settled: SettledAcks, *, tail: bool) -> Iterat
     yield from sorted(acks.parts.keys() - settled.shown)
     if acks.up_to != NOWHERE:
         if tail:
-            yield from islice(cursor.free_before(acks.up_to), COUNTED_MAX)
+            yield from islice(cursor.deliverable_before(acks.up_to), COUNTED_MAX)
         else:
-            yield from cursor.free_up_to(acks.up_to)
+            yield from cursor.deliverable_up_to(acks.up_to)
 
 
 _NOTHING = TxnAcks()
 """The acknowledgements of a transaction that has nothing pending: never add to it."""
 
 
-def touched_in(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
+def find_partial(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
     """Returns the batches among these entries of which some messages are acknowledged or pending."""
     found: list[Position] = []
     for ledger_id, each in entries.items():
@@ -270,6 +270,6 @@ def touched_in(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
             span = cursor.partial.irange(Position(ledger_id, each.min()), Position(ledger_id, each.max()))
             found += [position for position in span if position[1] in each]
         if cursor.pending is not None:
-            batches = cursor.pending.parts_in(ledger_id, each)
+            batches = cursor.pending.partial_batches_in(ledger_id, each)
             found += [position for position in batches if position not in cursor.partial]
     return found

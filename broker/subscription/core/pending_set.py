@@ -122,7 +122,7 @@ class PendingAcks:
             free.remove_range(0, max(0, end))
         if ledger_id in self.whole:
             free -= self.whole[ledger_id]
-        for position in self.parts_in(ledger_id, free):
+        for position in self.partial_batches_in(ledger_id, free):
             free.discard(position[1])
         return free
 
@@ -133,7 +133,7 @@ class PendingAcks:
             bool(self.parts) or ledger_id <= self.up_to[0] or (whole is not None and entries.intersect(whole))
         )
 
-    def parts_in(self, ledger_id: int, entries: BitMap) -> list[Position]:
+    def partial_batches_in(self, ledger_id: int, entries: BitMap) -> list[Position]:
         """Returns the batches among `entries` (of one ledger) of which some messages are pending."""
         return [each for each in self.parts if each[0] == ledger_id and each[1] in entries] if self.parts else []
 
@@ -145,7 +145,7 @@ class PendingAcks:
         ]  # fmt: skip
 
     @property
-    def entries(self) -> int:
+    def entry_count(self) -> int:
         """Returns the number of pending entries, whole or in part; a cumulative acknowledgement counts as one."""
         return sum(len(each) for each in self.whole.values()) + len(self.parts) + (self.up_to != NOWHERE)
 
@@ -153,7 +153,7 @@ class PendingAcks:
     def memory_bytes(self) -> int:
         return self._bytes + self._part_bytes
 
-    def keys(self) -> list[ChunkKey]:
+    def chunk_keys(self) -> list[ChunkKey]:
         """Returns the keys of the chunks that contain something pending, sorted."""
         return sorted(set().union(*self.keys_of.values()))
 
@@ -163,11 +163,11 @@ class PendingAcks:
         kept = {}
         for txn, acks in self.of.items():
             for ledger_id, entries in acks.entries.items():
-                span = shape.span(ledger_id)
+                span = shape.find_span(ledger_id)
                 entries &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
                 entries -= BitMap(each for each in entries if is_acked(Position(ledger_id, each)))
             left = {ledger_id: entries for ledger_id, entries in acks.entries.items() if entries}
-            parts = {each: part for each, part in acks.parts.items() if shape.readable(each) and not is_acked(each)}
+            parts = {each: part for each, part in acks.parts.items() if shape.is_readable(each) and not is_acked(each)}
             up_to = min(acks.up_to, shape.last)
             fitted = TxnAcks(left, parts, up_to if up_to > mark else NOWHERE)
             if fitted:

@@ -94,14 +94,14 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
     config: BrokerConfig = DEFAULT_CONFIG
 
 
-class Unshown(NamedTuple):
+class HiddenMessages(NamedTuple):
     """The messages of a batch that a consumer did not get, as bits, and the number of messages of the batch."""
 
     bits: int
     size: int
 
 
-NONE_UNSHOWN = Unshown(0, 0)
+NONE_UNSHOWN = HiddenMessages(0, 0)
 
 
 class Member(msgspec.Struct, eq=False):
@@ -119,7 +119,7 @@ class Member(msgspec.Struct, eq=False):
     blocked: bool = False  # it holds as many messages as it may
     outstanding: dict[Position, int] = msgspec.field(default_factory=dict)  # position → messages, in order of delivery
     unacked: int = 0  # messages in `outstanding`
-    unshown: dict[Position, Unshown] = msgspec.field(default_factory=dict)  # batches that were pending in part
+    unshown: dict[Position, HiddenMessages] = msgspec.field(default_factory=dict)  # batches that were pending in part
     reordered: bool = False  # an entry in `outstanding` may be after a later one
     delivered_messages: int = 0
     delivered_bytes: int = 0
@@ -131,12 +131,12 @@ class Member(msgspec.Struct, eq=False):
         its expression instead of calling it.)"""
         return self.permits > 0 and not self.paused and not self.blocked
 
-    def add_unshown(self, position: Position, bits: int, size: int, mark: Position) -> None:
+    def add_hidden(self, position: Position, bits: int, size: int, mark: Position) -> None:
         """Records the messages of a batch that the consumer does not get. When it acknowledges the whole entry, these
         are left out."""
         if len(self.unshown) >= UNSHOWN_MAX:
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
-        self.unshown[position] = Unshown(bits, size)
+        self.unshown[position] = HiddenMessages(bits, size)
 
     def outstanding_up_to(self, mark: Position) -> list[Position]:
         """Returns the positions of the consumer's outstanding entries up to and with `mark`."""
@@ -157,7 +157,7 @@ class Draining(NamedTuple):
     blocked_attempts: int
 
 
-class Keys(NamedTuple):
+class SlotDistribution(NamedTuple):
     """How a Key_Shared subscription distributes the slots of keys over its consumers, for statistics."""
 
     mode: str
@@ -167,11 +167,11 @@ class Keys(NamedTuple):
     ranges: list[tuple[int, int, Member]]  # (first slot, last slot, owner), in order
 
 
-class Statistics(NamedTuple):
+class PolicyStatistics(NamedTuple):
     """The part of a subscription's statistics that its policy adds."""
 
     active: Member | None = None
-    keys: Keys | None = None
+    keys: SlotDistribution | None = None
 
 
 class ActiveChanged(NamedTuple):
@@ -264,7 +264,7 @@ class Policy(Protocol):
         ...
 
     @property
-    def takers(self) -> Collection[Member]:
+    def candidates(self) -> Collection[Member]:
         """Returns the members that are candidates for the next entry."""
         ...
 
@@ -284,5 +284,5 @@ class Policy(Protocol):
         """Returns the changes of the active consumer since the last call, of which the caller notifies consumers."""
         ...
 
-    def statistics(self) -> Statistics: ...
+    def statistics(self) -> PolicyStatistics: ...
     def check(self, outstanding: set[Position]) -> None: ...

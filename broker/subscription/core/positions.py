@@ -21,7 +21,7 @@ from ....proto.names import Position
 from .. import cursor_format as stored
 from ..cursor_format import ChunkPlace
 from .cursor import Cursor
-from .cursor_state import ChunkKey, ChunkKind, key_of, keys_of_holes
+from .cursor_state import ChunkKey, ChunkKind, chunk_key_of, keys_of_holes
 
 FEW_MAX = 16
 """Most positions in a list: it is as large as a bitmap then, and still fast to search."""
@@ -204,7 +204,7 @@ def select_positions(positions: Collection[Position], ledger_id: int, entries: B
 #     … its entries are appended, in order, to the ledger that `log` belongs to …
 #     log.on_write_confirmed(write)   |   log.on_write_failed(write, cursor)
 # A ledger ends (`why_roll`) by entries, by bytes, or when too little of it is still valid; the next one begins with all
-# chunks (`plan` of a new CursorLog). Nothing is dropped, however large it is. Guards:
+# chunks (`plan_write` of a new CursorLog). Nothing is dropped, however large it is. Guards:
 # tests/broker/subscription/core/test_cursor_log.py, tests/broker/subscription/test_cursor_model.py.
 
 
@@ -220,7 +220,7 @@ class RollReason(enum.Enum):
     EMPTY = "little of it is still valid"
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class LedgerBounds(msgspec.Struct, frozen=True):
     """The bounds of a cursor ledger: its most entries, its most bytes, and the smallest share of its bytes that must be
     valid."""
 
@@ -250,16 +250,16 @@ class CursorLog:
         self._bytes = 0
         self._live_bytes = 0
 
-    def plan(self, cursor: Cursor, sequence: int) -> CursorWrite:
+    def plan_write(self, cursor: Cursor, sequence: int) -> CursorWrite:
         """Returns the next write, whose caller must then call `on_write_confirmed` or `on_write_failed`. The first
         write of a ledger contains the whole state. `sequence`: the number of the write."""
-        valid = list(chunks_of(cursor))
+        valid = list(chunk_keys_of(cursor))
         wanted = [key for key in valid if key in cursor.changed_chunks or key not in self._rows]
         cursor.changed_chunks.clear()
         entries: list[bytes] = []
         rows = {key: self._rows[key] for key in valid if key in self._rows}
         for key in wanted:
-            pieces = stored.encode_chunk(key, sequence, stored.body_of(key, cursor))
+            pieces = stored.encode_chunk(key, sequence, stored.encode_body(key, cursor))
             size = sum(map(len, pieces))
             rows[key] = ChunkPlace(sequence, self._entries + len(entries), len(pieces), size)
             entries += pieces
@@ -278,7 +278,7 @@ class CursorLog:
         """Called when the write was not stored and never will be: its chunks are part of the next write."""
         cursor.changed_chunks.update(write.chunks)
 
-    def why_roll(self, bounds: Bounds) -> RollReason | None:
+    def why_roll(self, bounds: LedgerBounds) -> RollReason | None:
         """Returns why the cursor ledger has to end; None if the next write may be appended to it."""
         if self._entries >= bounds.entries:
             return RollReason.ENTRIES
@@ -289,16 +289,16 @@ class CursorLog:
         return None
 
 
-def chunks_of(cursor: Cursor) -> Iterator[ChunkKey]:
+def chunk_keys_of(cursor: Cursor) -> Iterator[ChunkKey]:
     """Yields the keys of all chunks of the cursor's state. The mark is in none of them."""
     for ledger_id, holes in sorted(cursor.acked.items()):
         yield from keys_of_holes(ledger_id, holes)
     for kind, positions in ((ChunkKind.PARTIALS, cursor.partial), (ChunkKind.COUNTS, cursor.counts)):
         last: ChunkKey | None = None
         for position in positions:
-            key = key_of(kind, position)
+            key = chunk_key_of(kind, position)
             if key != last:
                 yield key
             last = key
     if cursor.pending is not None:
-        yield from cursor.pending.keys()
+        yield from cursor.pending.chunk_keys()

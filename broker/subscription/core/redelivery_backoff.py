@@ -29,7 +29,7 @@ from ....proto.entry import (
 )
 from ....proto.entry_pb2 import MessageMetadata
 from ....proto.errors import CorruptEntry
-from ....proto.names import Position, TopicName, whole
+from ....proto.names import Position, TopicName, parse_number
 from ...common.refusals import SubscribeRefusal
 from .cursor_state import RedeliveryCount
 
@@ -55,12 +55,12 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         return self.max_redeliver_count > 0
 
-    def is_dead(self, times: int) -> bool:
+    def is_dead_letter(self, times: int) -> bool:
         """Returns True if an entry that was given back `times` times is a dead letter: it was delivered as often as it
         may be."""
         return times > self.max_redeliver_count
 
-    def wait_ms(self, times: int) -> int:
+    def backoff_ms(self, times: int) -> int:
         """Returns the back-off (ms) of an entry that was given back `times` times; the last step of the ladder
         repeats."""
         if not self.backoff_s:
@@ -73,9 +73,9 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
         if not self:
             return self
         its_own = not self.topic and topic.base.local.endswith(SUFFIX)
-        return NO_LETTERS if its_own or self.letter_topic(topic, subscription).base == topic.base else self
+        return NO_LETTERS if its_own or self.dead_letter_topic(topic, subscription).base == topic.base else self
 
-    def letter_topic(self, topic: TopicName, subscription: str) -> TopicName:
+    def dead_letter_topic(self, topic: TopicName, subscription: str) -> TopicName:
         """Returns the dead-letter topic of the subscription."""
         return TopicName.parse(self.topic or f"{topic.base.full}-{subscription}{SUFFIX}")
 
@@ -83,12 +83,12 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
 NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
-def policy_of(applied: Applied, properties: Mapping[str, str]) -> DeadLetterPolicy:
+def letter_policy_of(applied: Applied, properties: Mapping[str, str]) -> DeadLetterPolicy:
     """Returns the policy of a subscription. Each value is that of the subscription's properties, else of the topic, the
     namespace, or the broker. A property that does not parse counts as not set."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
     own_count, own_ladder = properties.get(MAX_COUNT, ""), properties.get(LADDER, "")
-    if (own := whole(own_count)) is not None:
+    if (own := parse_number(own_count)) is not None:
         count = own
     if own_ladder:
         with suppress(ValueError):
@@ -127,11 +127,11 @@ class BackoffQueue:
         the back-off of `policy` from `now_ms` on."""
         dead = []
         for position, count in counts.items():
-            if policy and policy.is_dead(count.redeliveries):
+            if policy and policy.is_dead_letter(count.redeliveries):
                 self.add(position, None)
                 dead.append(position)
             elif count.until_ms > now_ms:
-                self.add(position, min(count.until_ms, now_ms + policy.wait_ms(count.redeliveries)))
+                self.add(position, min(count.until_ms, now_ms + policy.backoff_ms(count.redeliveries)))
         return dead
 
     def add(self, position: Position, until_ms: int | None) -> None:
@@ -169,7 +169,7 @@ class BackoffQueue:
         self._due.clear()
 
     @property
-    def next_ms(self) -> int | None:
+    def next_due_ms(self) -> int | None:
         """Returns when the next back-off ends (ms since the epoch); None if no entry waits for that."""
         return int(self._due[0][0]) if self._due else None
 
@@ -189,7 +189,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
     if size > PROPERTIES_BYTES_MAX:
         raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} characters are more than {PROPERTIES_BYTES_MAX}")
     count, ladder = properties.get(MAX_COUNT, "0"), properties.get(LADDER, "0")
-    if whole(count) is None:
+    if parse_number(count) is None:
         raise SubscribeRefusal.PROPERTIES.error(f"{MAX_COUNT} is a whole number, not {count[:40]!r}")
     try:
         steps = [float(step) for step in ladder.split(",")]
@@ -210,7 +210,8 @@ def check_properties(properties: Mapping[str, str]) -> None:
 # the sequence id. An entry that cannot be taken apart is sent unchanged, as the payload of one message. An encrypted
 # one stays one entry with its ciphertext: a batch goes as a whole, with the messages in it that are acknowledged.
 #
-# A message in chunks is one message: each of its chunks is copied with its bytes (`chunk_letter`), under one name, the
+# A message in chunks is one message: each of its chunks is copied with its bytes (`chunk_dead_letter`), under one name,
+# the
 # place of its last chunk as its origin, and a uuid that is the copy's own. A chunk of a message that is not whole is
 # sent unchanged, as the payload of one message. Guarding tests: tests/broker/subscription/core/test_dead_letter.py.
 
@@ -243,7 +244,7 @@ class LetterOrigin(NamedTuple):
         return f"given back {self.redeliveries} times, at most {self.max_redeliver_count} redeliveries are allowed"
 
 
-def letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
+def dead_letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
     """Returns the dead letters of an entry, as client-parts, in order: one for each message whose batch index is not in
     `done` (the acknowledged ones). If the entry's messages cannot be told apart (encrypted, damaged, a chunk), returns
     one dead letter."""
@@ -269,7 +270,7 @@ def letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], now_ms
     return letters
 
 
-def chunk_letter(source: LetterOrigin, entry: Buffer, now_ms: int) -> bytes:
+def chunk_dead_letter(source: LetterOrigin, entry: Buffer, now_ms: int) -> bytes:
     """Returns the client-part of the dead letter for one chunk. `source.position` must be that of the message's last
     chunk. Raises CorruptEntry if the entry is damaged."""
     body = split_broker_part(entry)[2]

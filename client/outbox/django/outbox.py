@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..tables import SQLAlchemyOutbox
 
 
-class _Written:
+class _CommitCallback:
     """The callback on the commit of a transaction that wrote rows: wakes the relays. It has the unit of these rows."""
 
     def __init__(self, outbox: DjangoOutbox) -> None:
@@ -73,14 +73,14 @@ class DjangoOutbox:
         row = new_row(topic, value, key, properties, event_time, deliver_at, schema, written.unit)
         OutboxRow.objects.using(using).create(**row)
 
-    def _written(self, connection: Any) -> _Written:
+    def _written(self, connection: Any) -> _CommitCallback:
         """Returns the callback that the transaction of this thread has for this outbox; registers one if there is none.
         Django drops it with the transaction, or with the savepoint in which it was registered, together with the rows.
         """
         for each in connection.run_on_commit:
-            if isinstance(each[1], _Written) and each[1].outbox is self:
+            if isinstance(each[1], _CommitCallback) and each[1].outbox is self:
                 return each[1]
-        written = _Written(self)
+        written = _CommitCallback(self)
         transaction.on_commit(written, using=connection.alias, robust=True)
         return written
 

@@ -17,7 +17,7 @@ from magnetar.bookie.format.journal import (
     decode_file_header,
     encode_file_header,
 )
-from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, Mended, Quarantined, Tombstone
+from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, Quarantined, QuarantineEnd, Tombstone
 from magnetar.bookie.format.mark import Mark
 from magnetar.proto.checksum import JOINED_BYTES_MIN
 from magnetar.proto.errors import NewerFormat
@@ -238,7 +238,7 @@ STATES = [
     Drained(3),
     Tombstone(6, 8),
     LedgerState(9, False, b"k" * 20, 3, 4),
-    Mended(9, 2, 3),
+    QuarantineEnd(9, 2, 3),
     LimboRow(8, False),
 ]
 LEDGERS = bytes(FILE_HEADER_BYTES) + b"".join(map(ledger_index.encode, STATES))

@@ -19,7 +19,7 @@ import pytest
 from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_index, mark
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import Damaged, FileHeader, crc32c, decode_file_header, encode_file_header
-from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, Mended, Quarantined, Tombstone
+from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, Quarantined, QuarantineEnd, Tombstone
 from magnetar.bookie.format.mark import Mark
 from magnetar.ledger import adds_format as adds
 from magnetar.ledger import peer_format as peer
@@ -112,13 +112,13 @@ def read_record(data: bytes) -> object:
 def read_adds(data: bytes) -> object:
     """The head, then the frame of the rows, then that of the payloads, as one input."""
     head = peer.decode_request(data[:HEAD_BYTES])
-    return adds.open_adds(head, [data[HEAD_BYTES : HEAD_BYTES + 80], data[HEAD_BYTES + 80 :]], 1 << 20)
+    return adds.verify_adds(head, [data[HEAD_BYTES : HEAD_BYTES + 80], data[HEAD_BYTES + 80 :]], 1 << 20)
 
 
 def read_one_add(data: bytes) -> object:
     head = peer.decode_request(data[:HEAD_BYTES])
     frames = [data[HEAD_BYTES : HEAD_BYTES + 36], data[HEAD_BYTES + 36 :]]
-    return adds.open_add(head.ledger, head.entry, frames, 1 << 20)
+    return adds.verify_add(head.ledger, head.entry, frames, 1 << 20)
 
 
 def read_statuses(data: bytes) -> object:
@@ -128,7 +128,7 @@ def read_statuses(data: bytes) -> object:
 STORED = stored_entry(3, 4, b"hello")
 RECORD = log_record(STORED)
 STATES = (
-    LedgerState(5, True, KEY, -1, 9), Tombstone(6, 8), Quarantined(5, 1, 2), Mended(5, 1, 1), LimboRow(9, True),
+    LedgerState(5, True, KEY, -1, 9), Tombstone(6, 8), Quarantined(5, 1, 2), QuarantineEnd(5, 1, 1), LimboRow(9, True),
     Drained(3)
 )  # fmt: skip
 LEDGERS = bytes(64) + b"".join(map(ledger_index.encode, STATES))

@@ -58,10 +58,10 @@ def everything(found: Snapshot) -> Iterator[object]:
     yield from ledgers.overview(found).damages
     yield from journals.missing_journals(found)
     for number in journals.journals(found):
-        yield from journals.walk(found, number)
+        yield from journals.walk_journal(found, number)
     for log in indexes.logs(found):
-        yield from indexes.extents(found, log)
-        yield from logs.walk(found, log)
+        yield from indexes.log_extents(found, log)
+        yield from logs.walk_log(found, log)
 
 
 def damages(found: Snapshot) -> list[Damage]:
@@ -99,7 +99,7 @@ def counted(found: Snapshot) -> tuple[int, int, int, int]:
     return (
         sum(isinstance(one, logs.Entry) for one in each),
         sum(isinstance(one, ExtentPlace) for one in each),
-        len(list(ledgers.states(found, seen))),
+        len(list(ledgers.walk_ledgers(found, seen))),
         sum(len(one.records) for one in each if isinstance(one, journals.Block)),
     )
 
@@ -108,15 +108,15 @@ def first_log(found: Snapshot) -> int:
     return indexes.logs(found)[0]
 
 
-def groups_of(found: Snapshot, log: int) -> Iterator[indexes.Group]:
+def groups_of(found: Snapshot, log: int) -> Iterator[indexes.IndexGroup]:
     opened = indexes.open_index(found, log)
     assert isinstance(opened, indexes.IndexFile)
-    yield from (group for group in opened.groups() if isinstance(group, indexes.Group))
+    yield from (group for group in opened.groups() if isinstance(group, indexes.IndexGroup))
     opened.file.close()
 
 
 def blocks_of(found: Snapshot, number: int) -> list[journals.Block]:
-    return [each for each in journals.walk(found, number) if isinstance(each, journals.Block)]
+    return [each for each in journals.walk_journal(found, number) if isinstance(each, journals.Block)]
 
 
 def test_each_acknowledged_entry_is_found_where_it_lies_and_whole() -> None:
@@ -124,15 +124,15 @@ def test_each_acknowledged_entry_is_found_where_it_lies_and_whole() -> None:
         _, model = await filled(simulation)
         found = look(simulation)
         for ledger in sorted({ledger for ledger, _ in model.acked}):
-            places = [each for each in entries.extents(found, ledger) if isinstance(each, ExtentPlace)]
-            copies = [*entries.copies_in_logs(found, places), *entries.copies_in_journals(found, ledger)]
+            places = [each for each in entries.ledger_extents(found, ledger) if isinstance(each, ExtentPlace)]
+            copies = [*entries.find_log_copies(found, places), *entries.find_journal_copies(found, ledger)]
             assert all(isinstance(copy, entries.EntryCopy) and copy.damage is None for copy in copies)
             present = {copy.entry for copy in copies if isinstance(copy, entries.EntryCopy)}
             acked = {entry for at, entry in model.acked if at == ledger}
             assert acked <= present or ledger == 3
             for entry in sorted(acked)[:2]:
                 assert [copy for copy in copies if copy.entry == entry] == [  # type: ignore[union-attr]
-                    *entries.copies_in_logs(found, places, entry), *entries.copies_in_journals(found, ledger, entry)
+                    *entries.find_log_copies(found, places, entry), *entries.find_journal_copies(found, ledger, entry)
                 ]  # fmt: skip
         assert damages(found) == []
 
@@ -146,8 +146,8 @@ def test_a_log_read_record_by_record_holds_what_its_index_says() -> None:
         numbers = indexes.logs(found)
         assert len(numbers) >= 1
         for log in numbers:
-            records = [each for each in logs.walk(found, log) if isinstance(each, logs.Entry)]
-            indexed = [each.extent for each in indexes.extents(found, log) if isinstance(each, ExtentPlace)]
+            records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.Entry)]
+            indexed = [each.extent for each in indexes.log_extents(found, log) if isinstance(each, ExtentPlace)]
             assert len(records) == sum(extent.entries for extent in indexed) > 0
             for extent in indexed:
                 inside = [each for each in records if extent.start <= each.offset < extent.start + extent.length]
@@ -163,7 +163,7 @@ def test_the_ledger_index_says_what_the_store_knew_and_no_key() -> None:
         await store.checkpoint()
         found = look(simulation)
         seen = ledgers.overview(found)
-        states = {state.ledger: state for state in ledgers.states(found, seen)}
+        states = {state.ledger: state for state in ledgers.walk_ledgers(found, seen)}
         assert list(states) == sorted(states) == sorted(seen.ledgers)
         assert {ledger for ledger, state in states.items() if state.fenced} == {*model.fenced, 1} & states.keys()
         assert list(seen.facts.tombstones) == [(3, 3)]
@@ -171,7 +171,9 @@ def test_the_ledger_index_says_what_the_store_knew_and_no_key() -> None:
         assert KEY not in repr((seen, states)).encode()
         for ledger, state in states.items():
             assert (state.lac, state.last) == store.read_lac(ledger)[1:]
-        assert list(ledgers.states(found, seen, 5, 7)) == [states[ledger] for ledger in (5, 6) if ledger in states]
+        assert list(ledgers.walk_ledgers(found, seen, 5, 7)) == [
+            states[ledger] for ledger in (5, 6) if ledger in states
+        ]
         await store.close()
 
     simulate(main)
@@ -182,9 +184,9 @@ def test_ledgers_are_shown_in_order_whatever_the_window(monkeypatch: pytest.Monk
         await filled(simulation)
         found = look(simulation)
         seen = ledgers.overview(found)
-        whole = list(ledgers.states(found, seen))
+        whole = list(ledgers.walk_ledgers(found, seen))
         monkeypatch.setattr(ledgers, "WINDOW", 2)
-        assert list(ledgers.states(found, seen)) == whole
+        assert list(ledgers.walk_ledgers(found, seen)) == whole
         assert len(whole) > 4
 
     simulate(main)
@@ -195,7 +197,7 @@ def test_the_journal_is_read_record_by_record() -> None:
         store, _model = await filled(simulation, closed=False)
         found = look(simulation)
         blocks = [
-            each for number in journals.journals(found) for each in journals.walk(found, number)
+            each for number in journals.journals(found) for each in journals.walk_journal(found, number)
             if isinstance(each, journals.Block)
         ]  # fmt: skip
         kinds = [record.type for block in blocks for record in block.records]
@@ -204,10 +206,10 @@ def test_the_journal_is_read_record_by_record() -> None:
             file = simulation.world(NODE).files.open(
                 join_path(DATA, "journal", f"{block.journal:016d}.jnl"), write=False
             )
-            for offset, record in block.places():
+            for offset, record in block.records_with_offsets():
                 assert file.pread(len(record.payload), offset + 25) == record.payload
         assert any(
-            copy.entry == 0 for copy in entries.copies_in_journals(found, 20) if isinstance(copy, entries.EntryCopy)
+            copy.entry == 0 for copy in entries.find_journal_copies(found, 20) if isinstance(copy, entries.EntryCopy)
         )
         await store.close()
 
@@ -223,7 +225,7 @@ def test_beside_a_running_bookie_nothing_is_called_damaged_at_any_moment(seed: i
         while not work.done():
             found = look(simulation)
             assert damages(found) == []
-            store_in_short = summary.store_summary(found)
+            store_in_short = summary.summarize_store(found)
             assert store_in_short.damages == []
             looks += 1
             await asyncio.sleep(0.0007)
@@ -239,13 +241,15 @@ def test_a_walk_may_begin_in_the_middle() -> None:
         await filled(simulation)
         found = look(simulation)
         log = first_log(found)
-        records = [each for each in logs.walk(found, log) if isinstance(each, logs.Entry)]
+        records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.Entry)]
         assert records[0].offset == DATA_OFFSET
         middle = records[5].offset
-        assert [each for each in logs.walk(found, log, middle) if isinstance(each, logs.Entry)] == records[5:]
+        assert [each for each in logs.walk_log(found, log, middle) if isinstance(each, logs.Entry)] == records[5:]
         number = journals.journals(found)[-1]
         blocks = blocks_of(found, number)
-        behind = [each for each in journals.walk(found, number, blocks[-1].offset) if isinstance(each, journals.Block)]
+        behind = [
+            each for each in journals.walk_journal(found, number, blocks[-1].offset) if isinstance(each, journals.Block)
+        ]
         assert behind == blocks[-1:]
 
     simulate(main)
@@ -269,9 +273,9 @@ def test_the_summary_adds_up() -> None:
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         found = look(simulation)
-        short = summary.store_summary(found)
+        short = summary.summarize_store(found)
         for log in short.logs:
-            extents = [each.extent for each in indexes.extents(found, log.log) if isinstance(each, ExtentPlace)]
+            extents = [each.extent for each in indexes.log_extents(found, log.log) if isinstance(each, ExtentPlace)]
             assert log.data_bytes == sum(extent.length for extent in extents)
             assert log.live_bytes == sum(extent.length for extent in extents if extent.ledger != 3)
             assert log.entries == sum(extent.entries for extent in extents)
@@ -290,7 +294,7 @@ def test_the_picture_is_well_formed_needs_nothing_else_and_shows_the_numbers() -
         await filled(simulation)
         found = look(simulation)
         found = found._replace(cookie=Cookie('<b onload="x">&', "i", ()), reasons=("log 3 is <gone>",))
-        short = summary.store_summary(found)._replace(damages=[Damage("/a<b>", 3, "&c")])
+        short = summary.summarize_store(found)._replace(damages=[Damage("/a<b>", 3, "&c")])
         page = picture(found, short)
         root = ET.fromstring(page)
         assert "<b onload" not in page

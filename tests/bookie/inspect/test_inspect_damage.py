@@ -38,7 +38,7 @@ def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_place() -
         found = look(simulation)
         before = counted(found)
         log = first_log(found)
-        records = [each for each in logs.walk(found, log) if isinstance(each, logs.Entry)]
+        records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.Entry)]
         hit = records[len(records) // 2]
         for at in (0, 2, 5, 9, 17, hit.bytes - 1):  # length, checksum, ledger, entry, payload
             flip(simulation, logs.log_path(found, log), hit.offset + at)
@@ -46,12 +46,12 @@ def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_place() -
             assert damage[:2] == (logs.log_path(found, log), hit.offset)
             assert counted(look(simulation)) == (before[0] - 1, *before[1:])
             places = [
-                each for each in entries.extents(found, hit.ledger)
+                each for each in entries.ledger_extents(found, hit.ledger)
                 if isinstance(each, ExtentPlace)
                 and each.log == log
                 and each.extent.first <= hit.entry <= each.extent.last
             ]  # fmt: skip
-            (copy,) = entries.copies_in_logs(look(simulation), places, hit.entry)
+            (copy,) = entries.find_log_copies(look(simulation), places, hit.entry)
             assert isinstance(copy, entries.EntryCopy)
             assert (copy.offset, copy.damage is None) == (hit.offset, False)
             flip(simulation, logs.log_path(found, log), hit.offset + at)
@@ -86,9 +86,9 @@ def test_a_damaged_table_hides_the_places_of_one_extent_only() -> None:
         await filled(simulation)
         found = look(simulation)
         log = first_log(found)
-        place = next(each for each in indexes.extents(found, log) if isinstance(each, ExtentPlace))
+        place = next(each for each in indexes.log_extents(found, log) if isinstance(each, ExtentPlace))
         flip(simulation, indexes.index_path(found, log), place.table_offset + 1)
-        (damage,) = entries.copies_in_logs(look(simulation), [place])
+        (damage,) = entries.find_log_copies(look(simulation), [place])
         assert isinstance(damage, Damage)
         assert damage[:2] == (indexes.index_path(found, log), place.table_offset)
 
@@ -130,7 +130,7 @@ def test_damage_in_a_journal_is_passed_over_and_a_torn_tail_is_none() -> None:
         flip(simulation, path, blocks[-1].offset + 50)
         now = look(simulation)
         assert damages(now) == []
-        assert journals.TornTail(path, blocks[-1].offset) in list(journals.walk(now, number))
+        assert journals.TornTail(path, blocks[-1].offset) in list(journals.walk_journal(now, number))
 
     simulate(main)
 
@@ -159,7 +159,7 @@ def test_missing_and_short_files_are_damage() -> None:
         files = simulation.world(NODE).files
         found = look(simulation)
         log, path = first_log(found), logs.log_path(found, first_log(found))
-        last = [each for each in logs.walk(found, log) if isinstance(each, logs.Entry)][-1]
+        last = [each for each in logs.walk_log(found, log) if isinstance(each, logs.Entry)][-1]
         file = files.open(path)
         file.truncate(last.offset + 10)
         file.close()
@@ -181,15 +181,15 @@ def test_files_that_vanish_under_the_look_are_gone_and_not_damaged() -> None:
         assert found.mark is not None
         older = found._replace(mark=found.mark._replace(journal=found.mark.journal + 5))
         log = first_log(found)
-        walked = logs.walk(found, log)
+        walked = logs.walk_log(found, log)
         next(walked)
         for name in ("log", "idx"):
             simulation.world(NODE).files.remove(join_path(DATA, "entries", f"{log:016d}.{name}"))
         assert not [each for each in walked if isinstance(each, Damage)]
-        assert list(logs.walk(found, log)) == [RemovedFile(logs.log_path(found, log))]
-        assert list(indexes.extents(found, log)) == [RemovedFile(indexes.index_path(found, log))]
-        assert isinstance(summary.log_summary(found, log, ledgers.overview(found).facts), RemovedFile)
-        assert list(journals.walk(older, 999)) == [RemovedFile(join_path(DATA, "journal", f"{999:016d}.jnl"))]
+        assert list(logs.walk_log(found, log)) == [RemovedFile(logs.log_path(found, log))]
+        assert list(indexes.log_extents(found, log)) == [RemovedFile(indexes.index_path(found, log))]
+        assert isinstance(summary.summarize_log(found, log, ledgers.overview(found).facts), RemovedFile)
+        assert list(journals.walk_journal(older, 999)) == [RemovedFile(join_path(DATA, "journal", f"{999:016d}.jnl"))]
 
     simulate(main)
 
@@ -203,7 +203,7 @@ def test_a_log_in_which_nothing_lived_is_gone_before_it_is_drained() -> None:
         log = first_log(before)
         simulation.world(NODE).files.remove(logs.log_path(before, log))
         assert isinstance(logs.classify_missing(before, log), Damage)
-        assert await store.delete(sorted(store.descriptors.ids()))
+        assert await store.delete(sorted(store.descriptors.ledger_ids()))
         await store.checkpoint()
         assert logs.classify_missing(before, log) == RemovedFile(logs.log_path(before, log))
 
@@ -220,10 +220,10 @@ def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing() -> No
         before = look(simulation)
         files.remove(logs.log_path(before, log))
         assert isinstance(logs.classify_missing(before, log), Damage)
-        store.descriptors.drain(log)
+        store.descriptors.mark_drained(log)
         await store.checkpoint()
         assert logs.classify_missing(before, log) == RemovedFile(logs.log_path(before, log))
-        assert isinstance(summary.log_summary(before, log, ledgers.overview(before).facts), RemovedFile)
+        assert isinstance(summary.summarize_log(before, log, ledgers.overview(before).facts), RemovedFile)
         newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
         files.open(join_path(DATA, "entries", newer), create=True).close()
         assert damages(look(simulation)) == [], "one that is being created"
@@ -246,7 +246,7 @@ def test_a_wrong_directory_and_a_newer_format_are_refused_with_a_hint() -> None:
         file.pwrite([bytes(header)], 0)
         file.close()
         with pytest.raises(InvalidRequest, match="format version 9"):
-            list(logs.walk(look(simulation), 1))
+            list(logs.walk_log(look(simulation), 1))
 
     simulate(main)
 
@@ -280,13 +280,13 @@ def test_sectors_that_cannot_be_read_are_damage_and_what_lies_behind_is_found() 
         await filled(simulation)
         whole = look(simulation)
         log = first_log(whole)
-        records = [each for each in logs.walk(whole, log) if isinstance(each, logs.Entry)]
+        records = [each for each in logs.walk_log(whole, log) if isinstance(each, logs.Entry)]
         path = logs.log_path(whole, log)
         first, last = 3 * 4096, 4 * 4096 - 1
         touched = [each for each in records if each.offset <= last and each.offset + each.bytes > first]
         files = BadSectors(simulation.world(NODE).files, path, first, last)
         hurt = snapshot.take_snapshot(files, DATA)  # type: ignore[arg-type]
-        found = [each for each in logs.walk(hurt, log) if isinstance(each, logs.Entry)]
+        found = [each for each in logs.walk_log(hurt, log) if isinstance(each, logs.Entry)]
         assert found == [each for each in records if each not in touched]
         assert 0 < len(touched) < len(records) - 2
         assert damages(hurt)[0][:2] == (path, touched[0].offset)

@@ -160,7 +160,9 @@ def with_deployment(
         store = await simulation.spawn("meta", SqliteStore.open(simulation.world("meta"), ":memory:"))
         world = simulation.world("meta")
         serving = world.network.serve(Endpoint("127.0.0.1", 0), [("Metadata", MetadataService(store))])
-        deployment = Deployment(simulation, (await simulation.spawn("meta", serving)).endpoint, store.session(), repair)
+        deployment = Deployment(
+            simulation, (await simulation.spawn("meta", serving)).endpoint, store.new_session(), repair
+        )
         for number in range(bookies):
             await deployment.start(f"b{number + 1}")
 

@@ -33,7 +33,7 @@ def test_a_task_of_a_bookie_that_somebody_kills_begins_again_and_is_counted(name
         assert kept._task is not first
         assert kept._task is not None
         assert not kept._task.done()
-        assert list(bookie.background.failing) == [name]
+        assert list(bookie.background.failure_reasons) == [name]
         statistics = bookie.statistics()
         assert (statistics["background_failing"], statistics["background_restarts"]) == (1, 1)
         await asyncio.sleep(SOUND_S)
@@ -58,12 +58,12 @@ def test_a_disk_that_fills_up_is_seen_whatever_becomes_of_the_reports(fault: str
             async def tell(metadata: object) -> None:
                 raise KeyError("not foreseen")
 
-            bookie._reports.store = tell  # type: ignore[method-assign]
+            bookie._reports.store_reports = tell  # type: ignore[method-assign]
         await asyncio.sleep(120.0)
         disk = cluster.simulation.node(NODE).disk
         disk.capacity_bytes = int(disk.used_bytes() / 0.97)
         await asyncio.sleep(5.0)
-        assert bookie.upkeep.state is DiskState.FULL
+        assert bookie.disk_monitor.state is DiskState.FULL
         node = await cluster.metadata.get(paths.bookie(bookie.id))
         assert node is not None
         assert decode(node.value, BookieRecord, paths.bookie(bookie.id)).read_only

@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.maintenance.copies_core import (
     Fill,
-    LedgerView,
+    LedgerCopies,
     Recover,
     StuckReason,
     Unmark,
     Wait,
     copies_to_ask,
+    damaged_in_last_fragment,
     decide,
     final_fragments,
     gaps,
     gone_bookies,
-    in_last_fragment,
     missing_runs,
     runs,
     why_unreadable,
@@ -60,7 +60,7 @@ def ledgers(draw: st.DrawFn) -> LedgerRecord:
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> tuple[LedgerView, dict[tuple[int, str], set[int]]]:
+def looks(draw: st.DrawFn) -> tuple[LedgerCopies, dict[tuple[int, str], set[int]]]:
     record = draw(ledgers())
     gone = frozenset(draw(st.sets(st.sampled_from(BOOKIES), max_size=3)))
     holdings = {
@@ -70,13 +70,13 @@ def looks(draw: st.DrawFn) -> tuple[LedgerView, dict[tuple[int, str], set[int]]]
     held = {key: None if entries is None else intervals(entries) for key, entries in holdings.items()}
     known = {key: entries for key, entries in holdings.items() if entries is not None}
     marked = gone | frozenset(draw(st.sets(st.sampled_from(BOOKIES))))
-    return LedgerView(record, marked, gone, gone, held, draw(st.sampled_from((0.0, 29.0, 30.0, 99.0)))), known
+    return LedgerCopies(record, marked, gone, gone, held, draw(st.sampled_from((0.0, 29.0, 30.0, 99.0)))), known
 
 
 @given(looks())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
-    drawn: tuple[LedgerView, dict[tuple[int, str], set[int]]]
+    drawn: tuple[LedgerCopies, dict[tuple[int, str], set[int]]]
 ) -> None:
     look, known = drawn
     record = look.record
@@ -101,7 +101,7 @@ def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
 @given(looks(), st.booleans())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_the_last_fragment_of_a_ledger_that_is_not_closed_is_never_filled(
-    drawn: tuple[LedgerView, dict[tuple[int, str], set[int]]], tried: bool
+    drawn: tuple[LedgerCopies, dict[tuple[int, str], set[int]]], tried: bool
 ) -> None:
     look, _ = drawn
     record = look.record
@@ -150,13 +150,13 @@ def everything(record: LedgerRecord, gone: frozenset[str] = frozenset()) -> dict
 def test_an_open_ledger_waits_for_its_writer_and_is_recovered_only_after_the_grace() -> None:
     record, gone = a_ledger(OPEN), frozenset("d")
     held = everything(record, gone)
-    within = decide(LedgerView(record, gone, gone, gone, held, 29.0), False, 30.0)
+    within = decide(LedgerCopies(record, gone, gone, gone, held, 29.0), False, 30.0)
     assert isinstance(within, Wait)
     assert within.why is StuckReason.OPEN
-    assert decide(LedgerView(record, gone, gone, gone, held, 30.0), False, 30.0) == Recover()
+    assert decide(LedgerCopies(record, gone, gone, gone, held, 30.0), False, 30.0) == Recover()
     earlier = frozenset("b")
     assert isinstance(
-        decide(LedgerView(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0), Fill
+        decide(LedgerCopies(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0), Fill
     )
 
 
@@ -168,8 +168,8 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
 
     def after(entry: int, seconds: float) -> object:
         report = DamagedEntriesRecord(ledger_id=1, bookie=bookie, ranges=((entry, entry),))
-        damaged = in_last_fragment(record, {bookie: report})
-        return decide(LedgerView(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0)
+        damaged = damaged_in_last_fragment(record, {bookie: report})
+        return decide(LedgerCopies(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0)
 
     within = after(last.first_entry, 29.0)
     assert isinstance(within, Wait)
@@ -181,24 +181,24 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
 def test_a_ledger_is_whole_only_when_everybody_said_so() -> None:
     record = a_ledger()
     held, none, marked = everything(record), frozenset[str](), frozenset("d")
-    assert isinstance(decide(LedgerView(record, marked, none, none, held, 0.0), False, 30.0), Unmark)
-    step = decide(LedgerView(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0)
+    assert isinstance(decide(LedgerCopies(record, marked, none, none, held, 0.0), False, 30.0), Unmark)
+    step = decide(LedgerCopies(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0)
     assert isinstance(step, Wait)
     assert step.why is StuckReason.UNREACHABLE
-    assert isinstance(decide(LedgerView(None, marked, none, none, {}, 0.0), False, 30.0), Unmark)
+    assert isinstance(decide(LedgerCopies(None, marked, none, none, {}, 0.0), False, 30.0), Unmark)
 
 
 def test_an_entry_is_lost_only_when_nobody_who_should_have_it_may_still_have_it() -> None:
     record, gone = a_ledger(), frozenset("b")
     nobody = {key: intervals(set()) for key in everything(record, gone)}
-    assert why_unreadable(LedgerView(record, gone, gone, gone, nobody, 0.0), 3) is StuckReason.LOST
-    assert why_unreadable(LedgerView(record, gone, gone, frozenset(), nobody, 0.0), 3) is StuckReason.UNREACHABLE
+    assert why_unreadable(LedgerCopies(record, gone, gone, gone, nobody, 0.0), 3) is StuckReason.LOST
+    assert why_unreadable(LedgerCopies(record, gone, gone, frozenset(), nobody, 0.0), 3) is StuckReason.UNREACHABLE
     assert (
-        why_unreadable(LedgerView(record, gone, gone, gone, {**nobody, (0, "c"): None}, 0.0), 3)
+        why_unreadable(LedgerCopies(record, gone, gone, gone, {**nobody, (0, "c"): None}, 0.0), 3)
         is StuckReason.UNREACHABLE
     )
     somebody = {**nobody, (0, "c"): intervals({3})}
-    assert why_unreadable(LedgerView(record, gone, gone, gone, somebody, 0.0), 3) is StuckReason.UNREACHABLE
+    assert why_unreadable(LedgerCopies(record, gone, gone, gone, somebody, 0.0), 3) is StuckReason.UNREACHABLE
 
 
 def test_a_bookie_is_gone_when_the_auditor_said_so_and_it_is_not_back() -> None:

@@ -48,7 +48,7 @@ def test_a_record_that_compaction_finds_bad_is_reported_at_once_and_mended() -> 
     async def main(deployment: Deployment) -> None:
         ledger = await a_closed_ledger(deployment)
         bookie = deployment.bookies["b1"]
-        bookie.upkeep._interval_s = 1e6
+        bookie.disk_monitor._interval_s = 1e6
         await asyncio.sleep(2.0)  # its last look by the interval is over
         damage(deployment)
         for name in ("b2", "b3"):

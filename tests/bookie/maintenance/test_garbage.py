@@ -39,7 +39,7 @@ async def with_logs(cluster: Cluster, ledgers: int = 4) -> tuple[Bookie, PeerCal
 
 
 async def collect(cluster: Cluster, bookie: Bookie) -> None:
-    await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
+    await cluster.simulation.spawn(NODE, bookie.collector.run_pass(minor=False))
     await asyncio.sleep(1)
 
 
@@ -112,7 +112,7 @@ def test_a_pass_that_finds_the_disk_full_is_not_the_last_one() -> None:
     async def main(cluster: Cluster) -> None:
         cluster.config = replace(cluster.config, gc_interval_s=5.0)
         bookie, _ = await with_logs(cluster)
-        survey = bookie.store.compactor.survey
+        survey = bookie.store.compactor.list_log_facts
         failures = [NoSpace("full"), OSError("a directory that cannot be read")]
 
         async def failing() -> list[LogFacts]:
@@ -120,7 +120,7 @@ def test_a_pass_that_finds_the_disk_full_is_not_the_last_one() -> None:
                 raise failures.pop()
             return await survey()
 
-        bookie.store.compactor.survey = failing  # type: ignore[method-assign]
+        bookie.store.compactor.list_log_facts = failing  # type: ignore[method-assign]
         await deletions.delete_ledgers(cluster.metadata, [2])
         await asyncio.sleep(60)
         assert not failures
@@ -163,11 +163,11 @@ def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_another() 
 
         metadata.children = fail  # type: ignore[method-assign]
         with pytest.raises(ConnectionLost):
-            await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
+            await cluster.simulation.spawn(NODE, bookie.collector.run_pass(minor=False))
         metadata.children = original[0]  # type: ignore[method-assign]
         metadata.get = fail  # type: ignore[assignment, method-assign]
         with pytest.raises(ConnectionLost):
-            await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
+            await cluster.simulation.spawn(NODE, bookie.collector.run_pass(minor=False))
         metadata.get = original[1]  # type: ignore[method-assign]
         cluster_record = await metadata.get(paths.CLUSTER)
         assert cluster_record is not None
@@ -177,7 +177,7 @@ def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_another() 
             else:
                 await metadata.put(paths.CLUSTER, other)
             with pytest.raises(ValueError, match="nothing is deleted"):
-                await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
+                await cluster.simulation.spawn(NODE, bookie.collector.run_pass(minor=False))
         assert len(logs(cluster)) == 4
         assert (await caller.read(1, 0))[0].status is Status.OK
         await metadata.put(paths.CLUSTER, cluster_record.value)
@@ -215,7 +215,7 @@ async def with_ledgers(cluster: Cluster, ledgers: int, **settings: object) -> tu
 
 
 async def run(cluster: Cluster, bookie: Bookie, **options: bool) -> GarbageResult:
-    found = await cluster.simulation.spawn(NODE, bookie.collector.run(**options))
+    found = await cluster.simulation.spawn(NODE, bookie.collector.run_pass(**options))
     await asyncio.sleep(1)
     return found
 
@@ -296,10 +296,10 @@ def test_one_run_at_a_time_and_each_says_how_far_it_is() -> None:
         await delete(cluster, range(1, 3))
         await run(cluster, bookie)
         said: list[GarbageProgress] = []
-        first = cluster.simulation.spawn(NODE, bookie.collector.run(on_progress=said.append))
+        first = cluster.simulation.spawn(NODE, bookie.collector.run_pass(on_progress=said.append))
         await asyncio.sleep(0)
         with pytest.raises(Busy):
-            await cluster.simulation.spawn(NODE, bookie.collector.run())
+            await cluster.simulation.spawn(NODE, bookie.collector.run_pass())
         assert (await first).logs_deleted == [1, 2]
         assert [progress.phase for progress in said] == ["metadata", "plan", "delete", "delete", "done"]
         assert said[-1].logs_done == said[-1].logs == 2
@@ -338,11 +338,11 @@ def test_major_compaction_waits_while_the_disk_is_tight_and_each_pass_compacts_w
         async def note(*, minor: bool, major: bool, roll: bool) -> None:
             ran.append((minor, major, roll))
 
-        bookie.collector.run = note  # type: ignore[method-assign, assignment]
-        bookie.upkeep.state = DiskState.TIGHT
+        bookie.collector.run_pass = note  # type: ignore[method-assign, assignment]
+        bookie.disk_monitor.state = DiskState.TIGHT
         await asyncio.sleep(2 * 3600)
         assert {(major, roll) for _, major, roll in ran} == {(False, False)}
-        bookie.upkeep.state = DiskState.FULL
+        bookie.disk_monitor.state = DiskState.FULL
         await asyncio.sleep(601)
         assert ran[-1][0], "what gives room is moved"
         assert ran[-1][2], "also out of open logs"

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.bookie.maintenance.copies_core import (
-    Absences,
+    BookieAbsences,
     RepairReason,
     StuckReason,
     bookies_of,
-    due_at_once,
     judge,
     record_failure,
     wait_left_s,
+    with_due_now,
 )
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord, UnderReplicatedRecord
 
@@ -97,8 +97,8 @@ def test_a_failed_try_is_followed_by_a_longer_wait_up_to_a_bound() -> None:
         waits.append((mark.retry_ms - 1000) / 1000)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     assert (mark.attempts, mark.stuck, mark.last_error) == (6, StuckReason.NO_TARGET.value, "why")
-    assert due_at_once(mark).retry_ms == 0
-    assert due_at_once(mark).attempts == 6
+    assert with_due_now(mark).retry_ms == 0
+    assert with_due_now(mark).attempts == 6
 
 
 def test_a_time_of_another_clock_counts_for_no_more_than_the_back_off() -> None:
@@ -109,14 +109,14 @@ def test_a_time_of_another_clock_counts_for_no_more_than_the_back_off() -> None:
     assert wait_left_s(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
     assert wait_left_s(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
     assert wait_left_s(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
-    assert wait_left_s(due_at_once(mark), 1000, 0.0, 5.0, 60.0) == 0.0
+    assert wait_left_s(with_due_now(mark), 1000, 0.0, 5.0, 60.0) == 0.0
     never = msgspec.structs.replace(a_day_ahead, attempts=0)
     assert wait_left_s(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.sets(st.sampled_from("abc"))), max_size=30))
 def test_nobody_is_lost_before_the_whole_grace_and_everybody_after_it(looks: list[tuple[float, set[str]]]) -> None:
-    absences, now, since = Absences(30.0), 0.0, dict[str, float]()
+    absences, now, since = BookieAbsences(30.0), 0.0, dict[str, float]()
     for step, present in looks:
         now += step
         for name in "abc":
@@ -124,6 +124,6 @@ def test_nobody_is_lost_before_the_whole_grace_and_everybody_after_it(looks: lis
                 since.pop(name, None)
             else:
                 since.setdefault(name, now)
-        lost = absences.observe(now, "abc", present)
+        lost = absences.record_absent(now, "abc", present)
         absences.check(now)
         assert lost == {name for name, at in since.items() if now - at >= 30.0}

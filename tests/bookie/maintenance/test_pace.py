@@ -13,15 +13,15 @@ from magnetar.bookie.maintenance.copies_core import BURST_S, CopyRateLimit
 def test_who_waits_as_told_copies_at_the_rate_and_no_faster(sizes: list[int], rate: int) -> None:
     pace, now = CopyRateLimit(rate), 5.0
     for size in sizes:
-        now += pace.spend(now, size)
+        now += pace.reserve(now, size)
     assert sum(sizes) <= rate * (now - 5.0 + BURST_S) * (1 + 1e-9) + 1
 
 
 def test_an_idle_hour_saves_nothing_up() -> None:
     pace = CopyRateLimit(1000)
-    pace.spend(0.0, 100)
-    assert pace.spend(3600.0, 100 + 500) == pytest.approx(0.5)
+    pace.reserve(0.0, 100)
+    assert pace.reserve(3600.0, 100 + 500) == pytest.approx(0.5)
 
 
 def test_no_limit_never_waits() -> None:
-    assert CopyRateLimit(0).spend(0.0, 1 << 40) == 0.0
+    assert CopyRateLimit(0).reserve(0.0, 1 << 40) == 0.0

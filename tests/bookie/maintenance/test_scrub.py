@@ -186,7 +186,7 @@ def test_a_report_of_forty_thousand_ranges_costs_each_a_step() -> None:
 
     async def main(cluster: Cluster, bookie: Bookie) -> None:
         store, many = bookie.store, 40_000
-        bookie.upkeep._interval_s = 1e6
+        bookie.disk_monitor._interval_s = 1e6
         await asyncio.sleep(2.0)  # its last look by the interval is over
         for entry in (3, 4, 9):
             cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + entry * RECORD + 100)
@@ -196,13 +196,13 @@ def test_a_report_of_forty_thousand_ranges_costs_each_a_step() -> None:
         await cluster.metadata.put(paths.damaged(1, bookie.id), encode(wide, paths.damaged(1, bookie.id)))
         reports = QuarantineReports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
         began = time.monotonic()
-        await cluster.simulation.spawn(NODE, reports.store(cluster.metadata))
+        await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))
         told = tuple((2 * entry, 2 * entry) for entry in range(RANGES_MAX))
         assert await reported(cluster, bookie, 7) == told, "what has room in a record; the others when these are mended"
         assert await reported(cluster, bookie, 1) == ((3, 3), (9, 9)), "what is damaged here"
         for entry in range(many):
             store.descriptors.end_quarantine(7, 2 * entry, 2 * entry)
-        await cluster.simulation.spawn(NODE, reports.store(cluster.metadata))
+        await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))
         assert await reported(cluster, bookie, 7) is None
         assert time.monotonic() - began < 5
 

@@ -20,7 +20,7 @@ from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore, Versioned, allocate_ids, get_record, put_of
+from magnetar.metadata.store import MetadataStore, Versioned, allocate_ids, get_record, put_operation
 from magnetar.metadata.tree import ENDING
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.process import real_world
@@ -95,14 +95,14 @@ class Deployment:
 
     async def open(self) -> None:
         self.tree = await SqliteStore.open(self.world, str(self.file))
-        self.metadata = self.tree.session()
+        self.metadata = self.tree.new_session()
 
     async def bookie(self) -> Bookie:
         config = BookieConfig(
             data=str(self.path / "bookie"), upkeep_interval_s=0.05, free_bytes_min=0, place="here",
             repair=RepairConfig(enabled=False),
         )  # fmt: skip
-        return await Bookie.start(self.world, config, self.tree.session())
+        return await Bookie.start(self.world, config, self.tree.new_session())
 
     async def ledgers(self, bookie: Bookie, count: int) -> range:
         ids = await allocate_ids(self.metadata, count)
@@ -162,10 +162,10 @@ async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_aga
         bookie.store.descriptors.leave_limbo()
         bookie._collector._patience = bookie._collector._patience._replace(grace_s=0.0)
         for _ in range(3):
-            done = await bookie.collector.run(minor=False)
+            done = await bookie.collector.run_pass(minor=False)
             assert (done.ledgers_deleted, done.refused) == ([], GarbageRefusal.UNEXPLAINED)
         for force in (True, True):
-            done = await bookie.collector.run(force=force, minor=False)
+            done = await bookie.collector.run_pass(force=force, minor=False)
             await asyncio.sleep(0.01)
         assert done.ledgers_deleted == list(lost), "by hand it is given up"
     finally:
@@ -178,11 +178,11 @@ def test_a_bookie_whose_metadata_goes_back_under_it_registers_no_more_and_delete
 
     async def main(cluster: Cluster) -> None:
         older = await cluster.simulation.spawn("meta", SqliteStore.open(cluster.simulation.world("meta"), ":memory:"))
-        first = cluster.sqlite.session()
+        first = cluster.sqlite.new_session()
         now = cluster.sqlite
 
         async def again() -> MetadataStore:
-            return now.session()
+            return now.new_session()
 
         world = cluster.simulation.world(NODE)
         bookie = await cluster.simulation.spawn(NODE, Bookie.start(world, CONFIG, first, again))
@@ -194,7 +194,7 @@ def test_a_bookie_whose_metadata_goes_back_under_it_registers_no_more_and_delete
         now = older
         await first.close()
         await asyncio.sleep(100)
-        assert await older.session().children(paths.BOOKIES) == []
+        assert await older.new_session().children(paths.BOOKIES) == []
         assert (await caller.read(1, 0))[0].status is Status.OK
         now = cluster.sqlite
         await asyncio.sleep(10)
@@ -256,7 +256,7 @@ async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_doe
     before = msgspec.structs.replace(decode(node.value, BookieRecord, paths.bookie(bookie.id)), process="before")
     try:
         await deployment.metadata.commit(
-            [put_of(paths.bookie(bookie.id), before), put_of(paths.LEDGER_IDS, CounterRecord(next=2))]
+            [put_operation(paths.bookie(bookie.id), before), put_operation(paths.LEDGER_IDS, CounterRecord(next=2))]
         )
         ended: list[str] = []
         deployment.world.files.die = ended.append  # type: ignore[assignment]

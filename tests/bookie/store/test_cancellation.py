@@ -174,7 +174,7 @@ async def stop_over_a_checkpoint(cluster: Cluster, bookie: Bookie, ledger: int, 
     """Stops the bookie at that operation of a checkpoint; the power goes at that one of the stop."""
     simulation = cluster.simulation
     stop = asyncio.Event()
-    simulation.node(NODE).disk.arm(cancel, stop.set)
+    simulation.node(NODE).disk.crash_at_operation(cancel, stop.set)
 
     async def live() -> None:
         bookie.background.supervise("checkpoint", bookie.store.checkpoint)

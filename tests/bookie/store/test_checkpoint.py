@@ -213,9 +213,9 @@ def test_the_memory_of_a_flush_goes_in_slices_between_the_turns_of_the_loop(monk
 
         def release(values: dict[int, Any]) -> Iterator[None]:
             begins.set()
-            return memtable.empty_slowly(values)
+            return memtable.clear_in_steps(values)
 
-        monkeypatch.setattr(checkpoint, "empty_slowly", release)
+        monkeypatch.setattr(checkpoint, "clear_in_steps", release)
 
         async def watch() -> None:
             await begins.wait()

@@ -17,11 +17,11 @@ from magnetar.bookie.store.entrylog.mover import (
     Action,
     ActionReason,
     CompactionPolicy,
-    CompactionState,
-    Holder,
+    LiveLedger,
     LogFacts,
-    batches,
+    LogState,
     decide,
+    group_moves,
 )
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.peer_format import Status
@@ -32,9 +32,9 @@ from tests.bookie.stores import DATA, NODE, SMALL, UUID, Model, add, load, open_
 
 
 def facts(
-    log: int, data: int, live: int, *, state: CompactionState = CompactionState.CLOSED, readable: bool = True
+    log: int, data: int, live: int, *, state: LogState = LogState.CLOSED, readable: bool = True
 ) -> LogFacts:
-    holders = (Holder(7, live),) if live else ()
+    holders = (LiveLedger(7, live),) if live else ()
     return LogFacts(log, state, data + 5000, data, live, 1 if live else 0, len(holders), holders, readable)
 
 
@@ -47,8 +47,8 @@ def test_each_log_gets_one_action_and_its_reason() -> None:
         facts(2, 100_000, 19_999),
         facts(3, 100_000, 49_999),
         facts(4, 100_000, 50_000),
-        facts(5, 100_000, 10, state=CompactionState.HOT),
-        facts(6, 100_000, 0, state=CompactionState.COLD),
+        facts(5, 100_000, 10, state=LogState.HOT),
+        facts(6, 100_000, 0, state=LogState.COLD),
         facts(7, 100_000, 0, readable=False),
         facts(8, 0, 0),
     ]
@@ -78,10 +78,10 @@ def test_small_logs_are_merged_by_major_compaction_and_one_alone_is_not() -> Non
 
 def test_batches_fit_into_one_log_and_the_sparse_ones_come_first() -> None:
     logs = [facts(1, 100, 40), facts(2, 100, 10), facts(3, 100, 30), facts(4, 1000, 90)]
-    numbers = [[log.log for log in batch] for batch in batches(logs, 50, 100, 100)]
+    numbers = [[log.log for log in batch] for batch in group_moves(logs, 50, 100, 100)]
     assert numbers == [[4], [2, 3], [1]]
-    assert [len(batch) for batch in batches(logs, 1000, 2, 100)] == [2, 2]
-    assert [len(batch) for batch in batches(logs, 1000, 100, 3)] == [3, 1]
+    assert [len(batch) for batch in group_moves(logs, 1000, 2, 100)] == [2, 2]
+    assert [len(batch) for batch in group_moves(logs, 1000, 100, 3)] == [3, 1]
 
 
 # ---------------------------------------------------------------------------------------- on a disk
@@ -139,8 +139,8 @@ def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go() -> None:
             for round_ in range(4):
                 await expect(store, ledger, range(10 * round_, 10 * round_ + 2))
         assert store.index.ledgers_of(5) == BitMap64([1, 2])
-        (facts,) = await store.compactor.survey()
-        assert (facts.state, facts.live_share, facts.ledgers) == (CompactionState.COLD, 1.0, 2)
+        (facts,) = await store.compactor.list_log_facts()
+        assert (facts.state, facts.live_share, facts.ledgers) == (LogState.COLD, 1.0, 2)
         assert facts.live_extents == 2, "a ledger's entries lie together"
         store.check()
 
@@ -171,8 +171,8 @@ def test_rolling_gives_back_an_open_log_that_holds_little() -> None:
         assert (await store.compactor.run(CompactionPolicy(0.2, 0.5), roll=True)).compacted == [1]
         await flush(store, {1: range(2, 4)})
         await expect(store, 1, range(4))
-        states = [facts.state for facts in await store.compactor.survey()]
-        assert states == [CompactionState.CLOSED, CompactionState.HOT]
+        states = [facts.state for facts in await store.compactor.list_log_facts()]
+        assert states == [LogState.CLOSED, LogState.HOT]
 
     in_store(main)
 
@@ -198,9 +198,9 @@ def test_an_entry_that_stands_in_several_logs_is_copied_once() -> None:
                 assert await add(store, 1, entry, payload(1, entry), recovery=True) is Status.OK
             await store.checkpoint()
             await store._checkpoint.run_exclusive(store._log.close)
-        assert sum(facts.data_bytes for facts in await store.compactor.survey()) == 40 * 344
+        assert sum(facts.data_bytes for facts in await store.compactor.list_log_facts()) == 40 * 344
         await store.compactor.run(EVERYTHING)
-        assert [facts.data_bytes for facts in await store.compactor.survey()] == [20 * 344]
+        assert [facts.data_bytes for facts in await store.compactor.list_log_facts()] == [20 * 344]
         await expect(store, 1, range(20))
         store.check()
 
@@ -384,7 +384,7 @@ def test_a_crash_at_each_operation_of_a_compaction_loses_nothing_and_doubles_not
             await simulation.spawn(NODE, expect(store, 1, range(20)))
             await simulation.spawn(NODE, expect(store, 3, range(3)))
             await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(0.9, 0.9, 0)))
-            survey = await simulation.spawn(NODE, store.compactor.survey())
+            survey = await simulation.spawn(NODE, store.compactor.list_log_facts())
             assert sum(facts.data_bytes for facts in survey) == sum(facts.live_bytes for facts in survey) == 23 * 344
             operation += 1
         assert operation > 40
@@ -401,9 +401,9 @@ def test_a_log_that_is_made_during_a_survey_is_not_taken_for_a_closed_one(seed: 
         for number in range(1, 7):
             await simulation.spawn(NODE, flush_to_own_log(store, {number: range(1)}))
         await simulation.spawn(NODE, add(store, 7, 0, payload(7, 0)))
-        survey = simulation.spawn(NODE, store.compactor.survey())
+        survey = simulation.spawn(NODE, store.compactor.list_log_facts())
         await simulation.spawn(NODE, store.checkpoint())  # makes another log
-        closed = [log.log for log in await survey if log.state is CompactionState.CLOSED]
+        closed = [log.log for log in await survey if log.state is LogState.CLOSED]
         assert set(closed).isdisjoint(store._checkpoint.mark.open_logs)
 
     simulate(main, seed)

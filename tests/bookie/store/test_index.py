@@ -17,7 +17,7 @@ from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES, PAGE_HE
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES, Damaged, FileHeader, encode_file_header
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.files import EntryLogReader, index_name, log_name
-from magnetar.bookie.store.index import ExtentPlace, Group, Index, Lru, Page, Run, record_number, run_end
+from magnetar.bookie.store.index import ExtentPlace, Group, Index, LedgerExtents, Lru, Page, record_number, run_end
 from magnetar.bookie.store.search import Search
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record, stored_entry
@@ -73,10 +73,10 @@ def test_a_run_ends_at_a_gap_the_count_or_the_bytes(
 def test_columns_are_the_fields_of_the_heads() -> None:
     extents = [Extent(1 << 40 | n, n, n, n + 1, 9, 1 << 35, 5) for n in range(130)]
     heads = index_format.encode_heads(extents)
-    columns = index_format.columns_of(heads)
+    columns = index_format.head_columns(heads)
     assert list(columns.ledgers) == [extent.ledger for extent in extents]
     assert list(columns.entries) == [extent.entries for extent in extents]
-    assert list(index_format.extents_of(heads)) == extents
+    assert list(index_format.decode_heads(heads)) == extents
 
 
 def test_a_group_fed_in_slices_is_the_same_and_must_ascend() -> None:
@@ -204,7 +204,7 @@ def test_every_copy_is_found_and_nothing_else(commands: list[tuple[object, ...]]
                 found = await bench.look(ledger, entry)
                 assert sorted(log for log, _ in found) == copies
                 assert all(stored == stored_entry(ledger, entry, b"%d" % log) for log, stored in found)
-                known = bench.index.candidates(ledger, entry)
+                known = bench.index.find_extents(ledger, entry)
                 assert known is None or {place.log for place in known} >= set(copies)
                 if bytes_max == 1 << 20:
                     assert known is not None
@@ -288,8 +288,8 @@ def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it() -> 
         disk, path = simulation.node(NODE).disk, f"{FOLDER}/{index_name(1)}"
         slices = list(log_files.read_extents(bench.files, FOLDER, 1, UUID, None))
         assert [len(each) for each in slices] == [1, log_files.SLICE_HEADS, 11]
-        last = bench.index.lookup(1, 100 + log_files.SLICE_HEADS)
-        assert not isinstance(last, Run)
+        last = bench.index.find_run(1, 100 + log_files.SLICE_HEADS)
+        assert not isinstance(last, LedgerExtents)
         disk.flip_bit(path, last.pages[-1].offset + 9)
         handed_out = log_files.read_extents(bench.files, FOLDER, 1, UUID, None)
         assert next(handed_out) == slices[0]
@@ -322,7 +322,7 @@ def test_a_hit_asks_few_of_many_logs() -> None:
             place = await search.next_extent()
             assert place is not None
             assert place.log == entry // 10
-            loaded = [log for log in range(1, 65) if isinstance(bench.index.lookup(log, 5), Run)]
+            loaded = [log for log in range(1, 65) if isinstance(bench.index.find_run(log, 5), LedgerExtents)]
             assert len(loaded) <= 7
 
     simulate(main)

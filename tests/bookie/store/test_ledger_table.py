@@ -85,7 +85,7 @@ def test_a_file_loads_as_what_was_written_last(
     descriptors = LedgerDescriptors()
     descriptors.load(loading.finish())
     descriptors.check()
-    assert list(descriptors.ids()) == sorted(model)
+    assert list(descriptors.ledger_ids()) == sorted(model)
     for ledger in range(115):
         found = descriptors.get(ledger)
         assert (found is not None) == (ledger in descriptors) == (ledger in model)
@@ -119,7 +119,7 @@ def test_memory_is_given_back_in_slices() -> None:
     nested = {n: dict.fromkeys(range(n), n) for n in (0, 1, 2000, 300, 5)}
     values |= {-n: each for n, each in nested.items()}
     left = [len(values) + sum(map(len, nested.values()))]
-    left += [len(values) + sum(map(len, nested.values())) for _ in memtable.empty_slowly(values)]
+    left += [len(values) + sum(map(len, nested.values())) for _ in memtable.clear_in_steps(values)]
     assert values == {}
     assert not any(nested.values())
     assert max(before - after for before, after in pairwise([*left, 0])) <= 2 * memtable.RELEASE_SLICE
@@ -189,12 +189,12 @@ class Bench:
 
     def settle(self) -> None:
         if self.captured is not None and self.settled is None:
-            self.settled, *ends = self.file.write(self.descriptors.unwritten())
+            self.settled, *ends = self.file.write(self.descriptors.pending_changes())
             self.ends = (ends[0], ends[1])
 
     def rewrite(self) -> None:
         if self.captured is not None and self.settled is None:
-            unwritten = self.descriptors.unwritten()
+            unwritten = self.descriptors.pending_changes()
             self.settled = unwritten.encode_changes(everything=True)
             self.ends = self.file.rewrite([*self.settled.statements, *self.settled.table.leaves])
 
@@ -224,12 +224,12 @@ class Bench:
             assert found is not None
             assert found.fenced or not fenced
             assert found.last >= last
-        found_all = [self.descriptors.get(ledger) for ledger in self.descriptors.ids()]
+        found_all = [self.descriptors.get(ledger) for ledger in self.descriptors.ledger_ids()]
         self.model = {found.ledger: (found.fenced, found.last) for found in found_all if found is not None}
 
     def check(self) -> None:
         self.descriptors.check()
-        assert list(self.descriptors.ids()) == sorted(self.model)
+        assert list(self.descriptors.ledger_ids()) == sorted(self.model)
         assert len(self.descriptors) == len(self.model)
 
 
@@ -254,14 +254,14 @@ def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
     fencing.fenced = True
     for _ in range(2):
         descriptors.begin_write()
-        settled = descriptors.unwritten().encode_changes(everything=False)
+        settled = descriptors.pending_changes().encode_changes(everything=False)
         descriptors.on_written(settled)
         assert descriptors.get(5) is fencing
-        assert descriptors.dirty
+        assert descriptors.has_unwritten
     fencing.key_synced = fencing.fence_synced = True
     descriptors.begin_write()
-    descriptors.on_written(descriptors.unwritten().encode_changes(everything=False))
-    assert not descriptors.dirty
+    descriptors.on_written(descriptors.pending_changes().encode_changes(everything=False))
+    assert not descriptors.has_unwritten
     again = descriptors.get(5)
     assert again is not None
     assert again is not fencing
@@ -273,14 +273,14 @@ def test_a_ledger_deleted_while_a_checkpoint_writes_does_not_come_back() -> None
     descriptors = LedgerDescriptors()
     descriptors.create(5, KEY).fenced = True
     descriptors.begin_write()
-    settled = descriptors.unwritten().encode_changes(everything=False)
+    settled = descriptors.pending_changes().encode_changes(everything=False)
     descriptors.delete(5, 5)
     assert descriptors.get(5) is None
     descriptors.on_written(settled)
     assert descriptors.get(5) is None
     descriptors.check()
     descriptors.begin_write()
-    assert descriptors.unwritten().encode_changes(everything=False).changes == [encode(Tombstone(5, 5))]
+    assert descriptors.pending_changes().encode_changes(everything=False).changes == [encode(Tombstone(5, 5))]
 
 
 def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None:
@@ -288,16 +288,16 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     found = descriptors.create(5, KEY)
     found.key_synced = True
     descriptors.begin_write()
-    settled = descriptors.unwritten().encode_changes(everything=False)
+    settled = descriptors.pending_changes().encode_changes(everything=False)
     changed = descriptors.get(5)
     assert changed is found
     changed.last = 7
     descriptors.mark_changed(changed)
     descriptors.delete(9, 9)
     descriptors.on_written(settled)
-    assert descriptors.dirty
+    assert descriptors.has_unwritten
     descriptors.begin_write()
-    assert descriptors.unwritten().encode_changes(everything=False).changes == [
+    assert descriptors.pending_changes().encode_changes(everything=False).changes == [
         encode(Tombstone(9, 9)),
         encode_ledger(5, False, KEY, -1, 7),
     ]
@@ -315,7 +315,7 @@ def _filled(simulation: Simulation, ledgers: int) -> tuple[LedgerIndexFile, Ledg
 
 def _checkpoint(file: LedgerIndexFile, descriptors: LedgerDescriptors) -> None:
     descriptors.begin_write()
-    settled, generation, end = file.write(descriptors.unwritten())
+    settled, generation, end = file.write(descriptors.pending_changes())
     descriptors.on_written(settled)
     file.on_committed(generation, end)
 
@@ -341,7 +341,7 @@ def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_when_the
         loaded = file.load(pytest.fail)
         assert list(loaded.table) == list(loaded.ledgers) == list(range(2000, 4000))
         assert loaded.facts == [Tombstone(0, 1999)]
-        disk.flip_bit(f"{FOLDER}/{ledger_index.name(2)}", FILE_HEADER_BYTES + 50 * 700 + 3)
+        disk.flip_bit(f"{FOLDER}/{ledger_index.index_file_name(2)}", FILE_HEADER_BYTES + 50 * 700 + 3)
         missing: list[str] = []
         loaded = file.load(missing.append)
         assert len(loaded.ledgers) == 1999
@@ -370,7 +370,7 @@ def test_a_store_finds_its_ledgers_again_after_many_checkpoints() -> None:
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
         store.check()
-        assert list(store.descriptors.ids()) == list(range(50))
+        assert list(store.descriptors.ledger_ids()) == list(range(50))
         assert all(found.fenced for ledger in range(50) if (found := store.descriptors.get(ledger)))
 
     simulate(main)

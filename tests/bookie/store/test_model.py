@@ -291,7 +291,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
     @invariant()
     def it_is_whole(self) -> None:
         self.store.check()
-        assert self.store.descriptors.limbo_upto < 0, self.store.losses
+        assert self.store.descriptors.limbo_upto < 0, self.store.limbo_losses
         assert self.store.descriptors.quarantined() == []
         assert self.simulation.complaints == []
 

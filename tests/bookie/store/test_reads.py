@@ -91,7 +91,7 @@ def test_the_table_of_the_next_extent_is_there_before_its_entries_are_wanted() -
             await simulation.spawn(NODE, store.checkpoint())
         await simulation.spawn(NODE, store.read(1, 0, 200, 1500))
         await simulation.spawn(NODE, asyncio.sleep(1))
-        places = store.index.candidates(1, 100)
+        places = store.index.find_extents(1, 100)
         assert places is not None
         assert store.index.table(places[0]) is not None
 

@@ -200,7 +200,7 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
     monkeypatch.setattr(module, "WATCH_RETRY_S", 0.01)
     world, clock, name = real_world(1), Clock(), NamespaceName("acme", "orders")
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
-    inner = sqlite.session()
+    inner = sqlite.new_session()
     store = CutStore(inner)
     await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("a",)), paths.tenant("acme")))
     await put_record(inner, paths.grants("acme", "orders"), GrantsRecord(roles={"r": ("produce",)}))
@@ -208,26 +208,26 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
     grants = Grants(store, clock, lambda *place: changed.append(place))  # type: ignore[arg-type]
     await grants.open()
     try:
-        assert await grants.rights(name) == Rights(frozenset({"a"}), {"r": ("produce",)})
+        assert await grants.get_rights(name) == Rights(frozenset({"a"}), {"r": ("produce",)})
         store.cut.set()
         await asyncio.sleep(0.1)
         await inner.put(paths.grants("acme", "orders"), encode(GrantsRecord(), paths.grants("acme", "orders")))
-        assert (await grants.rights(name)).roles == {"r": ("produce",)}, "the last known ones decide"
+        assert (await grants.get_rights(name)).roles == {"r": ("produce",)}, "the last known ones decide"
         clock.now += module.STALE_S + 1
         with pytest.raises(Unavailable, match="grants cannot be read"):
-            await grants.rights(name)
+            await grants.get_rights(name)
         changed.clear()
         store.cut.clear()
         async with asyncio.timeout(5):
             while ("", "") not in changed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert (await grants.rights(name)).roles == {}
+        assert (await grants.get_rights(name)).roles == {}
         await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("b",)), paths.tenant("acme")))
         async with asyncio.timeout(5):
             while ("acme", "") not in changed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert (await grants.rights(name)).admins == {"b"}
+        assert (await grants.get_rights(name)).admins == {"b"}
     finally:
         await grants.close()
         await inner.close()
@@ -240,18 +240,18 @@ async def test_a_watch_that_goes_on_while_nothing_changes_denies_nobody(
     """The metadata fails once more while the watch is set again."""
     monkeypatch.setattr(module, "WATCH_RETRY_S", 0.0)
     sqlite = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
-    store, clock, name = CutStore(sqlite.session()), Clock(), NamespaceName("acme", "orders")
+    store, clock, name = CutStore(sqlite.new_session()), Clock(), NamespaceName("acme", "orders")
     grants = Grants(store, clock, lambda *_: None)  # type: ignore[arg-type]
     await grants.open()
     try:
-        await grants.rights(name)
+        await grants.get_rights(name)
         store.failing["revision"] = 3
         store.break_watches()
         async with asyncio.timeout(5):
             while store.failing["revision"] or grants._broken:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         clock.now += module.STALE_S + 1
-        assert (await grants.rights(name)).roles == {}
+        assert (await grants.get_rights(name)).roles == {}
     finally:
         await grants.close()
         await sqlite.close()
@@ -281,7 +281,7 @@ async def test_damaged_grants_of_a_namespace_keep_nobody_connected_in_another(ac
     await acme.grant("etl", "produce", namespace="acme/damaged")
     other = await acme.producer("acme-admin", "persistent://acme/damaged/first")
     producer = await acme.producer("acme-admin", TOPIC)
-    session, path = acme.running.store.session(), paths.grants("acme", "damaged")
+    session, path = acme.running.store.new_session(), paths.grants("acme", "damaged")
     found = await session.get(path)
     assert found is not None
     await session.put(path, b"{")
@@ -299,7 +299,7 @@ async def test_a_read_that_began_before_a_revocation_decides_nothing_after_it(
 ) -> None:
     world = real_world(1)
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
-    inner = sqlite.session()
+    inner = sqlite.new_session()
     grants = Grants(inner, world.clock, lambda *place: None)
     name = NamespaceName("acme", "jobs")
     await grants.change(name, lambda record: replace(record, roles={"etl": ("produce",)}))
@@ -312,12 +312,12 @@ async def test_a_read_that_began_before_a_revocation_decides_nothing_after_it(
         return found
 
     monkeypatch.setattr(Grants, "_read", slow)
-    asked = asyncio.create_task(grants.rights(name))
+    asked = asyncio.create_task(grants.get_rights(name))
     await told.wait()
     await grants.change(name, lambda record: replace(record, roles={}))
     revoked.set()
     assert (await asked).roles == {"etl": ("produce",)}, "who asked before may be answered as it was"
-    assert (await grants.rights(name)).roles == {}, "who asks after it is not"
+    assert (await grants.get_rights(name)).roles == {}, "who asks after it is not"
     await inner.close()
     await sqlite.close()
 
@@ -328,10 +328,10 @@ async def test_names_that_strangers_ask_for_take_a_bounded_memory(
     monkeypatch.setattr(module, "KNOWN_MAX", 50)
     world = real_world(1)
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
-    inner = sqlite.session()
+    inner = sqlite.new_session()
     grants = Grants(inner, world.clock, lambda *place: None)
     for number in range(200):
-        assert await grants.rights(NamespaceName("ghost", f"n{number}")) == Rights()
+        assert await grants.get_rights(NamespaceName("ghost", f"n{number}")) == Rights()
     assert len(grants._known) == 50
     await inner.close()
     await sqlite.close()

@@ -96,7 +96,7 @@ async def test_a_watch_does_not_tell_whether_a_namespace_exists(acme: Roles) -> 
 
 
 async def test_a_damaged_tenant_is_missing_in_the_lists_of_others_and_breaks_none(acme: Roles) -> None:
-    await acme.running.store.session().put(paths.tenant("other"), b"{")
+    await acme.running.store.new_session().put(paths.tenant("other"), b"{")
     assert list((await acme.call("acme-admin", "Admin.ListTenants")).names) == ["acme"]
     assert not (await acme.call("stranger", "Admin.ListTenants")).names
     listed = wire.ListTopicsRequest(namespace="other/orders")

@@ -83,34 +83,34 @@ def test_a_role_is_no_prefix_of_another_roles_subscriptions() -> None:
 
 # ------------------------------------------------------------------------------------ changes
 def test_a_grant_replaces_what_the_role_had_there_and_revoking_leaves_nothing() -> None:
-    record = permissions.grant(GrantsRecord(), "", "etl", ["consume", "produce", "consume"])
+    record = permissions.with_grant(GrantsRecord(), "", "etl", ["consume", "produce", "consume"])
     assert record.roles == {"etl": ("produce", "consume")}
-    record = permissions.grant(record, "", "etl", ["consume"])
-    record = permissions.grant(record, TOPIC, "web", ["produce"])
+    record = permissions.with_grant(record, "", "etl", ["consume"])
+    record = permissions.with_grant(record, TOPIC, "web", ["produce"])
     assert (record.roles, record.topics) == ({"etl": ("consume",)}, {TOPIC: {"web": ("produce",)}})
-    record = permissions.revoke(permissions.revoke(record, TOPIC, "web"), "", "etl")
-    assert record == permissions.revoke(record, OTHER, "never there") == GrantsRecord()
+    record = permissions.without_grant(permissions.without_grant(record, TOPIC, "web"), "", "etl")
+    assert record == permissions.without_grant(record, OTHER, "never there") == GrantsRecord()
 
 
 def test_a_subscriptions_list_is_replaced_and_goes_with_its_last_role() -> None:
-    record = permissions.grant_subscription(GrantsRecord(), "s", ["a", "b", "a"])
+    record = permissions.with_subscription_roles(GrantsRecord(), "s", ["a", "b", "a"])
     assert record.subscriptions == {"s": ("a", "b")}
-    record = permissions.revoke_subscription(record, "s", ["a"])
+    record = permissions.without_subscription_roles(record, "s", ["a"])
     assert record.subscriptions == {"s": ("b",)}
-    assert permissions.revoke_subscription(record, "s", ["b", "c"]) == GrantsRecord()
+    assert permissions.without_subscription_roles(record, "s", ["b", "c"]) == GrantsRecord()
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda: permissions.grant(GrantsRecord(), "", "etl", []), InvalidRequest),
-        (lambda: permissions.grant(GrantsRecord(), "", "etl", ["produce", "admin"]), InvalidRequest),
-        (lambda: permissions.grant(GrantsRecord(), "", "", ["produce"]), InvalidName),
-        (lambda: permissions.grant(GrantsRecord(), "", "a\nb", ["produce"]), InvalidName),
-        (lambda: permissions.grant(GrantsRecord(), "", "a" * 257, ["produce"]), InvalidName),
-        (lambda: permissions.grant_subscription(GrantsRecord(), "s", []), InvalidRequest),
-        (lambda: permissions.grant_subscription(GrantsRecord(), "s", ["a\0"]), InvalidName),
-        (lambda: permissions.grant_subscription(GrantsRecord(), "", ["a"]), InvalidName),
+        (lambda: permissions.with_grant(GrantsRecord(), "", "etl", []), InvalidRequest),
+        (lambda: permissions.with_grant(GrantsRecord(), "", "etl", ["produce", "admin"]), InvalidRequest),
+        (lambda: permissions.with_grant(GrantsRecord(), "", "", ["produce"]), InvalidName),
+        (lambda: permissions.with_grant(GrantsRecord(), "", "a\nb", ["produce"]), InvalidName),
+        (lambda: permissions.with_grant(GrantsRecord(), "", "a" * 257, ["produce"]), InvalidName),
+        (lambda: permissions.with_subscription_roles(GrantsRecord(), "s", []), InvalidRequest),
+        (lambda: permissions.with_subscription_roles(GrantsRecord(), "s", ["a\0"]), InvalidName),
+        (lambda: permissions.with_subscription_roles(GrantsRecord(), "", ["a"]), InvalidName),
     ],
 )
 def test_what_no_caller_could_use_is_refused(change: Any, error: type[Exception]) -> None:
@@ -121,4 +121,4 @@ def test_what_no_caller_could_use_is_refused(change: Any, error: type[Exception]
 def test_a_namespaces_grants_are_bounded() -> None:
     many = {f"r{number}": ("produce",) for number in range(permissions.GRANTS_MAX)}
     with pytest.raises(InvalidRequest, match="more than 5000"):
-        permissions.grant(GrantsRecord(roles=many), TOPIC, "one-more", ["consume"])
+        permissions.with_grant(GrantsRecord(roles=many), TOPIC, "one-more", ["consume"])

@@ -50,39 +50,39 @@ async def tree(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 async def catalog_of(session: Any) -> Catalog:
     catalog = Catalog(real_world(1), session, bundles=4, auto_creation=True)
-    await catalog.ensure_default()
+    await catalog.create_default_namespace()
     return catalog
 
 
 async def partitions_there(tree: SqliteStore) -> int:
-    return len(await tree.session().children(paths.topics("public", "default")))
+    return len(await tree.new_session().children(paths.topics("public", "default")))
 
 
 @pytest.mark.parametrize("partitions", [1, 499, 500, 501, OPERATIONS_MAX, PARTITIONS_MAX])
 async def test_a_topic_has_as_many_partitions_as_are_documented(tree: SqliteStore, partitions: int) -> None:
-    catalog = await catalog_of(tree.session())
+    catalog = await catalog_of(tree.new_session())
     await catalog.create_topic(T, partitions)
-    assert await catalog.partitions(T) == partitions
+    assert await catalog.count_partitions(T) == partitions
     assert await partitions_there(tree) == partitions
     with pytest.raises(AlreadyExists):
         await catalog.create_topic(T, partitions)
 
 
 async def test_one_more_is_refused_before_anything_is_made(tree: SqliteStore) -> None:
-    catalog = await catalog_of(tree.session())
+    catalog = await catalog_of(tree.new_session())
     with pytest.raises(InvalidRequest):
         await catalog.create_topic(T, PARTITIONS_MAX + 1)
     assert await partitions_there(tree) == 0
 
 
 async def test_a_topic_made_by_half_is_whole_by_the_use_of_its_partitions(tree: SqliteStore) -> None:
-    stopping = Stopping(tree.session())
+    stopping = Stopping(tree.new_session())
     catalog = await catalog_of(stopping)
     stopping.left = 2
     with pytest.raises(Unavailable):
         await catalog.create_topic(T, 2000)
     stopping.left = 1 << 30
-    assert await catalog.partitions(T) == 2000
+    assert await catalog.count_partitions(T) == 2000
     await catalog.ensure_topic(T.with_partition(1999))
     with pytest.raises(TopicNotFound):
         await catalog.ensure_topic(T.with_partition(2000))
@@ -93,49 +93,49 @@ async def test_added_partitions_have_the_subscriptions_before_they_are_used(
     tree: SqliteStore, stops_after: int
 ) -> None:
     """Wherever the growth is interrupted: until it is done, no partition of it exists for anybody."""
-    stopping = Stopping(tree.session())
+    stopping = Stopping(tree.new_session())
     catalog = await catalog_of(stopping)
     await catalog.create_topic(T, 4)
     for name in ("a", "b"):
         path = paths.cursor("public", "default", T.with_partition(0).stored_local, name)
-        await tree.session().put(path, encode(CursorRecord(created_ms=1), path))
+        await tree.new_session().put(path, encode(CursorRecord(created_ms=1), path))
     stopping.left = stops_after
     try:
         await catalog.add_partitions(T, 2004)
     except Unavailable:
         stopping.left = 1 << 30
-        if await catalog.partitions(T) == 4:
+        if await catalog.count_partitions(T) == 4:
             with pytest.raises(TopicNotFound):
                 await catalog.ensure_topic(T.with_partition(4))
             await catalog.add_partitions(T, 2004)
-    assert await catalog.partitions(T) == 2004
+    assert await catalog.count_partitions(T) == 2004
     await catalog.ensure_topic(T.with_partition(2003))
     for number in (4, 503, 1000, 2003):
         local = T.with_partition(number).stored_local
-        assert len(await tree.session().children(paths.cursors("public", "default", local))) == 2
+        assert len(await tree.new_session().children(paths.cursors("public", "default", local))) == 2
 
 
 async def test_a_broker_gives_thousands_of_bundles_back(tree: SqliteStore) -> None:
-    broker = Ownership(tree.session(), BrokerRecord(name="b", endpoint="b:1"))
-    await broker.register()
+    broker = Ownership(tree.new_session(), BrokerRecord(name="b", endpoint="b:1"))
+    await broker.register_broker()
     policies = NamespaceRecord(bundles=4096)
     owned = set()
     for number in range(3000):
         topic = TopicName.parse(f"persistent://public/default/{number}")
         await broker.find_owner(topic, policies)
-        owned.add(broker.path_of(topic, policies))
+        owned.add(broker.owner_path(topic, policies))
     assert len(owned) > OPERATIONS_MAX
-    await broker.release_all()
+    await broker.close()
     for path in owned:
-        assert await tree.session().get(path) is None
+        assert await tree.new_session().get(path) is None
 
 
 async def test_a_namespace_goes_with_the_policies_of_thousands_of_topics(tree: SqliteStore) -> None:
-    catalog = await catalog_of(tree.session())
+    catalog = await catalog_of(tree.new_session())
     space = NamespaceName("public", "many")
     await catalog.create_namespace(space, NamespaceRecord(bundles=1))
     for number in range(1500):
-        await tree.session().put(paths.topic_policies("public", "many", f"t{number}"), b"{}")
+        await tree.new_session().put(paths.topic_policies("public", "many", f"t{number}"), b"{}")
     await catalog.delete_namespace(space)
-    assert await tree.session().children(paths.namespace_policies("public", "many")) == []
-    assert await tree.session().get(paths.namespace("public", "many")) is None
+    assert await tree.new_session().children(paths.namespace_policies("public", "many")) == []
+    assert await tree.new_session().get(paths.namespace("public", "many")) is None

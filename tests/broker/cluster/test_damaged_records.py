@@ -52,7 +52,7 @@ async def _made(running: Cluster) -> TxnId:
 @asynccontextmanager
 async def records_damaged(running: Cluster, *damaged: str) -> AsyncIterator[dict[str, bytes]]:
     """A bit of each differs, until they are restored; what they contain meanwhile."""
-    session, whole = running.store.session(), dict[str, bytes]()
+    session, whole = running.store.new_session(), dict[str, bytes]()
     for path in damaged:
         found = await session.get(path)
         assert found is not None

@@ -11,9 +11,17 @@ import pytest
 from google.protobuf import struct_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from magnetar.broker.cluster.schema_core import Definition, why_refused, why_unreadable_by
+from magnetar.broker.cluster.schema_core import Definition, why_incompatible, why_unreadable_by
 from magnetar.proto.errors import InvalidSchema
-from magnetar.proto.schema import Compatibility, SchemaInfo, SchemaType, key_value, pair_of, version_bytes, version_of
+from magnetar.proto.schema import (
+    Compatibility,
+    SchemaInfo,
+    SchemaType,
+    decode_version,
+    key_value,
+    pair_of,
+    version_bytes,
+)
 
 
 def avro(*fields: dict[str, Any], type_: SchemaType = SchemaType.AVRO, **more: Any) -> SchemaInfo:
@@ -53,7 +61,7 @@ def of(*given: SchemaInfo) -> list[tuple[int, Definition]]:
 )  # fmt: skip
 def test_a_schema_of_each_type_is_taken_and_equals_itself(info: SchemaInfo) -> None:
     assert Definition.parse(info).fingerprint == Definition.parse(info).fingerprint
-    assert why_refused(Compatibility.FULL_TRANSITIVE, Definition.parse(info), of(info)) is None
+    assert why_incompatible(Compatibility.FULL_TRANSITIVE, Definition.parse(info), of(info)) is None
 
 
 @pytest.mark.parametrize(
@@ -133,33 +141,33 @@ def test_each_mode_lets_in_what_its_rule_says(new: SchemaInfo, old: SchemaInfo, 
         Compatibility.BACKWARD: backward, Compatibility.FORWARD: forward, Compatibility.FULL: backward and forward,
     }  # fmt: skip
     for mode, allowed in expected.items():
-        why = why_refused(mode, Definition.parse(new), of(old))
+        why = why_incompatible(mode, Definition.parse(new), of(old))
         assert (why is None) == allowed, (mode, why)
-        assert why_refused(mode, Definition.parse(new), []) is None
+        assert why_incompatible(mode, Definition.parse(new), []) is None
     for mode in (Compatibility.BACKWARD, Compatibility.FORWARD, Compatibility.FULL):
         transitive = Compatibility(f"{mode.value}_transitive")
-        assert (why_refused(transitive, Definition.parse(new), of(old)) is None) == expected[mode]
+        assert (why_incompatible(transitive, Definition.parse(new), of(old)) is None) == expected[mode]
     assert (why_unreadable_by(Compatibility.FULL, Definition.parse(new), of(old)) is None) == backward
 
 
 def test_a_transitive_mode_looks_at_all_and_its_refusal_names_the_version() -> None:
     there = of(WITHOUT_DEFAULT, PLAIN)
     new = Definition.parse(avro(field("a"), field("b", "string", default="")))
-    assert why_refused(Compatibility.FULL, new, there) is None
-    why = why_refused(Compatibility.FULL_TRANSITIVE, new, there)
+    assert why_incompatible(Compatibility.FULL, new, there) is None
+    why = why_incompatible(Compatibility.FULL_TRANSITIVE, new, there)
     assert why is not None
     assert "FULL_TRANSITIVE against version 0" in why
     assert "field `b`: string does not read int" in why
     one, all_ = Compatibility.BACKWARD, Compatibility.BACKWARD_TRANSITIVE
     for some in itertools.permutations([PLAIN, WITH_DEFAULT, WITHOUT_DEFAULT, avro(field("a", "long"))], 3):
         *before, added = some
-        if why_refused(all_, Definition.parse(added), of(*before)) is None:
-            assert why_refused(one, Definition.parse(added), of(*before)) is None
+        if why_incompatible(all_, Definition.parse(added), of(*before)) is None:
+            assert why_incompatible(one, Definition.parse(added), of(*before)) is None
 
 
 def test_a_version_is_eight_bytes() -> None:
     assert version_bytes(0) == bytes(8)
-    assert version_of(version_bytes(2**40)) == 2**40
+    assert decode_version(version_bytes(2**40)) == 2**40
     assert version_bytes(None) == b""
-    assert version_of(b"") is version_of(b"1234567") is None
-    assert version_of(version_bytes(5) + bytes(56)) == 5
+    assert decode_version(b"") is decode_version(b"1234567") is None
+    assert decode_version(version_bytes(5) + bytes(56)) == 5

@@ -22,7 +22,7 @@ HOUR_MS = 3_600_000
 
 def client(running: Cluster) -> LedgerClient:
     config = LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1)
-    return LedgerClient(running.world, running.store.session(), config)
+    return LedgerClient(running.world, running.store.new_session(), config)
 
 
 async def used(running: Cluster) -> None:
@@ -38,7 +38,7 @@ async def used(running: Cluster) -> None:
 async def test_complaint_29_what_a_crash_left_behind_is_found_and_deleted_and_nothing_else(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         await used(running)
-        metadata, ledgers = running.store.session(), client(running)
+        metadata, ledgers = running.store.new_session(), client(running)
         left = await ledgers.create(properties={"topic": TOPIC})
         of_cursor = await ledgers.create(properties={"topic": TOPIC, "cursor": "s"})
         unknown = await ledgers.create(properties={"topic": TOPIC, "index of": "something new"})
@@ -60,7 +60,7 @@ async def test_complaint_29_what_a_crash_left_behind_is_found_and_deleted_and_no
 
 async def test_a_ledger_of_a_topics_own_state_is_an_orphan_only_while_no_record_names_it(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
-        metadata, ledgers = running.store.session(), client(running)
+        metadata, ledgers = running.store.new_session(), client(running)
         kinds = ({"cursor": "s"}, {"delays": "s"}, {"dedup": "snapshots"}, {"compacted": "true"})
         cursor, delays, dedup, compacted, replaced = [
             (await ledgers.create(properties={"topic": TOPIC, **kind})).ledger_id for kind in (*kinds, kinds[-1])
@@ -86,7 +86,7 @@ async def test_a_ledger_of_a_topics_own_state_is_an_orphan_only_while_no_record_
 
 async def test_whoever_still_writes_an_orphan_can_confirm_nothing_after_it_went(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
-        metadata, ledgers = running.store.session(), client(running)
+        metadata, ledgers = running.store.new_session(), client(running)
         await put_record(metadata, paths.topic("public", "default", "t"), TopicRecord())
         writer = await ledgers.create(properties={"topic": TOPIC})
         await writer.append(b"before")
@@ -101,7 +101,7 @@ async def test_whoever_still_writes_an_orphan_can_confirm_nothing_after_it_went(
 async def test_what_a_topic_refers_to_by_the_time_of_its_deletion_stays(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         await used(running)
-        metadata, ledgers = running.store.session(), client(running)
+        metadata, ledgers = running.store.new_session(), client(running)
         writer = await ledgers.create(properties={"topic": TOPIC, "cursor": "s"})
         found = await find_orphans(metadata, running.world.clock.wall_ms() + HOUR_MS + 1000, 3600)
         assert [each.ledger_id for each in found.orphans] == [writer.ledger_id]
@@ -116,7 +116,7 @@ async def test_what_a_topic_refers_to_by_the_time_of_its_deletion_stays(tmp_path
 async def test_complaint_29_a_listed_ledger_that_is_gone_is_said_and_the_list_is_left_alone(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         await used(running)
-        metadata, ledgers = running.store.session(), client(running)
+        metadata, ledgers = running.store.new_session(), client(running)
         path = paths.topic("public", "default", "t")
         record = await get_record(metadata, path, TopicRecord)
         assert record is not None
@@ -136,7 +136,7 @@ async def test_ledgers_of_a_topic_whose_record_is_lost_stay_until_an_operator_sa
 ) -> None:
     async with cluster(tmp_path) as running:
         await used(running)
-        metadata, ledgers = running.store.session(), client(running)
+        metadata, ledgers = running.store.new_session(), client(running)
         path = paths.topic("public", "default", "t")
         found = await get_record(metadata, path, TopicRecord)
         node = await metadata.get(path)
@@ -164,7 +164,7 @@ async def test_what_a_crash_in_the_deletion_of_a_topic_or_subscription_leaves_is
     async with cluster(tmp_path) as running:
         await used(running)
         broker = running.brokers[0]
-        metadata = running.store.session()
+        metadata = running.store.new_session()
         before = {paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)}
         original = LedgerClient.delete
 
@@ -174,7 +174,7 @@ async def test_what_a_crash_in_the_deletion_of_a_topic_or_subscription_leaves_is
         LedgerClient.delete = crash  # type: ignore[method-assign]
         try:
             with pytest.raises(Unavailable):
-                await broker.topic_manager.delete(TopicName.parse(TOPIC), force=True)
+                await broker.topic_manager.delete_topic(TopicName.parse(TOPIC), force=True)
         finally:
             LedgerClient.delete = original  # type: ignore[method-assign]
         late_ms = running.world.clock.wall_ms() + HOUR_MS + 1000

@@ -19,7 +19,7 @@ POLICIES = NamespaceRecord(bundles=1)
 
 
 def owns(broker: Ownership, topic: TopicName) -> bool:
-    return broker.is_owned(broker.path_of(topic, POLICIES))
+    return broker.is_owned(broker.owner_path(topic, POLICIES))
 
 
 class LateAnswers:
@@ -57,15 +57,15 @@ def _ownership(store: Any, name: str) -> Ownership:
 async def test_who_asks_while_the_bundle_is_being_taken_does_not_take_it_away(tmp_path: Path) -> None:
     tree = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
     try:
-        late = LateAnswers(tree.session())
-        first, second = _ownership(late, "first"), _ownership(tree.session(), "second")
+        late = LateAnswers(tree.new_session())
+        first, second = _ownership(late, "first"), _ownership(tree.new_session(), "second")
         for each in (first, second):
-            await each.register()
+            await each.register_broker()
         asking = [asyncio.create_task(first.find_owner(TOPIC, POLICIES))]
         await late.put_done.wait()
         asking.append(asyncio.create_task(first.find_owner(TOPIC, POLICIES)))
         for _ in range(20):  # what the second one would ask is answered meanwhile
-            await tree.session().get("/nothing")
+            await tree.new_session().get("/nothing")
         named = (await second.find_owner(TOPIC, POLICIES)).name
         late.answers.set()
         assert [(await each).name for each in asking] == ["first", "first"]
@@ -78,13 +78,13 @@ async def test_who_asks_while_the_bundle_is_being_taken_does_not_take_it_away(tm
 async def test_the_record_of_an_earlier_session_of_the_same_broker_is_replaced(tmp_path: Path) -> None:
     tree = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
     try:
-        before, now = _ownership(tree.session(), "first"), _ownership(tree.session(), "first")
-        await before.register()
+        before, now = _ownership(tree.new_session(), "first"), _ownership(tree.new_session(), "first")
+        await before.register_broker()
         assert (await before.find_owner(TOPIC, POLICIES)).name == "first"
         late = LateAnswers(now._store)
         late.answers.set()
         now._store = late  # type: ignore[assignment]
-        await now.register()
+        await now.register_broker()
         assert (await now.find_owner(TOPIC, POLICIES)).name == "first"
         assert late.done == ["delete", "put"]
     finally:

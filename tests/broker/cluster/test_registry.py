@@ -40,7 +40,7 @@ async def store() -> AsyncIterator[SqliteStore]:
 
 @pytest.fixture
 def registry(store: SqliteStore) -> SchemaRegistry:
-    return SchemaRegistry(real_world(2), store.session())
+    return SchemaRegistry(real_world(2), store.new_session())
 
 
 async def put(registry: SchemaRegistry, info: SchemaInfo, rules: SchemaRules = FULL, topic: TopicName = TOPIC) -> int:
@@ -62,7 +62,9 @@ async def test_a_topic_and_its_namesake_that_is_not_persistent_have_schemas_of_t
     assert (await registry.get(TOPIC)).info == schema("secret")
     await put(registry, schema("x"), topic=volatile)
     await registry.delete_namespace_schemas(TOPIC.namespace_name)
-    assert not [each for each in await store.session().children(paths.schemas_of("acme", "shop")) if "orders" in each]
+    assert not [
+        each for each in await store.new_session().children(paths.schemas_of("acme", "shop")) if "orders" in each
+    ]
 
 
 async def test_an_equal_schema_has_its_number_and_a_new_one_the_next(registry: SchemaRegistry) -> None:
@@ -73,8 +75,12 @@ async def test_an_equal_schema_has_its_number_and_a_new_one_the_next(registry: S
     assert (newest.version, newest.info, newest.user) == (1, schema("a", "b"), "me")
     assert (first.version, first.info) == (0, schema("a"))
     assert [each.version for each in await registry.list_versions(TOPIC)] == [0, 1]
-    assert await registry.find(TOPIC, schema("a", "b")) == 1
-    for missing in (registry.get(TOPIC, 2), registry.find(TOPIC, schema("x")), registry.get(TopicName.parse("a/b/c"))):
+    assert await registry.find_version(TOPIC, schema("a", "b")) == 1
+    for missing in (
+        registry.get(TOPIC, 2),
+        registry.find_version(TOPIC, schema("x")),
+        registry.get(TopicName.parse("a/b/c")),
+    ):
         with pytest.raises(SchemaNotFound):
             await missing
 
@@ -155,39 +161,41 @@ def ending(session: MetadataStore) -> Callable[[Sequence[Operation]], Awaitable[
 
 async def test_schemas_end_with_their_topic_and_leave_nothing(registry: SchemaRegistry, store: SqliteStore) -> None:
     await put(registry, schema("a"))
-    await registry.delete_with_topic(TopicName.parse("non-persistent://acme/shop/orders"), ending(store.session()))
+    await registry.commit_topic_deletion(
+        TopicName.parse("non-persistent://acme/shop/orders"), ending(store.new_session())
+    )
     assert (await registry.get(TOPIC)).version == 0, "the persistent topic has it too"
-    await registry.delete_with_topic(TOPIC, ending(store.session()))
-    await registry.delete_with_topic(TOPIC, ending(store.session()))
-    session = store.session()
+    await registry.commit_topic_deletion(TOPIC, ending(store.new_session()))
+    await registry.commit_topic_deletion(TOPIC, ending(store.new_session()))
+    session = store.new_session()
     assert await session.children(paths.schemas("acme", "shop", "orders")) == []
     assert await session.get(paths.schemas("acme", "shop", "orders")) is None
 
 
 async def test_a_topic_that_is_made_again_has_none_of_its_former_definitions_at_any_broker(store: SqliteStore) -> None:
-    here, there = (SchemaRegistry(real_world(number), store.session()) for number in range(2))
+    here, there = (SchemaRegistry(real_world(number), store.new_session()) for number in range(2))
     await put(here, schema("a"))
     assert (await there.get(TOPIC, 0)).info == schema("a")
-    await here.delete_with_topic(TOPIC, ending(store.session()))
+    await here.commit_topic_deletion(TOPIC, ending(store.new_session()))
     assert await put(here, schema("b")) == 0
     assert (await there.get(TOPIC, 0)).info == schema("b")
 
 
 async def test_a_version_that_is_registered_while_its_topic_ends_leaves_nothing(store: SqliteStore) -> None:
-    session = Late(store.session())
+    session = Late(store.new_session())
     registry = SchemaRegistry(real_world(1), session)  # type: ignore[arg-type]
     await put(registry, schema("a"))
-    session.first = put(SchemaRegistry(real_world(2), store.session()), schema("a", "b"))
-    await registry.delete_with_topic(TOPIC, ending(session))
-    assert await store.session().children(paths.schemas("acme", "shop", "orders")) == []
+    session.first = put(SchemaRegistry(real_world(2), store.new_session()), schema("a", "b"))
+    await registry.commit_topic_deletion(TOPIC, ending(session))
+    assert await store.new_session().children(paths.schemas("acme", "shop", "orders")) == []
 
 
 async def test_a_namespace_takes_its_schemas_along(registry: SchemaRegistry, store: SqliteStore) -> None:
     await put(registry, schema("a"), topic=TopicName.parse("non-persistent://acme/shop/a-b"))
     await put(registry, schema("a"), topic=TopicName.parse("acme/other/orders"))
     await registry.delete_namespace_schemas(TOPIC.namespace_name)
-    assert await store.session().children(paths.schemas_of("acme", "shop")) == []
-    assert await store.session().children(paths.schemas_of("acme", "other")) == ["orders"]
+    assert await store.new_session().children(paths.schemas_of("acme", "shop")) == []
+    assert await store.new_session().children(paths.schemas_of("acme", "other")) == ["orders"]
 
 
 class Late:
@@ -210,7 +218,7 @@ class Late:
 async def test_a_hundred_equal_first_schemas_make_one_version_and_different_ones_meet_each_other(
     store: SqliteStore,
 ) -> None:
-    registries = [SchemaRegistry(real_world(number), store.session()) for number in range(10)]
+    registries = [SchemaRegistry(real_world(number), store.new_session()) for number in range(10)]
     equal = [put(each, schema("a", default=False)) for each in registries for _ in range(10)]
     assert {*await asyncio.gather(*equal)} == {0}
     others = [put(each, schema(f"f{number}", default=False)) for number, each in enumerate(registries)]
@@ -239,7 +247,7 @@ class Losing:
 
 @pytest.mark.parametrize("happens", [[True], [False], [False, True], [False, False]])
 async def test_a_lost_answer_makes_no_second_version(store: SqliteStore, happens: list[bool]) -> None:
-    registry = SchemaRegistry(real_world(1), Losing(store.session(), [*happens]))  # type: ignore[arg-type]
+    registry = SchemaRegistry(real_world(1), Losing(store.new_session(), [*happens]))  # type: ignore[arg-type]
     assert await put(registry, schema("a")) == 0
     assert len(await registry.list_versions(TOPIC)) == 1
 

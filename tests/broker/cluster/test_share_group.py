@@ -20,7 +20,7 @@ TOPICS = [TopicName.parse(f"persistent://public/default/t{number}") for number i
 
 
 def owns(broker: Ownership, topic: TopicName) -> bool:
-    return broker.is_owned(broker.path_of(topic, POLICIES))
+    return broker.is_owned(broker.owner_path(topic, POLICIES))
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ async def tree(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 
 async def _broker(tree: SqliteStore, name: str, group: str = "here") -> Ownership:
-    made = Ownership(tree.session(), BrokerRecord(name=name, endpoint=f"{name}:1", group=group))
-    await made.register()
+    made = Ownership(tree.new_session(), BrokerRecord(name=name, endpoint=f"{name}:1", group=group))
+    await made.register_broker()
     return made
 
 
@@ -67,7 +67,7 @@ async def test_what_a_broker_owns_stays_when_the_group_grows_and_goes_to_the_res
     assert (await second.find_owner(TOPICS[0], POLICIES)).name == "first"
     (theirs, *_) = [topic for topic in TOPICS if (await first.find_owner(topic, POLICIES)).name == "second"]
     assert (await second.find_owner(theirs, POLICIES)).name == "second"
-    await second.release_all()
+    await second.close()
     assert (await first.find_owner(theirs, POLICIES)).name == "first"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.cluster.policy_cache import Told, TopicAdded, TopicList, TopicRemoved, TopicWatcher
-from magnetar.broker.log.managed_ledger import path_of
+from magnetar.broker.log.managed_ledger import topic_path
 from magnetar.metadata.records import TopicRecord
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import get_record
@@ -22,9 +22,9 @@ SPACE = NamespaceName("public", "default")
 
 
 async def forget(store: SqliteStore, catalog: Catalog, name: TopicName) -> None:
-    found = await get_record(store.session(), path_of(name), TopicRecord)
+    found = await get_record(store.new_session(), topic_path(name), TopicRecord)
     assert found is not None
-    still = await catalog.check_unchanged(name, found[0])
+    still = await catalog.make_unchanged_check(name, found[0])
     assert still is not None
     await catalog.delete_topic_record(name, [], still)
 
@@ -37,8 +37,8 @@ def topic(name: str) -> TopicName:
 async def made(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, Catalog]]:
     world = real_world(1)
     store = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
-    catalog = Catalog(world, store.session(), bundles=4, auto_creation=True)
-    await catalog.ensure_default()
+    catalog = Catalog(world, store.new_session(), bundles=4, auto_creation=True)
+    await catalog.create_default_namespace()
     yield store, catalog
     await store.close()
 
@@ -47,7 +47,7 @@ class Follower:
     """A client: what it knows of the topics."""
 
     def __init__(self, store: SqliteStore, catalog: Catalog) -> None:
-        self.feed = TopicWatcher(store.session(), catalog)
+        self.feed = TopicWatcher(store.new_session(), catalog)
         self.known: set[str] = set()
         self.revision = 0
         self.task: asyncio.Task[None] | None = None
@@ -98,7 +98,7 @@ async def test_whoever_follows_drops_off_and_follows_again_knows_all_topics(made
         await forget(store, catalog, topic("b").with_partition(number))
     ended = await catalog.get_partitioned(topic("b"))
     assert ended is not None
-    still = await catalog.check_partitioned_unchanged(topic("b"), ended)
+    still = await catalog.make_partitioned_check(topic("b"), ended)
     assert still is not None
     await catalog.delete_partitioned_record(topic("b"), still)
     follower.follow()
@@ -113,5 +113,5 @@ async def test_whoever_follows_drops_off_and_follows_again_knows_all_topics(made
 async def test_a_namespace_that_does_not_exist_is_told(made: tuple[SqliteStore, Catalog]) -> None:
     store, catalog = made
     with pytest.raises(NamespaceNotFound):
-        async for _ in TopicWatcher(store.session(), catalog).watch_namespace(NamespaceName("public", "none")):
+        async for _ in TopicWatcher(store.new_session(), catalog).watch_namespace(NamespaceName("public", "none")):
             pass

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.broker.common.token_bucket import RESOLUTION_S, Rate, TokenBucket, count_allowed, wait_s
+from magnetar.broker.common.token_bucket import RESOLUTION_S, RateLimit, TokenBucket, count_allowed, longest_delay_s
 
 
 class Entry(NamedTuple):
@@ -18,26 +18,26 @@ class Entry(NamedTuple):
 def test_l2_tokens_come_from_the_time_that_passed_and_may_be_owed() -> None:
     bucket = TokenBucket(100, now=0.0)
     bucket.spend(100, 0.0)
-    assert bucket.wait_s(0.0) == RESOLUTION_S, "empty: a moment"
+    assert bucket.delay_s(0.0) == RESOLUTION_S, "empty: a moment"
     bucket.spend(250, 0.0)
-    assert bucket.tokens(0.0) == -250
-    assert bucket.wait_s(0.0) == 2.5
-    assert bucket.wait_s(2.6) == 0.0
-    assert bucket.tokens(1000.0) == 100, "a second's worth is saved up and no more"
+    assert bucket.available_tokens(0.0) == -250
+    assert bucket.delay_s(0.0) == 2.5
+    assert bucket.delay_s(2.6) == 0.0
+    assert bucket.available_tokens(1000.0) == 100, "a second's worth is saved up and no more"
 
 
 def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
     bucket = TokenBucket(10, now=5.0)
     bucket.spend(20, 5.0)
-    assert bucket.tokens(4.0) == bucket.tokens(4.0) == -10
+    assert bucket.available_tokens(4.0) == bucket.available_tokens(4.0) == -10
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_l1_whoever_waits_as_told_gets_the_rate_on_the_average(seed: int) -> None:
     rng, now, taken = random.Random(seed), 0.0, 0
-    rate = Rate(messages=1000, size=0, now=now)
+    rate = RateLimit(messages=1000, size=0, now=now)
     while now < 60:
-        wait = rate.wait_s(now)
+        wait = rate.delay_s(now)
         if wait:
             now += wait
             continue
@@ -48,40 +48,40 @@ def test_l1_whoever_waits_as_told_gets_the_rate_on_the_average(seed: int) -> Non
 
 
 def test_messages_and_bytes_are_limits_of_their_own() -> None:
-    rate = Rate(messages=10, size=1000, now=0.0)
+    rate = RateLimit(messages=10, size=1000, now=0.0)
     rate.spend(1, 3000, 0.0)
-    assert rate.wait_s(0.0) == 2.0
-    assert rate.wait_s(2.1) == 0.0
+    assert rate.delay_s(0.0) == 2.0
+    assert rate.delay_s(2.1) == 0.0
     rate.spend(30, 1, 2.1)
-    assert rate.wait_s(2.1) == 2.0
+    assert rate.delay_s(2.1) == 2.0
 
 
 def test_without_a_rate_there_is_no_limit() -> None:
-    rate = Rate()
+    rate = RateLimit()
     rate.spend(10**9, 10**12, 0.0)
-    assert (rate.limited, rate.wait_s(0.0)) == (False, 0.0)
+    assert (rate.limited, rate.delay_s(0.0)) == (False, 0.0)
     assert count_allowed([rate], [Entry(5, 5)] * 7, 0.0) == 7
 
 
 def test_a_rate_that_is_changed_keeps_the_debt() -> None:
-    rate = Rate(messages=10, now=0.0)
+    rate = RateLimit(messages=10, now=0.0)
     rate.spend(110, 0, 0.0)
     rate.set_rate(1000, 0, 0.0)
-    assert rate.wait_s(0.0) == pytest.approx(0.1)
+    assert rate.delay_s(0.0) == pytest.approx(0.1)
     rate.set_rate(0, 0, 0.0)
-    assert rate.wait_s(0.0) == 0.0
+    assert rate.delay_s(0.0) == 0.0
 
 
 def test_of_several_rates_the_slowest_counts_and_says_so() -> None:
-    fast, slow = Rate(messages=1000, now=0.0), Rate(messages=10, now=0.0)
+    fast, slow = RateLimit(messages=1000, now=0.0), RateLimit(messages=10, now=0.0)
     for rate in (fast, slow):
         rate.spend(20, 0, 0.0)
-    assert wait_s([fast, slow], 0.0) == 1.0
+    assert longest_delay_s([fast, slow], 0.0) == 1.0
     assert (fast.throttled, slow.throttled) == (0, 1)
 
 
 def test_so_many_entries_go_as_tokens_cover_and_one_that_leaves_a_debt() -> None:
-    rate = Rate(messages=10, now=0.0)
+    rate = RateLimit(messages=10, now=0.0)
     assert count_allowed([rate], [Entry(4, 1)] * 9, 0.0) == 3
     assert count_allowed([rate], [Entry(500, 1), Entry(1, 1)], 0.0) == 1, "an entry above the rate is not stuck"
     rate.spend(10, 0, 0.0)

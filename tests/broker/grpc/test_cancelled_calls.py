@@ -67,7 +67,7 @@ async def cancelled(work: Coroutine[Any, Any, Any], awaits: int) -> bool:
 
 
 async def unload(broker: TopicManager) -> None:
-    await broker.unload(NAME)
+    await broker.unload_topic(NAME)
 
 
 async def unload_namespace(broker: TopicManager) -> None:
@@ -75,7 +75,7 @@ async def unload_namespace(broker: TopicManager) -> None:
 
 
 async def delete(broker: TopicManager) -> None:
-    await broker.delete(NAME, force=True)
+    await broker.delete_topic(NAME, force=True)
 
 
 async def unsubscribe(broker: TopicManager) -> None:
@@ -116,7 +116,7 @@ async def serves(deployment: Deployment) -> None:
     try:
         producer = await retried(lambda: deployment.producer(name=""))
     except TopicTerminated:
-        await retried(lambda: deployment.broker.topic_manager.delete(NAME, force=True))
+        await retried(lambda: deployment.broker.topic_manager.delete_topic(NAME, force=True))
         return
     consumer = await retried(lambda: deployment.consumer())
     await producer.send(b"after")
@@ -124,7 +124,9 @@ async def serves(deployment: Deployment) -> None:
     await consumer.ack(delivery, cumulative=True)
     topic = await deployment.broker.topic_manager.topic(NAME)
     stored = set(await deployment.running.sessions[0].children(CURSORS))
-    assert {paths.name(each) for each in stored} == {name for name, each in topic.subscriptions.items() if each.durable}
+    assert {paths.name(each) for each in stored} == {
+        name for name, each in topic.subscriptions.items() if each.is_durable
+    }
     assert topic.find_subscription("s").store is not None
     await consumer.close()
     await producer.close()

@@ -115,7 +115,7 @@ async def settled(running: Cluster, topics: list[str]) -> None:
     """Nothing is connected to these topics."""
     async with asyncio.timeout(10):
         here = running.brokers[0].topics
-        while any(here[topic].users for topic in topics if topic in here):  # noqa: ASYNC110
+        while any(here[topic].user_count for topic in topics if topic in here):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -230,7 +230,7 @@ async def test_a_publish_without_credit_closes_its_id_and_no_other(tmp_path: Pat
         assert isinstance(from_wire(frames[-1].closed), BackPressure)
         raw.publish(2, 0)
         assert (await raw.kind(2, "receipt")).index == 0
-        assert running.brokers[0].topics[T + "1"].users == 0
+        assert running.brokers[0].topics[T + "1"].user_count == 0
         await raw.close()
 
 
@@ -403,7 +403,7 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
 
     nothing: Any = None
     stream: Any = Unread()
-    reading = asyncio.create_task(connection.GrpcConnection(nothing, stream, "here").wait_room())
+    reading = asyncio.create_task(connection.ConnectStream(nothing, stream, "here").wait_room())
     await asyncio.sleep(0)
     assert not reading.done(), "what is answered and does not leave is bounded"
     stream.gone.set()
@@ -436,7 +436,7 @@ async def test_ids_that_were_never_opened_or_are_used_twice_are_answered_for_the
     raw.send(4, open_producer=wire.OpenProducer(topic=T))
     assert isinstance(await raw.error(4), InvalidRequest)
     await raw.producer(6, name="p5")
-    assert raw.running.brokers[0].topics[T].users == 1, "the first holder of id 5 has left"
+    assert raw.running.brokers[0].topics[T].user_count == 1, "the first holder of id 5 has left"
 
 
 async def test_frames_before_and_after_the_life_of_an_id(raw: Raw) -> None:
@@ -548,7 +548,7 @@ async def test_an_opening_that_fails_unforeseen_is_answered_and_leaves_nothing(
     raw.send(1, open_producer=wire.OpenProducer(topic=T, producer_name="p1"))
     assert isinstance(await raw.error(1), InternalError)
     monkeypatch.undo()
-    assert not raw.running.brokers[0].topics[T].users
+    assert not raw.running.brokers[0].topics[T].user_count
     await raw.producer(2, name="p1")
 
 
@@ -618,7 +618,7 @@ async def test_a_topic_that_goes_tells_each_id_and_the_stream_stays(raw: Raw) ->
         await raw.producer(id_)
     await raw.consumer(3)
     await raw.producer(4, T + "2")
-    await raw.running.brokers[0].topic_manager.unload(TopicName.parse(T))
+    await raw.running.brokers[0].topic_manager.unload_topic(TopicName.parse(T))
     for id_ in (1, 2, 3):
         assert isinstance(await raw.error(id_), NotOwner)
     raw.publish(4, 0)
@@ -691,7 +691,7 @@ class Slow(handlers.Handler):
 
 @replaces_code
 @pytest.mark.parametrize("ends", [
-    lambda slow: slow.close_with(BackPressure("enough")),
+    lambda slow: slow.close_with_error(BackPressure("enough")),
     lambda slow: slow.on_frame(wire.ClientFrame(id=1, close=7), None),
     lambda slow: slow.on_frame(wire.ClientFrame(id=1, subscribe=wire.Subscribe()), None),
 ])  # fmt: skip
@@ -699,7 +699,7 @@ async def test_an_opening_that_ends_after_its_id_was_given_up_says_nothing_more(
     raw: Raw, monkeypatch: pytest.MonkeyPatch, ends: Callable[[Slow], None]
 ) -> None:
     """In the turn between the end of an id and what it left: nothing comes after the last frame of an id."""
-    stream = connection.GrpcConnection(cast(Any, raw.running.brokers[0]), cast(Any, raw.stream), cast(Any, None))
+    stream = connection.ConnectStream(cast(Any, raw.running.brokers[0]), cast(Any, raw.stream), cast(Any, None))
     sent: list[str | None] = []
     monkeypatch.setattr(stream, "send", lambda frame: sent.append(frame.WhichOneof("kind")))
     slow = Slow(stream, 1)

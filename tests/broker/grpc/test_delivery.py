@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.broker.grpc.translate import ITEM_BYTES_MAX, delivery_items, read_item
+from magnetar.broker.grpc.translate import ITEM_BYTES_MAX, encode_deliveries, encode_read_reply
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.subscription.core.dispatch import Delivery
 from magnetar.broker.subscription.core.policy import Member
@@ -24,10 +24,10 @@ def test_a_delivery_parses_as_what_it_was(
         ledger_id=position[0], entry_id=position[1], redelivery_count=count, acked_batch_indexes=acked,
         entry=entry.payload,
     )  # fmt: skip
-    (item,) = delivery_items([Delivery(Member(1, "c"), entry, count, acked)], b"\x08\x07")
+    (item,) = encode_deliveries([Delivery(Member(1, "c"), entry, count, acked)], b"\x08\x07")
     assert wire.ServerFrame.FromString(b"".join(item)) == wire.ServerFrame(id=7, delivery=delivery)
     if not count:
-        item = read_item(300, entry)
+        item = encode_read_reply(300, entry)
         assert wire.ReadReply.FromString(b"".join(item)) == wire.ReadReply(request_id=300, entry=delivery)
 
 
@@ -43,7 +43,7 @@ def test_what_is_delivered_for_the_first_time_goes_together_and_in_order() -> No
     deliveries = [Delivery(member, entry, 0, []) for entry in entries]
     deliveries.insert(5, Delivery(member, stored(8, 9), 2, []))
     deliveries += [Delivery(member, stored(8, 10 + number, ITEM_BYTES_MAX // 2), 0, []) for number in range(4)]
-    items = [wire.ServerFrame.FromString(b"".join(item)) for item in delivery_items(deliveries, b"\x08\x07")]
+    items = [wire.ServerFrame.FromString(b"".join(item)) for item in encode_deliveries(deliveries, b"\x08\x07")]
     several = [item.deliveries for item in items if item.HasField("deliveries")]
     assert [(each.ledger_id, list(each.entry_ids)) for each in several] == [
         (7, [0, 1, 300]), (8, [5, 6]), (8, [7, 10, 11]), (8, [12, 13]),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.topic.statistics import analyze, find_nth_message, read_message
+from magnetar.broker.topic.statistics import analyze_backlog, find_nth_message, read_message
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotFound
 from magnetar.proto.names import Position
@@ -29,15 +29,15 @@ async def test_a18_the_precise_backlog_counts_messages_whatever_was_acknowledged
         deliveries = [await consumer.receive() for _ in range(6)]
         topic = broker.topics[TOPIC]
         subscription = topic.find_subscription("s")
-        assert (await analyze(topic.log, subscription))[:3] == (6, 23, 0)
+        assert (await analyze_backlog(topic.log, subscription))[:3] == (6, 23, 0)
         await consumer.ack(deliveries[1])  # ten messages, behind one that is not acknowledged
         await consumer.ack(deliveries[3], indexes=[0, 2])  # two of five
-        found = await analyze(topic.log, subscription)
+        found = await analyze_backlog(topic.log, subscription)
         assert (found.entries, found.messages, found.acknowledged, found.complete) == (5, 11, 12, True)
         await consumer.ack(deliveries[0])
-        assert (await analyze(topic.log, subscription)).messages == 10
+        assert (await analyze_backlog(topic.log, subscription)).messages == 10
         await consumer.ack(deliveries[5], cumulative=False)
-        assert (await analyze(topic.log, subscription)).messages == 6
+        assert (await analyze_backlog(topic.log, subscription)).messages == 6
 
 
 async def test_a18_single_messages_are_found_by_number_and_by_id(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.grpc.halves import HalfAdminService
+from magnetar.broker.grpc.halves import HalfMessageAdminService
 from magnetar.broker.grpc.transactions import TransactionService
 from magnetar.broker.server import Broker
 from magnetar.proto import wire_pb2 as wire
@@ -77,7 +77,7 @@ async def test_what_a_half_cannot_be_is_refused_and_nothing_is_stored(
     assert coordinator_of("another group", SMALL.transaction_coordinators) != NUMBER
     with pytest.raises(error):
         await service.prepare_half(request(await begun(service), topic, entry, group), LOCAL)
-    found = await HalfAdminService.list_halves(_admin(broker), wire.ListHalvesRequest(coordinator=NUMBER), LOCAL)
+    found = await HalfMessageAdminService.list_halves(_admin(broker), wire.ListHalvesRequest(coordinator=NUMBER), LOCAL)
     assert not found.items
 
 
@@ -99,7 +99,9 @@ async def test_verbs_and_ids_that_are_none_are_refused(broker: Broker) -> None:
         await admin.list_halves(wire.ListHalvesRequest(coordinator=900), LOCAL)
     untouched = wire.ListHalvesRequest(coordinator=(NUMBER + 1) % SMALL.transaction_coordinators)
     assert not (await admin.list_halves(untouched, LOCAL)).items
-    assert len(broker.topic_manager.transactions.loaded) == 1, "and no coordinator is loaded for the question"
+    assert len(broker.topic_manager.transactions.loaded_coordinators) == 1, (
+        "and no coordinator is loaded for the question"
+    )
 
 
 async def test_a_watch_names_its_group_and_ends_with_its_coordinator(running: Cluster, broker: Broker) -> None:
@@ -108,7 +110,7 @@ async def test_a_watch_names_its_group_and_ends_with_its_coordinator(running: Cl
         stream = channel.stream(rpc("Transactions", "WatchHalves"))
         stream.send_nowait(item)
         if item.group:
-            coordinator = await broker.topic_manager.transactions.load_here(NUMBER)
+            coordinator = await broker.topic_manager.transactions.load_owned(NUMBER)
             while not coordinator.core.halves._groups:  # noqa: ASYNC110 - the core has no event for it
                 await asyncio.sleep(0.01)
             await coordinator.close()
@@ -118,7 +120,7 @@ async def test_a_watch_names_its_group_and_ends_with_its_coordinator(running: Cl
     await channel.close()
 
 
-def _admin(broker: Broker) -> HalfAdminService:
-    service = HalfAdminService()
+def _admin(broker: Broker) -> HalfMessageAdminService:
+    service = HalfMessageAdminService()
     service._broker = broker.topic_manager
     return service

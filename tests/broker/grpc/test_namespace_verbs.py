@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.cluster.bundles_core import bundle_name, bundle_of
+from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.model.message_id import MessageId
@@ -40,7 +40,7 @@ async def test_unloading_a_namespace_gives_its_bundles_up_and_no_message_is_lost
         await admin.unload_namespace(SPACE)
         async with AdminClient(url_of(running, 1)) as other:
             await other.topic_stats("many-partition-0")  # who is asked next takes it
-            kept = bundle_of(TopicName.parse("many-partition-0"), 4)
+            kept = bundle_name_of(TopicName.parse("many-partition-0"), 4)
             assert (len(one.loaded), len(two.loaded)) == (0, 1)
             free = next(bundle for number in range(4) if (bundle := bundle_name(number, 4)) != kept)
             assert (await admin.unload_namespace(SPACE, free)).topics == 0

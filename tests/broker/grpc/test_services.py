@@ -379,7 +379,7 @@ async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader
     with pytest.raises(NotOwner):
         await deployment.call("Offsets", asked)
     with pytest.raises(NotOwner):
-        topic.registry.attach(topic.registry.make_transient("late", topic.log.shape.start))
+        topic.registry.register_transient(topic.registry.make_transient("late", topic.log.shape.start))
 
 
 async def test_a_question_for_the_end_that_cannot_be_answered_says_why(deployment: Deployment) -> None:
@@ -404,7 +404,7 @@ async def test_close_stores_what_was_acknowledged_without_receipt(deployment: De
     await consumer.receive()
     consumer.requests = 9
     await consumer.ask(close=9)
-    assert not deployment.broker.topics[TOPIC].subscriptions["s"].cursor.dirty
+    assert not deployment.broker.topics[TOPIC].subscriptions["s"].cursor.is_dirty
 
 
 # ------------------------------------------------------------------------------------------- read, offsets
@@ -557,7 +557,7 @@ async def test_t3_a_subscription_without_a_consumer_misses_nothing_of_added_part
         assert payloads_of(delivery.entry) == [b"early"]
         await consumer.ack(delivery)
         assert deployment.broker.topics[added].subscriptions["s"].store.properties == {"owner": "ada"}
-        await deployment.broker.topic_manager.unload(TopicName.parse(added))
+        await deployment.broker.topic_manager.unload_topic(TopicName.parse(added))
         assert (await deployment.admin("TopicStats", wire.Name(name=added))).subscriptions[0].backlog == 0
 
 
@@ -692,14 +692,14 @@ async def test_a_changed_persistence_holds_from_the_next_ledger_on_whoever_chang
         await producer.send(b"1")
         assert log.replication == Replication(1, 1, 1)
         changed = PoliciesRecord(policies=Policies(ensemble_size=2, write_quorum=2, ack_quorum=1))
-        await put_record(running.store.session(), paths.namespace_policies("public", "default"), changed)
+        await put_record(running.store.new_session(), paths.namespace_policies("public", "default"), changed)
         while broker.topics[TOPIC].applied.ensemble_size == 1:  # noqa: ASYNC110
             await asyncio.sleep(0)  # until the watch has told it
         await producer.send(b"2")
         assert log.replication == Replication(1, 1, 1), "what is written already stays"
         await producer.send(b"3")
         assert log.replication == log.wanted_replication == Replication(2, 2, 1)
-        assert not log.degraded
+        assert not log.is_degraded
 
 
 # ------------------------------------------------------------------------------------------------ values of no enum

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.common.transactions import Settlement, state_of
+from magnetar.broker.common.transactions import Settlement, state_of_join
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.topic import Topic
 from magnetar.client.admin import AdminClient
@@ -69,7 +69,7 @@ class Client:
         return TxnId(found.first.most, found.first.least)
 
     async def join(self, txn: TxnId, topic: str = TOPIC) -> TxnState:
-        return state_of(await self.broker.topic_manager.transactions.join(txn, TopicName.parse(topic)))
+        return state_of_join(await self.broker.topic_manager.transactions.join(txn, TopicName.parse(topic)))
 
     async def end(
         self, txn: TxnId, verb: str = "COMMIT", *topics: str, visible: bool = False
@@ -171,7 +171,7 @@ async def test_after_a_crash_what_was_decided_is_settled_and_the_rest_aborted(
         await client.join(txn)
     assert await client.end(committed) is TxnState.COMMITTED
     assert await client.end(prepared, "PREPARE") is TxnState.PREPARED
-    await running.brokers[0].topic_manager.drop_all(Unavailable("crash"))
+    await running.brokers[0].topic_manager.abandon_all(Unavailable("crash"))
     settled.failing = 0
 
     other = Client(await running.add_broker(), running)
@@ -223,7 +223,7 @@ async def test_another_broker_says_who_has_the_coordinator_and_joins_there(
 async def test_a_broker_without_transactions_loads_nothing(client: Client) -> None:
     await client.make_topic()
     await client.broker.topic_manager.transactions.load_unowned()
-    assert client.broker.topic_manager.transactions.loaded == []
+    assert client.broker.topic_manager.transactions.loaded_coordinators == []
     with pytest.raises(NotFound):
         await client.call("Find", wire.FindCoordinator(coordinator=16))
 
@@ -242,7 +242,7 @@ async def test_the_admin_client_lists_shows_and_aborts_and_loads_nothing_for_a_q
     url = f"magnetar://{client.broker.endpoint}"
     async with AdminClient(url) as admin:
         assert [each.epoch for each in await admin.all_transactions()] == [0] * 16
-        assert client.broker.topic_manager.transactions.loaded == [], "a question loads no coordinator"
+        assert client.broker.topic_manager.transactions.loaded_coordinators == [], "a question loads no coordinator"
         txn = await client.begin(3)
         await client.join(txn)
         (found,) = (await admin.transactions(3)).items

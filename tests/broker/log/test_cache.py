@@ -43,7 +43,7 @@ def test_an_entry_weighs_what_it_takes_in_memory(made: Callable[[int], StoredEnt
     try:
         before = tracemalloc.get_traced_memory()[0]
         for number in range(1000, 1000 + ENTRIES):
-            cache.put(made(number))
+            cache.add(made(number))
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -55,10 +55,10 @@ def test_the_oldest_go_when_the_bound_is_passed_and_a_ledger_when_it_is_forgotte
     weight = published(100).memory_bytes
     cache = TailCache(10 * weight)
     for number in range(100, 115):
-        cache.put(published(number))
+        cache.add(published(number))
     assert cache.statistics() == {"bytes": 10 * weight, "bytes_max": 10 * weight, "entries": 10}
     assert cache.get(Position(5, 104)) is None
-    assert [entry.position.entry_id for entry in cache.run_from(Position(5, 105), 114, 100, 1 << 20)] == [
+    assert [entry.position.entry_id for entry in cache.cached_run(Position(5, 105), 114, 100, 1 << 20)] == [
         *range(105, 115)
     ]
     cache.discard(5)

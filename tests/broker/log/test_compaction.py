@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.compacted_view import CompactedLog
+from magnetar.broker.log.compacted_view import CompactedLedger
 from magnetar.broker.log.compaction import STEPS, Compaction, CompactionRun
 from magnetar.broker.log.log_shape_core import LogShape, Span
-from magnetar.broker.log.managed_ledger import ManagedLedgerRecord, TopicFenced, path_of
+from magnetar.broker.log.managed_ledger import ManagedLedgerRecord, TopicFenced, topic_path
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
 from magnetar.metadata.store import ANY, Operation, Put, Versioned
 from magnetar.proto.entry import broker_part, encode_entry
@@ -67,7 +67,7 @@ class Bench:
     def __init__(self) -> None:
         self.storage = Storage()
         record = TopicRecord(ledgers=(TopicLedger(ledger_id=LEDGER, first_index=0),))
-        self.storage.nodes[path_of(NAME)] = Versioned(encode(record, path_of(NAME)), 0)
+        self.storage.nodes[topic_path(NAME)] = Versioned(encode(record, topic_path(NAME)), 0)
         self.entries: list[bytes] = []
         self.latest: dict[str, tuple[int, bytes]] = {}
 
@@ -100,14 +100,14 @@ class Bench:
     async def compact(self, session: Session, compaction: Compaction) -> None:
         compaction.start()
         dead = asyncio.create_task(session.dead.wait())
-        done = asyncio.create_task(compaction.wait())
+        done = asyncio.create_task(compaction.wait_finished())
         await asyncio.wait([dead, done], return_when=asyncio.FIRST_COMPLETED)
         dead.cancel()
         compaction.stop()
         await asyncio.gather(done, dead, return_exceptions=True)
 
     def record(self) -> TopicRecord:
-        return decode(self.storage.nodes[path_of(NAME)].value, TopicRecord, path_of(NAME))
+        return decode(self.storage.nodes[topic_path(NAME)].value, TopicRecord, topic_path(NAME))
 
     async def shown(self) -> list[tuple[int, bytes]]:
         """What a reader of the compacted topic sees, from the record alone."""
@@ -116,7 +116,7 @@ class Bench:
         start = 0
         if compacted is not None:
             session: Any = self.storage.session()
-            log = await CompactedLog.open(session, compacted)
+            log = await CompactedLedger.open(session, compacted)
             while len(found) < log.entries:
                 found += await log.read(len(found), 100)
             start = compacted.horizon_entry + 1
@@ -189,7 +189,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
     async def commit(operations: Sequence[Operation]) -> list[int]:
         (put,) = operations
         assert isinstance(put, Put)
-        publishes = decode(put.value, TopicRecord, path_of(NAME)).compacted != bench.record().compacted
+        publishes = decode(put.value, TopicRecord, topic_path(NAME)).compacted != bench.record().compacted
         if not publishes:
             return await real_commit(operations)
         if landed:
@@ -255,7 +255,7 @@ async def test_from_the_start_of_the_first_compaction_on_the_log_is_held_until_i
     held = compaction.trim_limit(SMALL)
     assert held is not None
     assert held.mark == compaction.log.shape.start
-    await compaction.wait()
+    await compaction.wait_finished()
     held = compaction.trim_limit(SMALL)
     assert held is not None
     assert held.mark == Position(LEDGER, 19)
@@ -273,7 +273,7 @@ async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind(
         await bench.compact(session, compaction)
         assert compaction.progress.state is CompactionState.SUCCESS
         assert len(bench.storage.ledgers) == 1
-        assert not compaction.running
+        assert not compaction.is_running
         assert compaction.view.compacted is not None
         assert [len(row.survivors) for row in compaction.view.compacted.rows] == [4]
         assert len(bench.record().pending_deletion) <= 1

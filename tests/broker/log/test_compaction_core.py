@@ -12,9 +12,9 @@ from pyroaring import BitMap
 from magnetar.broker.log.compacted_format import (
     DamagedCompaction,
     SurvivorRow,
-    decode_piece,
-    decode_rows,
     decode_survivor,
+    decode_table_piece,
+    decode_table_rows,
     encode_survivor,
     encode_table,
 )
@@ -238,10 +238,10 @@ def test_survivors_and_tables_come_back_and_damage_is_noticed() -> None:
     assert decode_survivor(survivor) == (Position(5, 7), b"hi")
     rows = [SurvivorRow(5, 10, 0, 20, 0, BitMap([1, 7])), SurvivorRow(9, 3, 20, 23, 2, BitMap([0]))]
     (table,) = encode_table(rows)
-    assert decode_piece(table)[:2] == (0, 1)
-    assert decode_rows(decode_piece(table)[2]) == rows
-    assert decode_rows(decode_piece(encode_table([])[0])[2]) == []
-    for data, decode in ((survivor, decode_survivor), (table, decode_piece)):
+    assert decode_table_piece(table)[:2] == (0, 1)
+    assert decode_table_rows(decode_table_piece(table)[2]) == rows
+    assert decode_table_rows(decode_table_piece(encode_table([])[0])[2]) == []
+    for data, decode in ((survivor, decode_survivor), (table, decode_table_piece)):
         for at in range(len(data)):
             damaged = bytearray(data)
             damaged[at] ^= 1

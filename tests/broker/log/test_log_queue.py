@@ -5,32 +5,32 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.broker.log.log_queue_core import LogQueue, Queued
+from magnetar.broker.log.log_queue_core import LogQueue, QueuedPublish
 
 
-def add(queue: LogQueue[Queued], item: object, count: int = 1) -> int:
+def add(queue: LogQueue[QueuedPublish], item: object, count: int = 1) -> int:
     """Its index."""
-    entry = Queued()
+    entry = QueuedPublish()
     entry.frames = (str(item).encode(),)
     queue.add(entry, count)
     return entry.index
 
 
-def item(entry: Queued) -> str:
+def item(entry: QueuedPublish) -> str:
     return bytes(entry.frames[0]).decode()
 
 
-def sent(queue: LogQueue[Queued], entries_max: int = 1000) -> list[Queued]:
+def sent(queue: LogQueue[QueuedPublish], entries_max: int = 1000) -> list[QueuedPublish]:
     """All that the ledger is to take now."""
     taken = []
     while queue.pending and queue.ledger_id >= 0 and queue.next_entry < entries_max:
         taken.append(queue.pending[0])
-        queue.on_sent()
+        queue.on_entry_sent()
     return taken
 
 
 def test_entries_go_out_with_their_indexes_and_come_back_in_order() -> None:
-    queue: LogQueue[Queued] = LogQueue(100)
+    queue: LogQueue[QueuedPublish] = LogQueue(100)
     queue.start_ledger(7)
     assert [add(queue, text, count) for text, count in (("a", 3), ("b", 1), ("c", 2))] == [102, 103, 105]
     assert [(item(each), each.entry) for each in sent(queue)] == [("a", 0), ("b", 1), ("c", 2)]
@@ -40,7 +40,7 @@ def test_entries_go_out_with_their_indexes_and_come_back_in_order() -> None:
 
 
 def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order() -> None:
-    queue: LogQueue[Queued] = LogQueue(0)
+    queue: LogQueue[QueuedPublish] = LogQueue(0)
     queue.start_ledger(7)
     for text in "abc":
         add(queue, text)
@@ -55,7 +55,7 @@ def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order(
 
 
 def test_m31_what_is_given_up_is_in_order_and_nowhere_any_more() -> None:
-    queue: LogQueue[Queued] = LogQueue(0)
+    queue: LogQueue[QueuedPublish] = LogQueue(0)
     queue.start_ledger(7)
     add(queue, "a")
     sent(queue)
@@ -67,7 +67,7 @@ def test_m31_what_is_given_up_is_in_order_and_nowhere_any_more() -> None:
 
 
 def test_a_ledger_takes_no_more_entries_than_it_may() -> None:
-    queue: LogQueue[Queued] = LogQueue(0)
+    queue: LogQueue[QueuedPublish] = LogQueue(0)
     queue.start_ledger(7)
     for text in "abcde":
         add(queue, text)
@@ -82,8 +82,8 @@ def test_a_ledger_takes_no_more_entries_than_it_may() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(["add", "send", "confirm", "end"]), max_size=80), st.randoms(use_true_random=False))
 def test_the_log_is_what_was_published_whatever_fails(steps: list[str], rng: object) -> None:
-    queue: LogQueue[Queued] = LogQueue(0)
-    ledgers: list[list[Queued]] = [[]]
+    queue: LogQueue[QueuedPublish] = LogQueue(0)
+    ledgers: list[list[QueuedPublish]] = [[]]
     queue.start_ledger(0)
     stored_items: list[str] = []
     added = 0

@@ -32,7 +32,7 @@ def test_the_neighbours_of_a_position(
 
 def test_after_and_before_walk_the_whole_log() -> None:
     walked, position = [], SHAPE.start
-    while SHAPE.readable(SHAPE.after(position)):
+    while SHAPE.is_readable(SHAPE.after(position)):
         position = SHAPE.after(position)
         walked.append(position)
     assert walked == positions_of(SHAPE)
@@ -43,10 +43,10 @@ def test_after_and_before_walk_the_whole_log() -> None:
 
 
 def test_a_mark_is_clamped_into_the_log() -> None:
-    assert SHAPE.clamp(EARLIEST) == (10, -1)
-    assert SHAPE.clamp(LATEST) == (40, 0)
-    assert SHAPE.clamp(Position(20, -1)) == (20, -1)
-    assert shape_of(0).clamp(LATEST) == (10, -1)
+    assert SHAPE.clamp_mark(EARLIEST) == (10, -1)
+    assert SHAPE.clamp_mark(LATEST) == (40, 0)
+    assert SHAPE.clamp_mark(Position(20, -1)) == (20, -1)
+    assert shape_of(0).clamp_mark(LATEST) == (10, -1)
 
 
 def test_indexes_find_their_ledger() -> None:
@@ -76,11 +76,11 @@ def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
     shape.check()
     assert shape.after(Position(10, 2)) == shape.at_or_after(Position(20, 1)) == shape.after(Position(20, 3)) == (30, 0)
     assert shape.before(Position(30, 0)) == shape.before(Position(20, 2)) == (10, 2)
-    assert not shape.readable(Position(20, 0))
-    assert shape.clamp(Position(20, 2)) == (20, 2), "a mark may stand where something was"
+    assert not shape.is_readable(Position(20, 0))
+    assert shape.clamp_mark(Position(20, 2)) == (20, 2), "a mark may stand where something was"
     found = [shape.span_of_index(index) for index in (5, 6, 13, 14, 19)]
     assert [span.ledger_id if span else None for span in found] == [10, 30, 30, 30, 40]
-    assert [shape.messages_from(index) for index in (0, 5, 6, 10, 14, 19, 20)] == [12, 7, 6, 6, 6, 1, 0]
+    assert [shape.count_messages_from(index) for index in (0, 5, 6, 10, 14, 19, 20)] == [12, 7, 6, 6, 6, 1, 0]
     assert [shape.index_ahead(0, messages) for messages in (0, 5, 6, 9, 10, 11, 12, 99)] == [
         0,
         5,

@@ -141,7 +141,7 @@ async def asked(question: Any, expected: Any, log: Log) -> None:
 async def test_every_index_of_every_small_log_is_found_or_told_to_be_lost() -> None:
     for log in logs():
         for index in range(log.entries[-1].end):
-            await asked(log.reader.locate(index), lambda log=log, index=index: log.of_index(index), log)  # type: ignore[misc]
+            await asked(log.reader.locate_index(index), lambda log=log, index=index: log.of_index(index), log)  # type: ignore[misc]
 
 
 async def test_every_time_of_every_small_log_is_found_or_told_to_be_lost() -> None:
@@ -162,15 +162,15 @@ async def test_the_index_after_every_mark_is_known_and_the_last_one_that_is_ther
         last = next((each for each in reversed(log.entries) if each.state != PASSED), None)
         if last is not None and last.state == THERE:
             shown = (last.position, last.count - 1 if last.count > 1 else -1, last.end - 1)
-            assert await log.reader.last_shown() == shown
+            assert await log.reader.read_last_message() == shown
         elif last is not None:
             with pytest.raises(DataLost):
-                await log.reader.last_shown()
+                await log.reader.read_last_message()
 
 
 async def test_what_a_silent_bookie_may_have_is_not_lost() -> None:
     log = Log([[THERE, LOST, THERE]], error=Unavailable)
-    for question in (log.reader.locate(2), log.reader.locate_time(10)):
+    for question in (log.reader.locate_index(2), log.reader.locate_time(10)):
         with pytest.raises(Unavailable):
             await question
 

@@ -30,15 +30,15 @@ async def test_a_read_makes_the_least_used_give_back_as_many_as_it_needs() -> No
     first, second, third = (Buffer(memory).holds(3 * KIB) for _ in range(3))
     first.holds(2 * KIB)
     async with memory.reserve(5 * KIB):
-        assert memory.used == 10 * KIB
+        assert memory.used_bytes == 10 * KIB
         assert memory.given_back == 1
         assert list(memory._holders) == [third, first], "the second one had not been used for longest"
     first.holds(0)
     third.holds(0)
-    assert memory.used == 5 * KIB, "what was read is handed out before another read may begin"
+    assert memory.used_bytes == 5 * KIB, "what was read is handed out before another read may begin"
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert (memory.used, memory.given_back, second in memory._holders) == (0, 1, False)
+    assert (memory.used_bytes, memory.given_back, second in memory._holders) == (0, 1, False)
     memory.check()
 
 
@@ -64,18 +64,18 @@ async def test_reads_wait_for_reads_alone_each_in_turn_and_a_lone_one_is_done_wh
         await asyncio.gather(*tasks[2:])
     assert order == [0, 2, 3]
     await asyncio.sleep(0)
-    assert memory.used == 0
+    assert memory.used_bytes == 0
     memory.check()
 
 
 def test_chunks_are_halves_of_what_is_wanted_when_many_have_something() -> None:
     memory = ReadMemory(8 << 20)
-    assert memory.read_size(1 << 20) == 1 << 20
+    assert memory.choose_read_size(1 << 20) == 1 << 20
     buffers = [Buffer(memory).holds(1) for _ in range(5)]
-    assert memory.read_size(1 << 20) == 1 << 19
+    assert memory.choose_read_size(1 << 20) == 1 << 19
     buffers += [Buffer(memory).holds(1) for _ in range(1000)]
-    assert memory.read_size(1 << 20) == CHUNK_BYTES_MIN
-    assert memory.read_size(1000) == 1000
+    assert memory.choose_read_size(1 << 20) == CHUNK_BYTES_MIN
+    assert memory.choose_read_size(1000) == 1000
 
 
 @pytest.mark.asyncio
@@ -88,7 +88,7 @@ async def test_under_any_order_the_bound_holds_and_every_read_is_done(seed: int)
         for _ in range(20):
             size = rng.randrange(1, 40 * KIB)
             async with memory.reserve(size):
-                assert memory.used <= 100 * KIB
+                assert memory.used_bytes <= 100 * KIB
                 await asyncio.sleep(0)
                 if rng.random() < 0.1:
                     continue

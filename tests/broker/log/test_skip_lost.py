@@ -59,7 +59,7 @@ async def test_a_closed_ledger_that_is_lost_is_passed_over_on_purpose_and_everyt
         assert await _publish(running, *range(4)) == [0, 1, 2, 3]
         await acked.ack(await acked.receive())
         await acked.leave()
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         (ledger,) = [span.ledger_id for span in (await broker.topic_manager.topic(NAME)).log.shape.spans]
         topic = await broker.topic_manager.topic(NAME)
         await topic.registry.subscribe("late", topic.log.shape.start)
@@ -115,7 +115,7 @@ async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_
         for _ in range(2):
             (index,) = await _publish(running, 9)
             assert index >= LOST_INDEXES == hole.end_index, "no index is given twice"
-            await broker.topic_manager.unload(NAME)
+            await broker.topic_manager.unload_topic(NAME)
         consumer = await TestConsumer(world, broker, TOPIC).ready()
         assert await consumer.receive_payloads(2) == _of(9, 9)
         record = (await broker.topic_manager.topic(NAME)).log.record
@@ -135,7 +135,7 @@ async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_an
         acked = await TestConsumer(world, broker, TOPIC, subscription="acked").ready()
         await acked.ack(*[await acked.receive() for _ in range(6)])
         await acked.leave()
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         (span,) = (await broker.topic_manager.topic(NAME)).log.shape.spans
         gone = await _replace_bookie(running)
         assert await _publish(running, 6) == [6]
@@ -158,14 +158,14 @@ async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_an
                     initial_position=wire.Subscribe.EARLIEST,
                 ).ready()  # fmt: skip
                 assert await consumer.receive_payloads(len(left)) == left
-            await broker.topic_manager.unload(NAME)
+            await broker.topic_manager.unload_topic(NAME)
         for name in ("old", "new"):
             consumer = await TestConsumer(world, broker, TOPIC, subscription=name).ready()
             await consumer.ack(*[await consumer.receive() for _ in left])
             await consumer.leave()
         topic = await broker.topic_manager.topic(NAME)
         await topic.trim()
-        assert topic.log.shape.span(span.ledger_id) is None, "nobody waits for the lost ones"
+        assert topic.log.shape.find_span(span.ledger_id) is None, "nobody waits for the lost ones"
         await admin.close()
 
 
@@ -182,7 +182,7 @@ async def test_who_looks_up_what_is_lost_is_told_the_range_and_after_it_was_pass
             await _publish(running, number)
             times.append((await topic.log.reader.read_entry(topic.log.shape.last)).timestamp_ms)
             await asyncio.sleep(0.002)
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         topic = await broker.topic_manager.topic(NAME)
         (span,) = topic.log.shape.spans
         gone = await _replace_bookie(running)
@@ -249,7 +249,7 @@ async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_wr
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         await _publish(running, 0, 1)
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         (span,) = (await broker.topic_manager.topic(NAME)).log.shape.spans
         await _replace_bookie(running)
         admin = _admin(running)
@@ -266,7 +266,7 @@ async def test_what_is_there_is_never_passed_over(tmp_path: Path) -> None:
             "s", (await broker.topic_manager.topic(NAME)).log.shape.start
         )
         await _publish(running, 0, 1)
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         await _publish(running, 2)
         admin = _admin(running)
         for force in (False, True):

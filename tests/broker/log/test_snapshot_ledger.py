@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import TailCache
-from magnetar.broker.log.managed_ledger import ManagedLedger, ManagedLedgerRecord, TopicFenced, path_of
+from magnetar.broker.log.managed_ledger import ManagedLedger, ManagedLedgerRecord, TopicFenced, topic_path
 from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, StateLedgers
 from magnetar.broker.topic import dedup_format as stored
 from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
@@ -187,7 +187,7 @@ async def test_after_a_failed_step_the_next_write_counts_and_an_unnamed_ledger_i
     assert (len(storage.ledgers) == 2) is unknown, "it stays only when the record may name it"
     assert owner.ledger.ledger_id == old
     if step == "commit":
-        assert not owner.ledger.writable, "the record may name another ledger: the old one takes nothing more"
+        assert not owner.ledger.is_writable, "the record may name another ledger: the old one takes nothing more"
     await owner.store(3)
     assert await Owner(storage, "b").open() == 3
 
@@ -240,15 +240,15 @@ async def test_a_refused_change_of_the_list_says_whether_it_may_have_been_writte
     storage = Storage()
     session: Any = storage.session()
     topic = TopicName.parse("t")
-    await session.put(path_of(topic), encode(TopicRecord(), path_of(topic)))
+    await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
     ours = ManagedLedgerRecord(session, topic)
     await ours.read()
     honest, listed = session.commit, TopicLedger(ledger_id=7, first_index=0)
 
     async def commit(operations: Any) -> int:
         await honest(operations)
-        other = encode(TopicRecord(claim="other", ledgers=(listed,)), path_of(topic))
-        await honest([Put(path_of(topic), other)])
+        other = encode(TopicRecord(claim="other", ledgers=(listed,)), topic_path(topic))
+        await honest([Put(topic_path(topic), other)])
         raise ConnectionLost("the answer is lost")
 
     monkeypatch.setattr(session, "commit", commit)
@@ -269,13 +269,13 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
     storage = Storage()
     session: Any = storage.session()
     topic, world = TopicName.parse("t"), real_world(1)
-    await session.put(path_of(topic), encode(TopicRecord(), path_of(topic)))
+    await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
     first, second = [
         ManagedLedger(world, session, session, TailCache(1), topic, replication=one_copy, shrink=Shrink.NOTHING)
         for _ in range(2)
     ]
-    await first.read()
-    draft = await first.draft()
+    await first.read_list()
+    draft = await first.draft_ledger()
     assert not storage.ledgers, "a draft is not stored"
     honest = session.commit
 
@@ -284,8 +284,8 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
             await honest(operations)
         monkeypatch.setattr(session, "commit", honest)
         if claimed:
-            await second.read()
-            await second.claim(await second.recover())
+            await second.read_list()
+            await second.claim_list(await second.recover_ledgers())
         raise ConnectionLost("the answer is lost")
 
     monkeypatch.setattr(session, "commit", commit)
@@ -295,7 +295,7 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
     else:
         writer, _ = await first.add_with_retries(draft, end_index=0, created_ms=0, ended=None)
         assert writer.ledger_id == draft.ledger_id
-    listed = decode(storage.nodes[path_of(topic)].value, TopicRecord, path_of(topic)).ledgers
+    listed = decode(storage.nodes[topic_path(topic)].value, TopicRecord, topic_path(topic)).ledgers
     assert [each.ledger_id for each in listed] == list(storage.ledgers) == [draft.ledger_id] * (lands or not claimed)
 
 
@@ -306,11 +306,11 @@ async def test_a_ledger_whose_commit_stays_unknown_is_the_one_that_is_tried_agai
     storage = Storage()
     session: Any = storage.session()
     topic = TopicName.parse("t")
-    await session.put(path_of(topic), encode(TopicRecord(), path_of(topic)))
+    await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
     ledger = ManagedLedger(
         real_world(1), session, session, TailCache(1), topic, replication=one_copy, shrink=Shrink.NOTHING
     )
-    await ledger.read()
+    await ledger.read_list()
     honest, tried = ManagedLedgerRecord.change, list[int]()
 
     async def change(self: Any, ledgers: Any, **given: Any) -> None:
@@ -370,5 +370,5 @@ async def test_a_dropped_ledger_is_deleted_and_a_closed_one_stays() -> None:
     await owner.store(1)
     await owner.ledger.close()
     assert await Owner(storage, "b").open() == 1
-    await owner.ledger.drop()
+    await owner.ledger.delete()
     assert not storage.ledgers

@@ -16,10 +16,10 @@ from magnetar.broker.log import topic_log
 from magnetar.broker.log.appender import AGE_LOOK_MS, Publish
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.log_queue_core import SequenceRange
-from magnetar.broker.log.managed_ledger import TopicFenced, path_of
+from magnetar.broker.log.managed_ledger import TopicFenced, topic_path
 from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog
 from magnetar.ledger import LedgerClient, LedgerConfig
-from magnetar.ledger.sender import Append
+from magnetar.ledger.sender import FutureAppend
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord, TopicRecord, decode, encode
 from magnetar.metadata.store import MetadataStore
@@ -92,7 +92,7 @@ class Owner:
         """What the log holds, from the first entry to the last."""
         found: list[bytes] = []
         position = self.log.shape.after(self.log.shape.start)
-        while self.log.shape.readable(position):
+        while self.log.shape.is_readable(position):
             for entry in await self.log.reader.read(position, 1 << 20):
                 found += payloads_of(entry.payload)
                 position = self.log.shape.after(entry.position)
@@ -112,9 +112,9 @@ class Bench:
         return owner
 
     async def list(self) -> TopicRecord:
-        node = await self.store.get(path_of(TOPIC))
+        node = await self.store.get(topic_path(TOPIC))
         assert node is not None
-        return decode(node.value, TopicRecord, path_of(TOPIC))
+        return decode(node.value, TopicRecord, topic_path(TOPIC))
 
     async def ledger(self, ledger_id: int) -> LedgerRecord | None:
         node = await self.store.get(paths.ledger(ledger_id))
@@ -124,8 +124,8 @@ class Bench:
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with cluster(tmp_path, brokers=0) as running:
-        store = running.store.session()
-        await store.put(path_of(TOPIC), encode(TopicRecord(), path_of(TOPIC)))
+        store = running.store.new_session()
+        await store.put(topic_path(TOPIC), encode(TopicRecord(), topic_path(TOPIC)))
         bench = Bench(running, store)
         yield bench
         for owner in bench.owners:
@@ -280,7 +280,7 @@ async def test_a_topic_without_publishes_is_taken_over_with_one_write_and_has_no
     for _ in range(2):
         owner = await bench.owner()
         await owner.log.close()
-    assert writes == [[path_of(TOPIC)], [path_of(TOPIC)]]
+    assert writes == [[topic_path(TOPIC)], [topic_path(TOPIC)]]
     assert (await bench.list()).ledgers == ()
     assert await bench.store.children(paths.LEDGERS) == []
 
@@ -320,7 +320,9 @@ async def test_the_last_ledger_is_closed_in_the_commit_that_claims_the_list_and_
     ((_, position, _),) = await second.settled(1)
     old, new = paths.ledger(listed.ledger_id), paths.ledger(position.ledger_id)
     writes = [each for each in writes if each != [paths.LEDGER_IDS]]
-    assert writes == [[old], [old, path_of(TOPIC)], [new, path_of(TOPIC)]], "in recovery, closed and claimed, made"
+    assert writes == [[old], [old, topic_path(TOPIC)], [new, topic_path(TOPIC)]], (
+        "in recovery, closed and claimed, made"
+    )
     assert [each.entries for each in (await bench.list()).ledgers] == [2, -1]
 
 
@@ -461,8 +463,8 @@ async def test_a_failing_bookie_is_replaced_or_the_tail_moves_to_a_new_ledger_in
     tmp_path: Path, replaced: bool
 ) -> None:
     async with cluster(tmp_path, bookies=2, brokers=0) as running:
-        store = running.store.session()
-        await store.put(path_of(TOPIC), encode(TopicRecord(), path_of(TOPIC)))
+        store = running.store.new_session()
+        await store.put(topic_path(TOPIC), encode(TopicRecord(), topic_path(TOPIC)))
         bench = Bench(running, store)
         owner = await bench.owner(replace(LEDGER, ensemble_changes_max=int(replaced)))
         owner.publish(10)
@@ -543,7 +545,7 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     push = writer.push
 
     def unanswered(publish: Publish) -> None:
-        push(Append(publish.frames, publish.size, asyncio.get_running_loop().create_future()))
+        push(FutureAppend(publish.frames, publish.size, asyncio.get_running_loop().create_future()))
         owner.log._appender.on_append_failed(writer)
 
     monkeypatch.setattr(writer, "push", unanswered)
@@ -683,14 +685,14 @@ async def test_closing_during_a_termination_waits_for_it(bench: Bench, monkeypat
     owner = await bench.owner()
     owner.publish()
     await owner.settled(1)
-    seal, sealing, go_on = owner.log._managed_ledger.seal, asyncio.Event(), asyncio.Event()
+    seal, sealing, go_on = owner.log._managed_ledger.commit_end, asyncio.Event(), asyncio.Event()
 
     async def slowly(*given: Any, **named: Any) -> None:
         sealing.set()
         await go_on.wait()
         await seal(*given, **named)
 
-    monkeypatch.setattr(owner.log._managed_ledger, "seal", slowly)
+    monkeypatch.setattr(owner.log._managed_ledger, "commit_end", slowly)
     terminating = asyncio.ensure_future(owner.log.terminate())
     await sealing.wait()
     closing = asyncio.ensure_future(owner.log.close())

@@ -99,7 +99,7 @@ async def test_a_compaction_takes_a_long_entry_apart_beside_the_event_loop(
         compaction = broker.topics[TOPIC].compaction
         steps.clear()
         assert compaction.start()
-        await compaction.wait()
+        await compaction.wait_finished()
         assert compaction.progress.error == ""
         assert compaction.view.compacted is not None
         assert compaction.view.compacted.record.messages == 7  # k0 of the first entry comes again in the second
@@ -115,7 +115,7 @@ async def test_the_slots_are_the_same_however_they_are_found(kind: int, monkeypa
     monkeypatch.setattr(unfolding, "LONG_MESSAGES", 10)
     there = StoredEntry.parse(Position(1, 0), part)
     assert not there.find_slots()
-    assert not there.slots_known
+    assert not there.has_slots
     assert await unfolding.compute_slots(part, real_world()) == here.slots
 
 

@@ -141,7 +141,7 @@ async def test_a_broker_that_meets_a_fence_stops_the_topic_at_once_and_tells_its
         consumer = await TestConsumer(running.world, first, TOPIC).ready()
         await producer.send(b"0")
         await consumer.receive_payloads(1)
-        store = running.store.session()
+        store = running.store.new_session()
         (bundle,) = await store.children(f"{paths.OWNERS}/public/default")
         await store.delete(f"{paths.OWNERS}/public/default/{bundle}")  # what the end of its session does
         await store.close()
@@ -166,10 +166,10 @@ async def test_a_broker_that_can_have_another_session_serves_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster(tmp_path, brokers=0) as running:
-        sessions = [running.store.session()]
+        sessions = [running.store.new_session()]
 
         async def another() -> object:
-            sessions.append(running.store.session())
+            sessions.append(running.store.new_session())
             return sessions[-1]
 
         from tests.support.cluster import SMALL
@@ -189,7 +189,7 @@ async def test_a_broker_that_can_have_another_session_serves_again(
         monkeypatch.setattr("magnetar.broker.server.RENEW_RETRY_S", 0.05)
         await sessions[0].close()
         async with asyncio.timeout(20):
-            while len(sessions) < 3 or await running.store.session().get(paths.broker(broker.name)) is None:  # noqa: ASYNC110
+            while len(sessions) < 3 or await running.store.new_session().get(paths.broker(broker.name)) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         with pytest.raises(SessionExpired):
             await sessions[1].revision()
@@ -269,7 +269,7 @@ async def test_trimming_waits_for_the_persisted_position(tmp_path: Path) -> None
         await topic.subscriptions["s"].wait_durable()
         assert len(await topic.trim()) >= 2
         assert topic.log.shape.first_index >= 4
-        await broker.topic_manager.unload(topic.name)
+        await broker.topic_manager.unload_topic(topic.name)
         again = await TestConsumer(running.world, broker, TOPIC).ready()
         assert await again.quiet()
         reader = await TestConsumer(

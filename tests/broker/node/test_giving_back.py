@@ -82,7 +82,7 @@ class Deployment:
         """Until it has nothing more to do by itself."""
         for _ in range(100_000):
             await asyncio.sleep(0)
-            if not (self.subscription.pump._due or self.subscription.pump.returns):
+            if not (self.subscription.pump._due or self.subscription.pump.return_queue):
                 return
         raise AssertionError("it has no end")
 
@@ -139,7 +139,7 @@ async def test_when_the_last_consumer_goes_nothing_is_given_back_and_the_next_be
     going, _ = deployment.join(1)
     await deployment.quiet()
     deployment.subscription.leave(going)
-    assert not deployment.subscription.pump.returns
+    assert not deployment.subscription.pump.return_queue
     deployment.type = wire.Subscribe.KEY_SHARED
     _, outlet = deployment.join(2)
     await deployment.quiet()

@@ -74,8 +74,8 @@ async def test_what_was_made_anew_meanwhile_stays_with_all_that_is_its(
                 await client.subscribe(TOPIC, "s", initial_position=InitialPosition.Earliest)
 
             when_it_has_ended(monkeypatch, anew)
-            await owned.delete(NAME, force=True)
-            assert await running.store.session().get(PATH) is not None
+            await owned.delete_topic(NAME, force=True)
+            assert await running.store.new_session().get(PATH) is not None
             assert [each.version for each in await admin.schemas(TOPIC)] == [0]
             assert set((await admin.topic_permissions(TOPIC)).roles) == {"someone"}
             assert await admin.topic_properties(TOPIC) == {"of": "this life"}
@@ -154,7 +154,7 @@ async def test_a_partition_that_was_made_anew_since_it_was_asked_stays(
         await admin.delete_topic(TOPIC, force=True)
         for number in range(2):
             path = paths.topic("public", "default", f"named-partition-{number}")
-            assert await running.store.session().get(path) is not None
+            assert await running.store.new_session().get(path) is not None
 
 
 async def test_what_was_taken_over_meanwhile_is_not_deleted_by_its_former_owner(
@@ -162,12 +162,12 @@ async def test_what_was_taken_over_meanwhile_is_not_deleted_by_its_former_owner(
 ) -> None:
     async with cluster(tmp_path, brokers=1) as running:
         broker: Broker = running.brokers[0]
-        url, store = f"magnetar://{broker.endpoint}", running.store.session()
+        url, store = f"magnetar://{broker.endpoint}", running.store.new_session()
         async with AdminClient(url) as admin:
             await made_with(admin)
             when_it_has_ended(monkeypatch, lambda: claimed(store, PATH, TopicRecord))
             with pytest.raises(NotOwner, match="taken over"):
-                await broker.topic_manager.delete(NAME, force=True)
+                await broker.topic_manager.delete_topic(NAME, force=True)
             assert await store.get(PATH) is not None
             assert [each.version for each in await admin.schemas(TOPIC)] == [0]
             assert "someone" in (await admin.topic_permissions(TOPIC)).roles
@@ -181,10 +181,10 @@ async def test_what_was_taken_over_after_the_last_look_keeps_its_schemas_and_gra
     """Each commit of a deletion looks at the record itself."""
     async with cluster(tmp_path, brokers=1) as running:
         broker: Broker = running.brokers[0]
-        url, store = f"magnetar://{broker.endpoint}", running.store.session()
+        url, store = f"magnetar://{broker.endpoint}", running.store.new_session()
         async with AdminClient(url) as admin:
             await made_with(admin)
-            still = Catalog.check_unchanged
+            still = Catalog.make_unchanged_check
 
             async def seen(self: Catalog, topic: TopicName, ended: TopicRecord) -> Check | None:
                 found = await still(self, topic, ended)
@@ -192,9 +192,9 @@ async def test_what_was_taken_over_after_the_last_look_keeps_its_schemas_and_gra
                 return found
 
             with monkeypatch.context() as patched:
-                patched.setattr(Catalog, "check_unchanged", seen)
+                patched.setattr(Catalog, "make_unchanged_check", seen)
                 with pytest.raises(NotOwner, match="taken over"):
-                    await broker.topic_manager.delete(NAME, force=True)
+                    await broker.topic_manager.delete_topic(NAME, force=True)
             assert [each.version for each in await admin.schemas(TOPIC)] == [0]
             assert "someone" in (await admin.topic_permissions(TOPIC)).roles
 
@@ -208,7 +208,7 @@ async def test_a_subscription_that_was_taken_over_or_made_anew_is_not_deleted_by
             await admin.create_topic(TOPIC)
             await admin.create_subscription(TOPIC, "s")
             topic = await broker.topic_manager.topic(NAME, create=False)
-            store, path = running.store.session(), paths.cursor("public", "default", "named", "s")
+            store, path = running.store.new_session(), paths.cursor("public", "default", "named", "s")
             await claimed(store, path, CursorRecord)
             stored: Any = topic.subscriptions["s"].store
             with pytest.raises(NotOwner, match="another broker"):
@@ -225,7 +225,7 @@ async def test_an_owner_that_stood_still_takes_no_subscription_from_the_next_one
             await admin.create_subscription(TOPIC, "s")
             await admin.unload_topic(TOPIC)
             topic = await running.brokers[0].topic_manager.topic(NAME, create=False)
-            store, path = running.store.session(), paths.cursor("public", "default", "named", "s")
+            store, path = running.store.new_session(), paths.cursor("public", "default", "named", "s")
             before = await get_record(store, path, CursorRecord)
             storage: Any = topic.registry._storage
             with pytest.raises(TopicFenced, match="taken over"):
@@ -244,7 +244,7 @@ async def test_a_deletion_that_comes_to_nothing_leaves_each_message_its_schema(
 ) -> None:
     """The metadata fails at its last step: the topic is there, and a number means what it meant."""
     async with cluster(tmp_path, brokers=1) as running:
-        url, store = f"magnetar://{running.brokers[0].endpoint}", running.store.session()
+        url, store = f"magnetar://{running.brokers[0].endpoint}", running.store.new_session()
         async with AdminClient(url, timeout_s=5) as admin, Client(url) as client:
             await admin.create_topic(TOPIC, partitions=partitions)
             await admin.put_schema(TOPIC, magnetar.schema.AvroSchema(FLIGHT).info())

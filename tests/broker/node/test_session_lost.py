@@ -32,7 +32,7 @@ class Renewing:
         self.gate = asyncio.Event()
         self.failure: MagnetarError | None = None
         self.attempts = 0
-        self.session = running.store.session()
+        self.session = running.store.new_session()
 
     async def start(self, **changes: float) -> Broker:
         config = replace(SMALL, name="first", **changes)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ class Renewing:
             self.attempts += 1
             raise self.failure
         await self.gate.wait()
-        self.session = self.running.store.session()
+        self.session = self.running.store.new_session()
         return self.session
 
     async def lose(self) -> None:
@@ -56,7 +56,7 @@ class Renewing:
         self.gate.set()
         async with asyncio.timeout(20):
             while True:
-                node = await self.running.store.session().get(paths.broker("first"))
+                node = await self.running.store.new_session().get(paths.broker("first"))
                 if node is not None and self.broker._metadata is self.session:
                     return
                 await asyncio.sleep(0.01)
@@ -139,16 +139,16 @@ async def test_until_its_bundles_are_its_own_again_a_broker_opens_no_topic(
     async with one_that_renews(tmp_path) as (running, renewing):
         broker = renewing.broker
         await (await TestProducer(running.world, broker, TOPIC).opened()).send(b"0")
-        await broker.topic_manager.unload(TopicName.parse(TOPIC))  # its bundle stays
+        await broker.topic_manager.unload_topic(TopicName.parse(TOPIC))  # its bundle stays
         reclaiming, go_on = asyncio.Event(), asyncio.Event()
-        reclaim = Ownership.reclaim
+        reclaim = Ownership.reclaim_bundles
 
         async def held(ownership: Ownership) -> None:
             reclaiming.set()
             await go_on.wait()
             await reclaim(ownership)
 
-        monkeypatch.setattr(Ownership, "reclaim", held)
+        monkeypatch.setattr(Ownership, "reclaim_bundles", held)
         await renewing.lose()
         renewing.gate.set()
         await reclaiming.wait()
@@ -231,7 +231,7 @@ async def test_a_fault_between_a_new_session_and_its_use_leaves_no_broker_withou
         await renewing.lose()
         if grace_s < 1.0:
             await closed(producer)
-        honest, given = Ownership.register, []
+        honest, given = Ownership.register_broker, []
 
         async def fails_once(self: Ownership) -> None:
             if not given:
@@ -239,7 +239,7 @@ async def test_a_fault_between_a_new_session_and_its_use_leaves_no_broker_withou
                 raise RuntimeError("a fault of ours")
             await honest(self)
 
-        monkeypatch.setattr(Ownership, "register", fails_once)
+        monkeypatch.setattr(Ownership, "register_broker", fails_once)
         await renewing.until_back()
         assert given
         assert given[0] is not broker._metadata
@@ -263,7 +263,7 @@ async def test_a_task_of_a_broker_that_is_killed_begins_again_and_is_shown(tmp_p
                 await asyncio.sleep(0.01)
         assert not kept._task.done()
         assert owner.statistics()["background_restarts"] == 1
-        assert list(owner.failing) == [name]
+        assert list(owner.failure_reasons) == [name]
         await renewing.lose()
         await renewing.until_back()
         producer = await TestProducer(running.world, broker, TOPIC).opened()
@@ -295,7 +295,7 @@ class Silent:
 async def test_a_broker_stops_in_seconds_while_the_metadata_says_nothing(tmp_path: Path) -> None:
     """However many topics it has: none waits for an answer of its own."""
     async with cluster(tmp_path, brokers=0) as running:
-        session = Silent(running.store.session())
+        session = Silent(running.store.new_session())
         config = replace(SMALL, name="first", close_timeout_s=60.0)
         broker = await Broker.start(running.world, config, cast(MetadataStore, session))
         for number in range(3):

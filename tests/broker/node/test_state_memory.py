@@ -18,8 +18,8 @@ from magnetar.broker.node.load_turns import (
     SUBSCRIPTION_BYTES,
     TOPIC_BYTES,
     StateMemory,
-    cache_sizes,
-    hole_bytes_max,
+    hole_memory_limit,
+    limit_caches,
 )
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
@@ -40,24 +40,24 @@ TOPIC = "persistent://public/default/t"
 def test_the_cache_of_catch_up_reads_gives_first_then_the_tail(
     state: int, tail: int, recent: int, lacking: int
 ) -> None:
-    assert cache_sizes(state * MIB, CONFIG) == (tail * MIB, recent * MIB, lacking * MIB)
+    assert limit_caches(state * MIB, CONFIG) == (tail * MIB, recent * MIB, lacking * MIB)
 
 
 def test_holes_of_all_subscriptions_are_within_the_limit_and_small_ones_lose_nothing() -> None:
     limit, own = 100 * MIB, 64 * MIB
-    assert hole_bytes_max([], limit, own) == own
-    assert hole_bytes_max([50 * MIB, 50 * MIB], limit, own) == own
-    most = hole_bytes_max([60 * MIB, 5 * MIB, 60 * MIB, 60 * MIB], limit, own)
+    assert hole_memory_limit([], limit, own) == own
+    assert hole_memory_limit([50 * MIB, 50 * MIB], limit, own) == own
+    most = hole_memory_limit([60 * MIB, 5 * MIB, 60 * MIB, 60 * MIB], limit, own)
     assert most == 95 * MIB // 3
     assert sum(min(size, most) for size in (60 * MIB, 5 * MIB, 60 * MIB, 60 * MIB)) <= limit
-    assert hole_bytes_max([MIB] * 10_000, limit, own) == HOLES_BYTES_MIN
+    assert hole_memory_limit([MIB] * 10_000, limit, own) == HOLES_BYTES_MIN
 
 
 async def test_caches_lose_a_step_at_a_look_and_get_it_back(caplog: pytest.LogCaptureFixture) -> None:
     recent, memory = TailCache(CONFIG.catch_up_cache_bytes), CallerMemory()
     cache = TailCache(CONFIG.cache_bytes, recent)
     for number in range(60):
-        cache.put(StoredEntry(Position(1, number), (b"",), 1, number, MIB - ENTRY_BYTES, 0))
+        cache.add(StoredEntry(Position(1, number), (b"",), 1, number, MIB - ENTRY_BYTES, 0))
     state = StateMemory(CONFIG, SystemClock(), cache, memory)
     memory.connections = 200 * MIB // CONNECTION_BYTES
     with caplog.at_level(logging.WARNING, "magnetar.broker"):

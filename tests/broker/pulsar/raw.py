@@ -74,7 +74,7 @@ class Raw:
                 size = await self.stream.read_into(self._frames.read_buffer)
                 if not size:
                     raise Closed
-                for each in self._frames.receive(size):
+                for each in self._frames.receive_frames(size):
                     command, rest_ = parse_frame(each)
                     kind = pulsar.BaseCommand.Type.Name(command.type).lower()
                     self._came.append((kind, getattr(command, kind), bytes(rest_)))

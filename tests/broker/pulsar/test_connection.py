@@ -407,7 +407,7 @@ def test_a_reader_goes_on_where_its_seek_went(by_time: bool) -> None:
         await asyncio.sleep(5)
 
     broker = simulate(scenario)
-    assert not [topic for topic in broker.topics.values() if topic.users], "nothing of the connection is left"
+    assert not [topic for topic in broker.topics.values() if topic.user_count], "nothing of the connection is left"
 
 
 def test_unsubscribing_takes_force_while_others_are_connected() -> None:
@@ -826,7 +826,7 @@ def test_a_connection_that_is_lost_leaves_nothing() -> None:
         await asyncio.sleep(5)
 
     broker = simulate(scenario)
-    assert not [topic for topic in broker.topics.values() if topic.users]
+    assert not [topic for topic in broker.topics.values() if topic.user_count]
 
 
 def test_a_payload_of_the_size_that_was_told_is_stored_with_its_metadata() -> None:
@@ -894,11 +894,11 @@ class OneConnection:
     def start_leaving(self, work: Any) -> None:
         self.leaving.append(work)
 
-    def find_replaced(self, *of: object) -> str:
+    def find_replaced_instance(self, *of: object) -> str:
         return "instance"
 
     def remove_producer(self, *of: object) -> None: ...
-    remove_consumer = count_held = add = remove = remove_producer
+    remove_consumer = count_waiting_bytes = add = remove = remove_producer
 
 
 @pytest.mark.parametrize("kind", [ProducerHandler, ConsumerHandler])

@@ -17,10 +17,10 @@ from magnetar.broker.pulsar.frames import (
     FrameCutter,
     SpareBuffer,
     encode_frame,
-    message_frame,
+    encode_message_head,
+    encode_receipt,
     parse_frame,
-    receipt_frame,
-    sent_entry,
+    parse_sent_entry,
 )
 from magnetar.broker.pulsar.lookup import topics_hash
 from magnetar.proto import pulsar_pb2 as pulsar
@@ -38,7 +38,7 @@ def fed(frames: FrameCutter, data: bytes) -> Iterator[bytes]:
         room = frames.read_buffer()
         size = min(len(room), len(data))
         room[:size], data = data[:size], data[size:]
-        for each in frames.receive(size):
+        for each in frames.receive_frames(size):
             yield bytes(each)
 
 
@@ -145,16 +145,16 @@ def test_a_text_that_is_not_utf8_is_refused_wherever_it_is() -> None:
 
 def test_an_entry_without_a_checksum_gets_one() -> None:
     part = client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"payload")
-    assert sent_entry(memoryview(part)) == part
-    assert sent_entry(memoryview(part[6:])) == part
-    assert parse_header(sent_entry(memoryview(part[6:]))).sequence_id == 7
+    assert parse_sent_entry(memoryview(part)) == part
+    assert parse_sent_entry(memoryview(part[6:])) == part
+    assert parse_header(parse_sent_entry(memoryview(part[6:]))).sequence_id == 7
     with pytest.raises(CorruptEntry):
-        sent_entry(memoryview(b"\x0e\x01"))
+        parse_sent_entry(memoryview(b"\x0e\x01"))
 
 
 def test_the_head_of_a_message_is_protobufs() -> None:
     message = pulsar.CommandMessage(consumer_id=3, message_id=MessageIdData(ledgerId=5, entryId=0))
-    head = message_frame(message.SerializeToString(), 11)
+    head = encode_message_head(message.SerializeToString(), 11)
     assert struct.unpack(">I", head[:4])[0] == len(head) - 4 + 11
     command, rest = parse_frame(memoryview(head[4:] + bytes(11)))
     assert (command.message, len(rest)) == (message, 11)
@@ -168,7 +168,7 @@ def test_a_receipt_is_protobufs(producer: int, first: int, highest: int, ledger:
     )
     if highest:
         receipt.highest_sequence_id = highest
-    assert receipt_frame(producer, first, highest, ledger, entry) == encode_frame(send_receipt=receipt)
+    assert encode_receipt(producer, first, highest, ledger, entry) == encode_frame(send_receipt=receipt)
 
 
 # ------------------------------------------------------------------ numbers
@@ -178,7 +178,7 @@ def test_an_ack_set_says_which_messages_are_left(count: int, indexes: set[int]) 
     words = translate.encode_ack_set(acked, count)
     assert all(-(1 << 63) <= word < 1 << 63 for word in words)
     id_ = MessageIdData(ledgerId=1, entryId=2, ack_set=words)
-    found = list(translate.individual_acks([id_], lambda position: count))
+    found = list(translate.parse_individual_acks([id_], lambda position: count))
     if len(acked) == count or not acked:
         assert found == ([AckedEntry(Position(1, 2))] if not words else [])
     else:
@@ -188,7 +188,9 @@ def test_an_ack_set_says_which_messages_are_left(count: int, indexes: set[int]) 
 def test_a_cumulative_ack_may_name_nothing_an_entry_or_a_part_of_it() -> None:
     def of(entry: int, *words: int) -> list[AckedEntry]:
         return list(
-            translate.cumulative_ack(MessageIdData(ledgerId=4, entryId=translate.unsigned_long(entry), ack_set=words))
+            translate.parse_cumulative_ack(
+                MessageIdData(ledgerId=4, entryId=translate.unsigned_long(entry), ack_set=words)
+            )
         )
 
     assert of(-1) == []
@@ -201,11 +203,11 @@ def test_a_cumulative_ack_may_name_nothing_an_entry_or_a_part_of_it() -> None:
 
 def test_ids_are_javas_longs() -> None:
     earliest = MessageIdData(ledgerId=(1 << 64) - 1, entryId=(1 << 64) - 1)
-    assert translate.message_id(earliest).position == (-1, -1)
-    assert translate.wire_id(Position(-1, -1), -1) == MessageIdData(
+    assert translate.parse_message_id(earliest).position == (-1, -1)
+    assert translate.encode_message_id(Position(-1, -1), -1) == MessageIdData(
         ledgerId=(1 << 64) - 1, entryId=(1 << 64) - 1, partition=-1, batch_index=-1
     )
-    assert translate.message_id(MessageIdData(ledgerId=1, entryId=2, ack_set=[0b100])).batch_index == 2
+    assert translate.parse_message_id(MessageIdData(ledgerId=1, entryId=2, ack_set=[0b100])).batch_index == 2
 
 
 def test_the_hash_of_topics_is_that_of_pulsars_clients() -> None:

@@ -92,7 +92,7 @@ def test_a_pattern_costs_no_more_than_its_names_are_long() -> None:
 
 
 def test_without_the_library_patterns_are_refused_and_the_flag_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert topic_lists.is_supported()
+    assert topic_lists.supports_patterns()
     monkeypatch.setitem(sys.modules, "re2", None)
     with pytest.raises(NotAllowed, match="google-re2"):
         topic_lists.compile_pattern("x")

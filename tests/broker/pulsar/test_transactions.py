@@ -252,7 +252,7 @@ def test_what_is_only_named_joins_nothing_and_makes_no_topic() -> None:
         assert not (await raw.next("get_topics_of_namespace_response")).topics
 
     broker = simulate(scenario)
-    (coordinator,) = broker.topic_manager.transactions.loaded
+    (coordinator,) = broker.topic_manager.transactions.loaded_coordinators
     assert coordinator.statistics()["settling_topics"] == 0
     assert not broker.topics
 

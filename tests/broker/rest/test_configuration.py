@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.broker.common.config import DYNAMIC, FIXED, NAMES
 from magnetar.broker.rest.call import BadRequest
-from magnetar.broker.rest.cluster_routes import PULSAR, SHOWN, changed_settings, policy_value, removed_fields
+from magnetar.broker.rest.cluster_routes import PULSAR, SHOWN, changed_settings, parse_policy_value, removed_fields
 from magnetar.broker.server import Broker
 from magnetar.proto.policies import Policies
 from tests.broker.rest.http import V2, Http, T, serving
@@ -91,7 +91,7 @@ def test_each_setting_has_one_name_that_is_shown_and_takes_what_it_shows() -> No
         texts = changed_settings(Policies(**{name: value}))  # type: ignore[arg-type]
         assert list(texts) == [PULSAR.get(name, name)]
         for spelt in (name, *texts):
-            assert policy_value(spelt, texts[PULSAR.get(name, name)]) == {name: value}
+            assert parse_policy_value(spelt, texts[PULSAR.get(name, name)]) == {name: value}
     assert changed_settings(Policies(auto_subscription_creation=False)) == {"allowAutoSubscriptionCreation": "false"}
 
 

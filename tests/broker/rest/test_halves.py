@@ -132,4 +132,4 @@ async def test_a_broker_asks_the_one_that_has_the_coordinator(tmp_path: Path) ->
         finally:
             await http.close()
         assert await it.state() == "PARKED"
-        assert [each.number for each in first.topic_manager.transactions.loaded] == [it.half.id.most]
+        assert [each.number for each in first.topic_manager.transactions.loaded_coordinators] == [it.half.id.most]

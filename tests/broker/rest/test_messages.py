@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from magnetar.broker.rest import subscriptions_routes as messages
-from magnetar.broker.rest.stats import RateMeters, merge_stats
+from magnetar.broker.rest.stats import RateMeters, merge_partition_stats
 from magnetar.broker.server import Broker
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import PROPERTIES_LONG, client_part_of_bytes, encode_batch, encode_entry, plain_items
@@ -195,13 +195,13 @@ class Clock:
 def test_rates_are_those_since_the_last_question() -> None:
     clock = Clock()
     meters = RateMeters(clock)
-    assert meters.rates(1, clock.wall_ms() - 10_000, (100,)) == (10.0,)
+    assert meters.measure_rates(1, clock.wall_ms() - 10_000, (100,)) == (10.0,)
     clock.now += 0.5
-    assert meters.rates(1, 0, (500,)) == (10.0,), "asked too soon"
+    assert meters.measure_rates(1, 0, (500,)) == (10.0,), "asked too soon"
     clock.now += 4.5
-    assert meters.rates(1, 0, (600,)) == (100.0,)
+    assert meters.measure_rates(1, 0, (600,)) == (100.0,)
     clock.now += 1
-    assert meters.rates(1, 0, (600,)) == (0.0,)
+    assert meters.measure_rates(1, 0, (600,)) == (0.0,)
 
 
 def test_statistics_of_partitions_are_merged_by_their_kind() -> None:
@@ -212,7 +212,7 @@ def test_statistics_of_partitions_are_merged_by_their_kind() -> None:
         }  # fmt: skip
 
     parts = [part(1, 7, "a", 1, [1], False), part(2, 3, "b", 5, [2], True), part(4, 0, "a", 2, [], False)]
-    assert merge_stats(parts) == {
+    assert merge_partition_stats(parts) == {
         "msgInCounter": 7, "lastAckedTimestamp": 7, "subscriptions": {"a": {"msgBacklog": 3}, "b": {"msgBacklog": 5}},
         "list": [1, 2], "on": True,
     }  # fmt: skip

@@ -13,9 +13,9 @@ from magnetar.broker.rest.policies import (
     BacklogQuota,
     PolicyRow,
     convert_value,
-    fields_of_namespace,
+    make_quota_map,
+    parse_namespace_policies,
     parse_quota,
-    quota_map,
 )
 from magnetar.broker.rest.policies_routes import OF_NAMESPACES, OF_TOPICS
 from magnetar.proto.names import NamespaceName
@@ -127,7 +127,7 @@ async def test_what_is_not_here_shows_that_nothing_is_set_and_says_why_it_cannot
     async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.done("PUT", f"{V2}/persistent/public/default/p/partitions", 2)
-        before = await broker.topic_manager.policies.read_own(NamespaceName("public", "default"), None)
+        before = await broker.topic_manager.policies.read_set_policies(NamespaceName("public", "default"), None)
         for base, rows in ((NS, OF_NAMESPACES), (T, OF_TOPICS), (f"{V2}/persistent/public/default/p", OF_TOPICS)):
             for row in rows:
                 path = f"{base}/{row.name}"
@@ -147,7 +147,7 @@ async def test_what_is_not_here_shows_that_nothing_is_set_and_says_why_it_cannot
         assert "no tiered storage" in refused.reason
         assert (await http.get(f"{T}/offload"))["status"] == "NOT_RUN"
         assert (
-            await broker.topic_manager.policies.read_own(NamespaceName("public", "default"), None)
+            await broker.topic_manager.policies.read_set_policies(NamespaceName("public", "default"), None)
             == before
             == Policies()
         )
@@ -168,7 +168,7 @@ def test_the_policies_of_a_namespace_are_taken_partly_filled() -> None:
         "backlog_quota_map": {"destination_storage": {"limitSize": 1 << 20}}, "deduplicationEnabled": None,
         "subscription_types_enabled": [], "offload_policies": {"anything": 1}, "brand_new": [1],
     }  # fmt: skip
-    assert fields_of_namespace(given) == {
+    assert parse_namespace_policies(given) == {
         "max_consumers": 3, "retention_minutes": 5, "retention_mib": 5, "dispatch_rate_messages": 15,
         "dispatch_rate_bytes": 0, "backlog_quota_bytes": 1 << 20,
     }  # fmt: skip
@@ -212,4 +212,4 @@ def test_quotas_below_one_byte_are_refused_and_minus_one_is_no_limit() -> None:
     for given, kind in ((BacklogQuota(limitSize=0), "destination_storage"), (BacklogQuota(limitTime=1), "both")):
         with pytest.raises(BadRequest):
             parse_quota(given, kind)
-    assert quota_map(Policies()) == {}
+    assert make_quota_map(Policies()) == {}

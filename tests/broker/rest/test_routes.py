@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.broker.node import readiness
 from magnetar.broker.rest import cluster_routes as _cluster
-from magnetar.broker.rest.call import ROUTES, openapi_document, plain_path
+from magnetar.broker.rest.call import ROUTES, make_openapi_document, openapi_path
 from magnetar.proto.names import LONG_MAX
 from tests.broker.rest.http import V2, Http, T, serving
 
@@ -253,13 +253,13 @@ async def test_a_topic_of_another_broker_is_answered_with_its_address(tmp_path: 
 
 # ------------------------------------------------------------------ the table
 def test_the_document_has_every_route_once() -> None:
-    paths = openapi_document()["paths"]
+    paths = make_openapi_document()["paths"]
     assert sum(map(len, paths.values())) == len({(row.method, row.path) for row in ROUTES}) == len(ROUTES)
     names = [each["operationId"] for path in paths.values() for each in path.values()]
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("row", [row for row in ROUTES if row.method == "GET"], ids=plain_path)
+@pytest.mark.parametrize("row", [row for row in ROUTES if row.method == "GET"], ids=openapi_path)
 def test_a_route_that_shows_something_says_what(row: Any) -> None:
     assert row.answer
     assert row.summary.endswith(".")

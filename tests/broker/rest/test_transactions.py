@@ -136,7 +136,7 @@ async def test_coordinators_are_listed_with_their_brokers_and_statistics(tmp_pat
         urls = {each["brokerServiceUrl"] for each in await http.get(f"{V3}/coordinators")}
         assert urls == {broker.pulsar_urls[""][0]}, "the one that would take them"
         await http.get(f"{V3}/coordinatorStats")
-        assert broker.topic_manager.transactions.loaded == [], "a question loads no coordinator"
+        assert broker.topic_manager.transactions.loaded_coordinators == [], "a question loads no coordinator"
     async with scene(tmp_path / "used") as (it, broker, _):
         number = it.txn.id.most
         listed = await it.http.get(f"{V3}/coordinators")
@@ -211,7 +211,7 @@ async def test_a_broker_asks_the_others_for_their_coordinators_and_topics(tmp_pa
             assert (await it.http.get(f"{V3}/id/{it.id}"))["state"] == "ABORTED"
         finally:
             await http.close()
-        assert (await second.topic_manager.lookup(TopicName.parse(FULL))).name == first.topic_manager.name
+        assert (await second.topic_manager.find_owner(TopicName.parse(FULL))).name == first.topic_manager.name
 
 
 @pytest.mark.parametrize("text", ["", "1", "(1,x)"])

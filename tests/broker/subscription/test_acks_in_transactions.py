@@ -62,7 +62,7 @@ class Joins:
     def is_open(self, txn: TxnId) -> bool:
         return txn in self.joined and txn not in self.ended
 
-    def join_now(self, txn: TxnId, owner: str | None = None) -> bool:
+    def join_nowait(self, txn: TxnId, owner: str | None = None) -> bool:
         return self.is_open(txn)
 
     async def join(self, txn: TxnId, owner: str | None = None) -> None:
@@ -146,7 +146,9 @@ async def test_a_pending_entry_is_not_delivered_after_nack_disconnect_or_restart
     mine = await consumer(running, type=type_)
     deliveries = await received(mine, 4)
     await ack_in(mine, X, deliveries[1])
-    assert not subscription_of(running).cursor.dirty, "the broker flushes once an hour: the answer came after a write"
+    assert not subscription_of(running).cursor.is_dirty, (
+        "the broker flushes once an hour: the answer came after a write"
+    )
     mine.frame(redeliver=wire.Redeliver(entries=[wire.Position(ledger_id=deliveries[1].ledger_id, entry_id=1)]))
     mine.frame(redeliver=wire.Redeliver())
     assert ids(await received(mine, 3)) == [0, 2, 3]
@@ -163,7 +165,7 @@ async def test_a_pending_entry_is_not_delivered_after_nack_disconnect_or_restart
     subscription.settle(X, committed)
     subscription.settle(X, committed)
     await subscription.wait_durable()
-    assert not subscription.cursor.dirty
+    assert not subscription.cursor.is_dirty
     assert subscription.pending_transactions == ()
     if committed:
         await mine.ack(*[each for each in deliveries if each.entry_id != 1])
@@ -391,7 +393,7 @@ async def test_a_join_delays_no_other_frame_and_its_acknowledgement_is_answered_
     answer = await mine.next("done")
     assert (answer.request_id, answer.HasField("error")) == (0, False)
     assert subscription_of(running).pending_transactions == (X,)
-    assert not subscription_of(running).cursor.dirty
+    assert not subscription_of(running).cursor.is_dirty
 
 
 async def test_a_transaction_that_ends_while_the_topic_joins_it_takes_nothing(running: Cluster) -> None:

@@ -139,7 +139,7 @@ async def test_t17_slow_subscriptions_share_one_bound_and_hold_up_no_other(tmp_p
         most = 0
         for consumer in slow:
             assert await consumer.receive_payloads(1) == [b"%0*d" % (ENTRY, 0)]
-            most = max(most, reads.used)
+            most = max(most, reads.used_bytes)
         wanted = [b"%0*d" % (ENTRY, number) for number in range(ENTRIES)]
         fast = await TestConsumer(running.world, broker, TOPIC, "fast", initial_position=EARLIEST).ready()
         assert await fast.receive_payloads(ENTRIES) == wanted
@@ -150,4 +150,4 @@ async def test_t17_slow_subscriptions_share_one_bound_and_hold_up_no_other(tmp_p
         found = await asyncio.gather(*(consumer.receive_payloads(ENTRIES - 1) for consumer in slow))
         assert all(payloads == wanted[1:] for payloads in found), "what was given back is read again"
         reads.check()
-        assert reads.used <= limit + 8_000 + 2 * ENTRY
+        assert reads.used_bytes <= limit + 8_000 + 2 * ENTRY

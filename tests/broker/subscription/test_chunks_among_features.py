@@ -15,7 +15,7 @@ from magnetar.broker.subscription import dead_letters as whole_messages
 from magnetar.client.admin.grpc_transport import stored_messages
 from magnetar.client.client import Client
 from magnetar.client.common.errors import Timeout
-from magnetar.client.core.chunking import split
+from magnetar.client.core.chunking import encode_chunks
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition, MultiplierRedeliveryBackoff
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_entry
@@ -95,7 +95,7 @@ async def in_parts(at: At, other: TestProducer) -> int:
     """Publishes a message in chunks with another one between two of them; a time between the first two chunks."""
     producer = await TestProducer(at.running.world, at.running.brokers[0], TOPIC, name="big").opened()
     metadata, when = MessageMetadata(producer_name="big", sequence_id=0, publish_time=1), 0
-    for number, entry in enumerate(split(metadata, BIG, 20_000, "u")):
+    for number, entry in enumerate(encode_chunks(metadata, BIG, 20_000, "u")):
         if number == 1:
             clock = at.running.world.clock
             begun = clock.wall_ms()
@@ -187,7 +187,7 @@ async def test_a_table_has_values_that_came_in_chunks(at: At) -> None:
 @pytest.mark.parametrize("compression", [CompressionType.NONE, CompressionType.LZ4])
 def test_a_chunk_is_shown_as_it_is_stored(compression: CompressionType) -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, compression=int(compression))  # type: ignore[arg-type]
-    entries = split(metadata, BIG, 20_000, "u")
+    entries = encode_chunks(metadata, BIG, 20_000, "u")
     shown = stored_messages(
         [wire.Delivery(ledger_id=1, entry_id=number, entry=each) for number, each in enumerate(entries)], TOPIC
     )

@@ -25,7 +25,7 @@ from magnetar.broker.log.managed_ledger import TopicFenced
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import ChunkKind, TxnAcks, bits_of
+from magnetar.broker.subscription.core.cursor_state import ChunkKind, TxnAcks, bits_of_indexes
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position, TopicName
@@ -157,13 +157,13 @@ class CursorModel(RuleBasedStateMachine):
 
     @rule(entry=Entries, indexes=Indexes, known=st.booleans())
     def ack_part(self, entry: int, indexes: set[int], known: bool) -> None:
-        self.cursor.ack_bits(POSITIONS[entry], bits_of(indexes), BATCH if known else 0)
+        self.cursor.ack_bits(POSITIONS[entry], bits_of_indexes(indexes), BATCH if known else 0)
         self.model |= self._free(self._messages(entry, indexes))
 
     @rule(txn=Txns, entry=Entries, indexes=st.one_of(st.just(set(range(BATCH))), Indexes))
     def ack_in(self, txn: TxnId, entry: int, indexes: set[int]) -> None:
         wanted, messages = TxnAcks(), self._messages(entry, indexes)
-        wanted.add(POSITIONS[entry], bits_of(indexes) if len(indexes) < BATCH else 0, BATCH)
+        wanted.add(POSITIONS[entry], bits_of_indexes(indexes) if len(indexes) < BATCH else 0, BATCH)
         new = pending_acks.judge(self.cursor, txn, wanted)
         if isinstance(new, pending_acks.Clash):
             assert messages & self.model or any(self.pending.get(each, txn) != txn for each in messages)
@@ -201,7 +201,7 @@ class CursorModel(RuleBasedStateMachine):
         """What is acknowledged up to an entry when some of it is pending: no batch of unknown size."""
         done = set[int]()
         for each in range(entry + 1):
-            if not self.pending.keys() & self._messages(each) or self.cursor.size_of(POSITIONS[each], 0):
+            if not self.pending.keys() & self._messages(each) or self.cursor.batch_size_of(POSITIONS[each], 0):
                 done |= self._free(self._messages(each))
         return done
 
@@ -254,7 +254,7 @@ class CursorModel(RuleBasedStateMachine):
 
         self.run(work())
         self.stored = self.state()
-        assert not self.cursor.dirty
+        assert not self.cursor.is_dirty
 
     @rule(writes=st.integers(0, 12), lands=st.booleans())
     def die_while_storing(self, writes: int, lands: bool) -> None:

@@ -13,8 +13,8 @@ from magnetar.broker.common.config import BrokerConfig, Replication
 from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.log.managed_ledger import TopicFenced
 from magnetar.broker.subscription import cursor_format as stored
-from magnetar.broker.subscription.core.cursor_state import bits_of
-from magnetar.broker.subscription.cursors import DurableCursor, path_of
+from magnetar.broker.subscription.core.cursor_state import bits_of_indexes
+from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerWriter
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, decode
@@ -62,15 +62,15 @@ class Bench:
         return cursor
 
     async def record(self) -> CursorRecord:
-        node = await self.store.get(path_of(TOPIC, "s"))
+        node = await self.store.get(cursor_path(TOPIC, "s"))
         assert node is not None
-        return decode(node.value, CursorRecord, path_of(TOPIC, "s"))
+        return decode(node.value, CursorRecord, cursor_path(TOPIC, "s"))
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with cluster(tmp_path, brokers=0) as running:
-        store = running.store.session()
+        store = running.store.new_session()
         bench = Bench(running, store)
         yield bench
         for cursor in bench.all:
@@ -87,12 +87,12 @@ def ack(cursor: DurableCursor, *entries: int) -> None:
 async def test_the_whole_state_comes_back(bench: Bench) -> None:
     first = await bench.created()
     ack(first, 0, 1, 3, 700)
-    first.cursor.ack_bits(Position(10, 2), bits_of([0, 2]), 4)
+    first.cursor.ack_bits(Position(10, 2), bits_of_indexes([0, 2]), 4)
     await first.durable_future()
     again = await bench.opened()
     assert again.cursor.copy_state() == first.cursor.copy_state()
     assert again.properties == {"a": "b"}
-    assert not again.cursor.dirty
+    assert not again.cursor.is_dirty
     with pytest.raises(AlreadyExists):
         await bench.created()
     with pytest.raises(SubscriptionNotFound):
@@ -115,7 +115,7 @@ async def test_an_ack_without_receipt_is_durable_after_a_while_and_at_close(benc
     ack(cursor, 0)
     cursor.schedule_write()
     async with asyncio.timeout(10):
-        while cursor.cursor.dirty:  # noqa: ASYNC110
+        while cursor.cursor.is_dirty:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     ack(cursor, 1)
     cursor.schedule_write()
@@ -149,7 +149,7 @@ async def test_the_receipt_comes_after_the_write_and_not_before(bench: Bench, mo
     gate[0].set_result(await held[0])
     await receipt
     assert cursor.cursor.persisted_mark == (10, 0)
-    assert cursor.cursor.dirty
+    assert cursor.cursor.is_dirty
 
 
 async def test_a_fault_while_storing_is_told_to_those_who_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_
     await cursor.durable_future()
     monkeypatch.setattr(stored, "CHUNK_BYTES", 20)
     ack(cursor, 1, 3)
-    torn = cursor._log.plan(cursor.cursor, 2).entries
+    torn = cursor._log.plan_write(cursor.cursor, 2).entries
     assert len(torn) > 2
     writer = cursor._ledger._writer
     assert writer is not None
@@ -260,5 +260,5 @@ async def test_a_removed_subscription_leaves_nothing(bench: Bench) -> None:
     ack(cursor, 0)
     await cursor.durable_future()
     await cursor.delete()
-    assert await bench.store.get(path_of(TOPIC, "s")) is None
+    assert await bench.store.get(cursor_path(TOPIC, "s")) is None
     assert not await bench.store.children(paths.LEDGERS)

@@ -134,7 +134,7 @@ async def test_counts_and_dead_letters_survive_a_restart_in_the_middle(
 
     broker = running.brokers[0]
     forward_by(monkeypatch, running, nobody)
-    await broker.topic_manager.unload(TopicName.parse(TOPIC))  # so that it is loaded with that way
+    await broker.topic_manager.unload_topic(TopicName.parse(TOPIC))  # so that it is loaded with that way
     mine = await consumer(running)
     first, second = await mine.receive(), await mine.receive()
     give_back(mine, second)
@@ -196,7 +196,7 @@ async def test_the_ladder_holds_a_message_back_and_it_comes_by_itself(tmp_path: 
         assert await mine.quiet(), "an hour"
         subscription = running.brokers[0].topics[TOPIC].find_subscription("s")
         async with asyncio.timeout(10):
-            while subscription.cursor.dirty:
+            while subscription.cursor.is_dirty:
                 await subscription.wait_durable()
         assert len(subscription.dispatcher.held) == 1
         await mine.close()
@@ -233,7 +233,7 @@ async def test_a_message_of_a_dead_letter_topic_that_is_given_back_stays_there(r
     if named:
         name = TopicName.parse(TOPIC)
         policies = Policies(dead_letter_max_redeliver_count=2, dead_letter_topic=GRAVE)
-        await owned.policies.change(name.namespace_name, None, policies)
+        await owned.policies.change_policies(name.namespace_name, None, policies)
     await filled(running, 1)
     mine = await consumer(running)
     for _ in range(3):

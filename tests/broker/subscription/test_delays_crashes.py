@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from magnetar.broker.subscription.core import delay_buckets
 from magnetar.broker.subscription.core import delay_buckets as delay_keys
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.cursors import DurableCursor, path_of
+from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.metadata.records import CursorRecord, decode
 from magnetar.proto.applied import Applied
@@ -28,7 +28,7 @@ from tests.broker.subscription.test_cursor_model import one_copy
 from tests.support.cluster import SMALL
 
 TOPIC = TopicName.parse("model")
-PATH = path_of(TOPIC, "s")
+PATH = cursor_path(TOPIC, "s")
 SHAPE = shape_of(40, 40)
 POSITIONS = positions_of(SHAPE)
 TIMES = {position: 100_000 + 997 * number % 7919 for number, position in enumerate(POSITIONS)}
@@ -61,7 +61,7 @@ class Life:
         )
         self.driver.start(lambda: None)
         await self.settled()
-        assert self.driver.ready
+        assert self.driver.is_ready
 
     async def settled(self) -> None:
         """Nothing of it is on its way, or it is dead."""

@@ -63,7 +63,7 @@ async def crashed(at: Deployment) -> None:
 async def all_comes(at: Deployment) -> None:
     """What was not acknowledged is delivered, what was is not, and then everything goes."""
     assert await at.backlog("s") == 2
-    assert (await examine.analyze(at.topic.log, at.topic.find_subscription("s")))[:2] == (2, 2)
+    assert (await examine.analyze_backlog(at.topic.log, at.topic.find_subscription("s")))[:2] == (2, 2)
     consumer = await at.consumer(type=SHARED)
     assert await consumer.receive_payloads(1) == [b"8"]
     assert await consumer.quiet()
@@ -115,7 +115,7 @@ async def test_a_crash_while_ledgers_between_others_go_loses_nothing_that_is_not
 ) -> None:
     consumer = await filled(at)
     before = ledgers(at)
-    change, delete = ManagedLedgerRecord.change, ManagedLedger.delete
+    change, delete = ManagedLedgerRecord.change, ManagedLedger.delete_ledgers
 
     async def changed(self: ManagedLedgerRecord, *given: Any, **fields: Any) -> None:
         if dies == "after the list":
@@ -129,7 +129,7 @@ async def test_a_crash_while_ledgers_between_others_go_loses_nothing_that_is_not
     if dies in ("before the list", "after the list"):
         monkeypatch.setattr(ManagedLedgerRecord, "change", changed)
     elif dies == "between two deletions":
-        monkeypatch.setattr(ManagedLedger, "delete", deleted)
+        monkeypatch.setattr(ManagedLedger, "delete_ledgers", deleted)
     await at.topic.find_subscription("s").wait_durable()
     if dies == "after all":
         await at.topic.trim()
@@ -178,10 +178,10 @@ async def test_numbers_count_what_is_kept(at: Deployment) -> None:
     found = [(await examine.find_nth_message(log, number, from_latest=False))[0].index for number in (1, 2, 3, 4)]
     assert found == [0, 1, 8, 9]
     assert (await examine.find_nth_message(log, 2, from_latest=True))[0].index == 8
-    assert (await log.reader.locate(2)).first_index == (await log.reader.locate(7)).first_index == 8
+    assert (await log.reader.locate_index(2)).first_index == (await log.reader.locate_index(7)).first_index == 8
     subscription = topic.find_subscription("s")
-    assert [entry.index for entry in await backlog.peek(topic.log, subscription, 5)] == [0, 8]
-    await backlog.skip(topic.log, subscription, 3)
+    assert [entry.index for entry in await backlog.peek_backlog(topic.log, subscription, 5)] == [0, 8]
+    await backlog.skip_messages(topic.log, subscription, 3)
     assert subscription.cursor.mark == (log.shape.spans[1].ledger_id, 1), "8, and 9 behind it"
     assert await at.backlog("s") == 0
 

@@ -84,7 +84,7 @@ async def test_complaint_13_a_move_does_not_begin_the_counting_anew(post: Post) 
         await mine.negative_acknowledge(await mine.receive(5000))
     assert (await mine.receive(5000)).redelivery_count() == 2
     broker = post.running.brokers[0]
-    await broker.topic_manager.unload(broker.topics[TOPIC].name)
+    await broker.topic_manager.unload_topic(broker.topics[TOPIC].name)
     message = await mine.receive(10_000)
     assert message.redelivery_count() == 2, "who loses its broker has not given back"
     for _ in range(2):

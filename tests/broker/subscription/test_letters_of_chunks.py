@@ -16,8 +16,8 @@ from magnetar.broker.subscription import dead_letters
 from magnetar.broker.topic.storage import DurableStorage
 from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
-from magnetar.client.consume.dead_letters import times_of
-from magnetar.client.core.chunking import split
+from magnetar.client.consume.dead_letters import parse_reconsume_times
+from magnetar.client.core.chunking import encode_chunks
 from magnetar.client.model.settings import (
     CompressionType,
     ConsumerDeadLetterPolicy,
@@ -166,7 +166,7 @@ class Raw:
     async def publish(self, *numbers: int, uuid: str = "u", name: str = "p", payload: bytes = BIG) -> None:
         producer = await TestProducer(self.running.world, self.running.brokers[0], TOPIC, name=name).opened()
         metadata = MessageMetadata(producer_name=name, sequence_id=0, publish_time=1)
-        entries = split(metadata, payload, ENTRY_BYTES_MAX, uuid)
+        entries = encode_chunks(metadata, payload, ENTRY_BYTES_MAX, uuid)
         for number in numbers:
             producer.frame(publish=entries[number])
             await producer.next("receipt")
@@ -328,4 +328,4 @@ async def test_copies_keep_keys_of_bytes_and_times_of_any_size(post: Post, key: 
     ("told", "times"), [("", 0), ("x", 0), ("7", 7), ("-1", 0), ("1_0", 0), (" 5", 0), ("٣", 0), ("9" * 5000, 0)]
 )
 def test_a_count_that_is_no_number_is_none(told: str, times: int) -> None:
-    assert times_of(told) == times
+    assert parse_reconsume_times(told) == times

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from magnetar.broker.subscription.core.in_log_order import InLogOrder
+from magnetar.broker.subscription.core.in_log_order import LogOrderPolicy
 from magnetar.broker.subscription.core.policy import (
     ActiveChanged,
     Entry,
     Member,
     Policy,
-    Statistics,
+    PolicyStatistics,
     SubscriptionOptions,
 )
 from magnetar.broker.subscription.core.subscription_types import TYPES, SubscriptionType
@@ -33,29 +33,29 @@ from tests.support.cluster import TestConsumer, TestProducer, cluster, payloads_
 TOPIC = "persistent://public/default/numbered"
 
 
-class Numbered(InLogOrder):
+class Numbered(LogOrderPolicy):
     """Entry n goes to consumer n modulo their number; the last one that joined is notified that it is active."""
 
     individual: ClassVar = True
 
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)
-        self.takers: list[Member] = []
+        self.candidates: list[Member] = []
         self.joined_last: list[ActiveChanged] = []
 
     def why_refused(self, newcomer: Member) -> str | None:
-        return "two consumers are enough" if len(self.takers) == 2 else None
+        return "two consumers are enough" if len(self.candidates) == 2 else None
 
     def add_member(self, member: Member) -> Member | None:
-        self.takers.append(member)
+        self.candidates.append(member)
         self.joined_last = [ActiveChanged(member, True)]
         return None
 
     def remove_member(self, member: Member) -> None:
-        self.takers.remove(member)
+        self.candidates.remove(member)
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
-        member = self.takers[entry.position.entry_id % len(self.takers)]
+        member = self.candidates[entry.position.entry_id % len(self.candidates)]
         if not member.may_receive:
             return Blocked.NO_PERMITS
         self._goes_out(entry.position, waited)
@@ -65,8 +65,8 @@ class Numbered(InLogOrder):
         events, self.joined_last = self.joined_last, []
         return events
 
-    def statistics(self) -> Statistics:
-        return Statistics(self.takers[-1] if self.takers else None)
+    def statistics(self) -> PolicyStatistics:
+        return PolicyStatistics(self.candidates[-1] if self.candidates else None)
 
 
 NUMBERED = SubscriptionType(77, "NUMBERED", Numbered)

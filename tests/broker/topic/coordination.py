@@ -54,7 +54,7 @@ class FakeCoordinator:
             self.participants.setdefault(txn, []).append(topic)
         return state
 
-    def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+    def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         if self._is_foreign(txn, owner):
             return False
         if not self.is_near or self.down is not None or self.states.get(txn, TxnState.OPEN) is not TxnState.OPEN:

@@ -73,12 +73,12 @@ async def test_an_owner_that_returns_is_fenced_when_another_took_the_topic_meanw
             broker = await running.add_broker()
             await until_owned_by(running, broker)
         else:
-            await broker.topic_manager.unload(NAME)
+            await broker.topic_manager.unload_topic(NAME)
         again = await TestProducer(
             running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=had, connection=2
         ).opened()
         assert again.answer.topic_epoch == had, "nobody took it meanwhile"
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         other = await TestProducer(
             running.world, broker, TOPIC, "b", instance="b", access_mode=EXCLUSIVE_WITH_FENCING
         ).opened()
@@ -88,7 +88,7 @@ async def test_an_owner_that_returns_is_fenced_when_another_took_the_topic_meanw
                 running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=had, connection=3
             ).opened()
         await other.close()
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         with pytest.raises(ProducerFenced):
             await TestProducer(
                 running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=had, connection=4

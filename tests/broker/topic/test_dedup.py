@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.managed_ledger import path_of
+from magnetar.broker.log.managed_ledger import topic_path
 from magnetar.broker.log.snapshot_ledger import SnapshotLedger
 from magnetar.broker.server import Broker
 from magnetar.client.client import Client
@@ -29,7 +29,7 @@ async def stored(broker: Broker) -> list[bytes]:
     log = (await broker.topic_manager.topic(NAME)).log
     found: list[bytes] = []
     position = log.shape.after(log.shape.start)
-    while log.shape.readable(position):
+    while log.shape.is_readable(position):
         for entry in await log.reader.read(position, 1 << 20):
             found += payloads_of(entry.payload)
             position = log.shape.after(entry.position)
@@ -37,9 +37,9 @@ async def stored(broker: Broker) -> list[bytes]:
 
 
 async def record(running: Cluster) -> TopicRecord:
-    node = await running.store.get(path_of(NAME))
+    node = await running.store.get(topic_path(NAME))
     assert node is not None
-    return decode(node.value, TopicRecord, path_of(NAME))
+    return decode(node.value, TopicRecord, topic_path(NAME))
 
 
 async def settle(broker: Broker) -> Any:
@@ -184,9 +184,9 @@ async def test_a_snapshot_is_due_by_the_time_that_the_policy_says(tmp_path: Path
 
 
 async def _policy(broker: Broker, text: str) -> None:
-    await broker.topic_manager.policies.change(NAME.namespace_name, NAME, policies(text))
+    await broker.topic_manager.policies.change_policies(NAME.namespace_name, NAME, policies(text))
     topic = await broker.topic_manager.topic(NAME)
-    topic.applied = broker.topic_manager.policies.cached_applied(NAME)
+    topic.applied = broker.topic_manager.policies.applied_nowait(NAME)
 
 
 async def test_what_no_snapshot_holds_is_not_trimmed(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ async def test_what_no_snapshot_holds_is_not_trimmed(tmp_path: Path) -> None:
         topic.dedup._snapshot()
         await settle(broker)
         assert len(await topic.trim(retained=False)) == 3
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         again = await TestProducer(running.world, broker, TOPIC).opened()
         assert again.answer.last_sequence_id == 6
 
@@ -245,7 +245,7 @@ async def test_a_deleted_topic_leaves_no_snapshot_ledger(tmp_path: Path) -> None
         assert place is not None
         assert place.ledger_id >= 0
         await producer.close()
-        await broker.topic_manager.delete(NAME, force=True)
+        await broker.topic_manager.delete_topic(NAME, force=True)
         assert await running.store.get(paths.ledger(place.ledger_id)) is None
 
 

@@ -261,13 +261,13 @@ def test_a_commit_sets_no_sequence_id_back() -> None:
     """Others of its producer were stored outside of the transaction while it was open."""
     dedup = Dedup(Snapshot(START, {}), now=0.0)
     dedup.on_producer_joined("p")
-    dedup.on_passed(Position(1, 0))  # of the transaction: 3
+    dedup.on_uncommitted_stored(Position(1, 0))  # of the transaction: 3
     assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.NEW
     dedup.on_publish_confirmed("p", SequenceRange(4, 4), Position(1, 1))
-    dedup.on_merged({"p": SequenceProgress(3)})
+    dedup.on_transaction_committed({"p": SequenceProgress(3)})
     assert dedup.last_sequence_id("p") == 4
     assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.DUPLICATE
-    dedup.on_merged({"p": SequenceProgress(6)})
+    dedup.on_transaction_committed({"p": SequenceProgress(6)})
     assert dedup.last_sequence_id("p") == 6
     dedup.check()
 
@@ -295,11 +295,11 @@ def test_who_has_been_gone_for_too_long_or_is_one_too_many_is_forgotten_and_who_
     for number in range(4):
         dedup.on_producer_left(f"p{number}", now=float(number))
     dedup.expire_producers(50.0, inactive_s=100.0, producers_max=3)
-    assert set(dedup.persisted) == {"p1", "p2", "p3", "p4"}
+    assert set(dedup.progress_by_producer) == {"p1", "p2", "p3", "p4"}
     dedup.expire_producers(102.5, inactive_s=100.0, producers_max=3)
-    assert set(dedup.persisted) == {"p3", "p4"}
+    assert set(dedup.progress_by_producer) == {"p3", "p4"}
     dedup.expire_producers(1e9, inactive_s=100.0, producers_max=0)
-    assert set(dedup.persisted) == {"p4"}
+    assert set(dedup.progress_by_producer) == {"p4"}
     assert dedup.forgotten == 4
     dedup.check()
 
@@ -313,10 +313,10 @@ def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_bee
     dedup.on_producer_joined("back")
     dedup.on_producer_left("back", up_s + 1.0)
     dedup.expire_producers(up_s + 1.0, inactive_s=100.0, producers_max=10)
-    assert set(dedup.persisted) == {"back", "away"}
+    assert set(dedup.progress_by_producer) == {"back", "away"}
     assert dedup.judge("away", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
     dedup.expire_producers(up_s + 100.5, inactive_s=100.0, producers_max=10)
-    assert set(dedup.persisted) == {"back"}
+    assert set(dedup.progress_by_producer) == {"back"}
 
 
 # ------------------------------------------------------------------------------------- transactions of a producer
@@ -348,7 +348,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
                 stored |= open_[txn]
             del open_[txn]
             end = core.settle(Settlement(txn, committed))
-            dedup.on_merged(end.numbers, end.sent)
+            dedup.on_transaction_committed(end.numbers, end.sent)
             dedup.add_gaps(end.back)
         elif act < 0.35:
             first = core.first_hidden
@@ -362,7 +362,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
                 if of is None or outcome.get(of):
                     dedup.on_publish_confirmed("p", numbers, position)
                 else:
-                    dedup.on_passed(position)
+                    dedup.on_uncommitted_stored(position)
                 if aborted:
                     dedup.add_gaps({"p": BitMap64([number])})
             for txn in open_:
@@ -392,7 +392,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
                     dedup.on_publish_confirmed("p", numbers, position)
                     stored.add(number)
                 else:
-                    dedup.on_passed(position)
+                    dedup.on_uncommitted_stored(position)
                     core.on_publish_confirmed(to, "p", numbers, position, position[1], 1, 10)
                     open_[to].add(number)
                 highest = max(highest, number)

@@ -55,7 +55,7 @@ class Scene:
         return await TxnProducer(self.running.world, self.broker, TOPIC).opened()
 
     async def delete(self, *, force: bool) -> None:
-        await self.broker.topic_manager.delete(NAME, force=force)
+        await self.broker.topic_manager.delete_topic(NAME, force=force)
 
     async def is_gone(self) -> bool:
         with suppress(TopicNotFound):
@@ -101,7 +101,7 @@ async def test_by_force_what_is_open_is_aborted_before_the_topic_goes(scene: Sce
     assert scene.coordinator.states[scene.txn] is TxnState.ABORTED
     assert await scene.is_gone()
     settlement = scene.coordinator.settlement(scene.txn, False)
-    assert await scene.broker.topic_manager.participants.settle(NAME, [settlement]) == [None], (
+    assert await scene.broker.topic_manager.topic_settler.settle(NAME, [settlement]) == [None], (
         "there is nothing to settle"
     )
 
@@ -154,7 +154,7 @@ async def test_a_commit_on_its_way_is_waited_for_and_counts(scene: Scene) -> Non
     await deleting
     assert scene.coordinator.states[scene.txn] is TxnState.COMMITTED
     assert await scene.is_gone()
-    assert await scene.broker.topic_manager.participants.settle(NAME, [settlement]) == [None]
+    assert await scene.broker.topic_manager.topic_settler.settle(NAME, [settlement]) == [None]
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -185,7 +185,7 @@ async def test_a_coordinator_that_hangs_ends_the_deletion_in_time(
 
 async def test_an_outcome_that_the_topic_has_not_applied_does_not_refuse_a_deletion(scene: Scene) -> None:
     scene.coordinator.settlement(scene.txn, True)
-    assert (await loaded(scene.broker)).transactions.still_open == [scene.txn]
+    assert (await loaded(scene.broker)).transactions.open_transactions == [scene.txn]
     await scene.delete(force=False)
     assert await scene.is_gone()
 
@@ -194,7 +194,7 @@ async def test_nothing_joins_while_the_topic_is_deleted(scene: Scene) -> None:
     """Neither a transaction that asks then, nor one whose coordinator answers then: its commit would lose a part."""
     early, late = scene.coordinator.begin(), scene.coordinator.begin()
     scene.coordinator.deciding.clear()
-    joining, honest, at_once = asyncio.Event(), FakeCoordinator.join, FakeCoordinator.join_now
+    joining, honest, at_once = asyncio.Event(), FakeCoordinator.join, FakeCoordinator.join_nowait
 
     async def join(txn: TxnId, topic: TopicName, owner: str | None = None) -> Any:
         if txn == early:
@@ -202,10 +202,10 @@ async def test_nothing_joins_while_the_topic_is_deleted(scene: Scene) -> None:
             await scene.coordinator.deciding.wait()
         return await honest(scene.coordinator, txn, topic)
 
-    def join_now(txn: TxnId, topic: str, owner: str | None = None) -> bool:
+    def join_nowait(txn: TxnId, topic: str, owner: str | None = None) -> bool:
         return txn != early and at_once(scene.coordinator, txn, topic)
 
-    scene.coordinator.join, scene.coordinator.join_now = join, join_now  # type: ignore[method-assign]
+    scene.coordinator.join, scene.coordinator.join_nowait = join, join_nowait  # type: ignore[method-assign]
     first, second = await scene.producer(), await TxnProducer(
         scene.running.world, scene.broker, TOPIC, "second"
     ).opened()
@@ -289,7 +289,7 @@ async def test_a_topic_that_only_an_open_transaction_uses_is_not_deleted_as_unus
         producer = await TxnProducer(at.running.world, at.broker, TOPIC).opened()
         txn = coordinator.begin()
         await producer.send_in(txn, b"0")
-        await at.broker.topic_manager.policies.change(
+        await at.broker.topic_manager.policies.change_policies(
             NAME.namespace_name, NAME, Policies(inactive_s=60, inactive_mode=mode)
         )
         await producer.close()
@@ -344,14 +344,14 @@ async def test_a_topic_with_an_open_transaction_is_deleted_at_each_step_then_aga
             await consumer.close()
             steps.clear()
             try:
-                await broker.topic_manager.delete(name, force=True)
+                await broker.topic_manager.delete_topic(name, force=True)
             except MagnetarError:
                 failed += 1
                 with suppress(TopicNotFound):
-                    await broker.topic_manager.delete(name, force=True)
+                    await broker.topic_manager.delete_topic(name, force=True)
             assert coordinator.states[txn] is TxnState.ABORTED
             settlement = coordinator.settlement(txn, False)
-            assert await broker.topic_manager.participants.settle(name, [settlement]) == [None], (
+            assert await broker.topic_manager.topic_settler.settle(name, [settlement]) == [None], (
                 "there is nothing to settle"
             )
             with pytest.raises(TopicNotFound):

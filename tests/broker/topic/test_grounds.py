@@ -38,7 +38,7 @@ class Loaded:
 
     async def compact(self) -> None:
         self.topic.compaction.start()
-        await self.topic.compaction.wait()
+        await self.topic.compaction.wait_finished()
         assert self.topic.compaction.progress.error == ""
 
     async def consumer(self, name: str = "s", **options: Any) -> TestConsumer:
@@ -191,7 +191,7 @@ async def test_what_survives_of_a_trimmed_ledger_is_there_after_a_first_transact
         await consumer.leave()
         if reload:
             await on.producer.close()
-            await on.running.brokers[0].topic_manager.unload(TopicName.parse(TOPIC))
+            await on.running.brokers[0].topic_manager.unload_topic(TopicName.parse(TOPIC))
             on.topic = await on.running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
         producer = await TxnProducer(on.running.world, on.running.brokers[0], TOPIC, "q").opened()
         txn = coordinator.begin()
@@ -262,7 +262,7 @@ async def test_a_producer_that_is_connected_goes_on_when_deduplication_is_turned
             await on.later()  # the first of them turns it on or off
             if (working := on.topic.dedup._working) is not None:
                 await working
-            assert on.topic.dedup.enabled is enabled
+            assert on.topic.dedup.is_enabled is enabled
             on.producer.sequence_id -= 1
             assert (await on.producer.send(b"b6", key="b")).duplicate is enabled
             await on.later()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.managed_ledger import path_of as topic_path
-from magnetar.broker.subscription.cursors import path_of
+from magnetar.broker.log.managed_ledger import topic_path as topic_path
+from magnetar.broker.subscription.cursors import cursor_path
 from magnetar.broker.topic.storage import DurableStorage
 from magnetar.broker.topic.subscription_registry import NAMES_BYTES_MAX, RECORD_LOST
 from magnetar.broker.topic.topic import Topic
@@ -35,7 +35,7 @@ async def _published(running: Cluster) -> Topic:
         producer = await TestProducer(world, broker, TOPIC).opened()
         await producer.send(b"x")
         await producer.close()
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
     consumer = await TestConsumer(world, broker, TOPIC, subscription="kept").ready()
     await consumer.ack(*[await consumer.receive() for _ in range(2)])
     await consumer.leave()
@@ -50,8 +50,8 @@ async def test_the_messages_of_a_subscription_whose_record_is_lost_stay_and_it_b
         topic = await _published(running)
         before = len(topic.log.shape)
         assert topic.log.record.subscriptions == ("kept", "lost")
-        await broker.topic_manager.unload(NAME)
-        await running.sessions[0].commit([Delete(path_of(NAME, "lost"), ANY)])
+        await broker.topic_manager.unload_topic(NAME)
+        await running.sessions[0].commit([Delete(cursor_path(NAME, "lost"), ANY)])
         with caplog.at_level(logging.ERROR):
             topic = await broker.topic_manager.topic(NAME)
         assert "the record of the subscription is lost" in caplog.text
@@ -75,9 +75,9 @@ async def test_messages_stay_while_a_record_of_them_is_damaged_and_who_asks_is_t
         broker, world = running.brokers[0], running.world
         topic = await _published(running)
         before = len(topic.log.shape)
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         session = running.sessions[0]
-        path = path_of(NAME, "lost") if whose == "subscription" else topic_path(NAME)
+        path = cursor_path(NAME, "lost") if whose == "subscription" else topic_path(NAME)
         whole = (await session.get(path)).value
         for place in (0, 2, 6, len(whole) - 3):
             bad = bytearray(whole)
@@ -102,7 +102,7 @@ async def test_a_deleted_subscription_keeps_nothing_and_does_not_come_back(tmp_p
         broker = running.brokers[0]
         topic = await _published(running)
         await topic.registry.unsubscribe("lost")
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         topic = await broker.topic_manager.topic(NAME)
         assert sorted(topic.subscriptions) == ["kept"]
         assert topic.log.record.subscriptions == ("kept",)
@@ -126,11 +126,11 @@ async def test_a_crash_between_the_two_records_of_a_deletion_leaves_a_subscripti
         with pytest.raises(Unavailable):
             await topic.registry.unsubscribe("lost")
         monkeypatch.setattr(DurableCursor, "delete", delete)
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         topic = await broker.topic_manager.topic(NAME)
         assert sorted(topic.subscriptions) == ["kept", "lost"], "its record was there"
         await topic.registry.unsubscribe("lost")
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         assert sorted((await broker.topic_manager.topic(NAME)).subscriptions) == ["kept"]
 
 
@@ -138,7 +138,7 @@ async def test_a_record_of_before_names_them_with_its_next_change_and_a_long_lis
     async with cluster(tmp_path) as running:
         topic = await _published(running)
         await topic.log.commit_fields(subscriptions=None)
-        await running.brokers[0].topic_manager.unload(NAME)
+        await running.brokers[0].topic_manager.unload_topic(NAME)
         topic = await running.brokers[0].topic_manager.topic(NAME)
         await topic.registry.subscribe("kept")
         assert topic.log.record.subscriptions == ("kept", "lost")
@@ -155,8 +155,8 @@ async def test_a_crash_after_the_first_of_two_lost_ones_was_made_anew_forgets_th
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         await _published(running)
-        await broker.topic_manager.unload(NAME)
-        await running.sessions[0].commit([Delete(path_of(NAME, each), ANY) for each in ("kept", "lost")])
+        await broker.topic_manager.unload_topic(NAME)
+        await running.sessions[0].commit([Delete(cursor_path(NAME, each), ANY) for each in ("kept", "lost")])
         create, made = DurableStorage.create, list[str]()
 
         async def crash(self: DurableStorage, owner: Any, name: str, *given: Any) -> Any:
@@ -188,16 +188,16 @@ async def test_a_subscription_is_made_in_the_commit_that_names_it_and_claimed_in
         for name in ("a", "b"):
             await topic.registry.subscribe(name)
         topics = topic_path(NAME)
-        assert commits == [[path_of(NAME, "a"), topics], [path_of(NAME, "b"), topics]]
-        await broker.topic_manager.unload(NAME)
+        assert commits == [[cursor_path(NAME, "a"), topics], [cursor_path(NAME, "b"), topics]]
+        await broker.topic_manager.unload_topic(NAME)
         commits.clear()
         topic = await broker.topic_manager.topic(NAME)
-        assert commits == [[path_of(NAME, "a"), path_of(NAME, "b"), topics]]
-        records = [await get_record(running.sessions[0], path_of(NAME, each), CursorRecord) for each in ("a", "b")]
+        assert commits == [[cursor_path(NAME, "a"), cursor_path(NAME, "b"), topics]]
+        records = [await get_record(running.sessions[0], cursor_path(NAME, each), CursorRecord) for each in ("a", "b")]
         assert {each[0].claim for each in records if each is not None} == {topic.log.record.claim}
         await topic.registry.unsubscribe("a")
         await topic.registry.subscribe("a")
-        made = await get_record(running.sessions[0], path_of(NAME, "a"), CursorRecord)
+        made = await get_record(running.sessions[0], cursor_path(NAME, "a"), CursorRecord)
         assert made is not None
         assert made[0].claim != topic.log.record.claim, "what is left of the deleted one cannot write here"
 
@@ -208,7 +208,7 @@ async def test_subscriptions_that_are_too_large_for_one_commit_are_claimed_one_b
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         await _published(running)
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         commit = LocalSession.commit
 
         async def one_at_a_time(self: LocalSession, operations: Sequence[Operation]) -> list[int]:
@@ -219,6 +219,6 @@ async def test_subscriptions_that_are_too_large_for_one_commit_are_claimed_one_b
         monkeypatch.setattr(LocalSession, "commit", one_at_a_time)
         topic = await broker.topic_manager.topic(NAME)
         assert sorted(topic.subscriptions) == ["kept", "lost"]
-        record = await get_record(running.sessions[0], path_of(NAME, "kept"), CursorRecord)
+        record = await get_record(running.sessions[0], cursor_path(NAME, "kept"), CursorRecord)
         assert record is not None
         assert record[0].claim == topic.log.record.claim

@@ -66,7 +66,7 @@ class Deployment:
         return self.broker.topics[TOPIC]
 
     async def lay_down(self, **policies: Any) -> None:
-        await self.broker.topic_manager.policies.change(NAME.namespace_name, NAME, Policies(**policies))
+        await self.broker.topic_manager.policies.change_policies(NAME.namespace_name, NAME, Policies(**policies))
 
     async def producer(self, name: str = "p") -> TestProducer:
         return await TestProducer(self.running.world, self.broker, TOPIC, name).opened()
@@ -80,7 +80,7 @@ class Deployment:
         await self.broker.topic_manager.maintain_topics()
 
     def backlog(self, name: str) -> Any:
-        return backlog.count_messages(self.topic.log, self.topic.find_subscription(name))
+        return backlog.count_unacknowledged(self.topic.log, self.topic.find_subscription(name))
 
 
 @asynccontextmanager
@@ -229,7 +229,7 @@ async def test_complaint_28_nothing_changes_when_no_next_ledger_can_be_made(
         async def full(*_: Any, **__: Any) -> Any:
             raise Unavailable("no bookie has room")
 
-        monkeypatch.setattr(at.topic.log._managed_ledger, "draft", full)
+        monkeypatch.setattr(at.topic.log._managed_ledger, "draft_ledger", full)
         await at.later(61)
         await producer.send(b"2")
         assert await consumer.receive_payloads(1) == [b"2"], "the ledger goes on"
@@ -321,8 +321,8 @@ async def test_t6_a_topic_that_nobody_uses_is_deleted_with_its_policies(tmp_path
         assert TOPIC in at.broker.topics
         await at.later(5)
         assert TOPIC not in at.broker.topics
-        assert await at.broker.topic_manager.catalog.partitions(NAME) is None
-        assert await at.broker.topic_manager.policies.read_own(NAME.namespace_name, NAME) == Policies()
+        assert await at.broker.topic_manager.catalog.count_partitions(NAME) is None
+        assert await at.broker.topic_manager.policies.read_set_policies(NAME.namespace_name, NAME) == Policies()
 
 
 async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_it_has_read_everything(
@@ -335,7 +335,7 @@ async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_
         await at.lay_down(inactive_s=60, inactive_mode="delete_when_subscriptions_caught_up")
         await producer.close()
         await consumer.close()
-        while at.topic.users:  # noqa: ASYNC110
+        while at.topic.user_count:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await at.later(1)
         await at.later(100)
@@ -399,9 +399,9 @@ async def test_t7_delete_has_guards_and_force_does_without_them(tmp_path: Path) 
         await at.producer()
         await at.consumer()
         with pytest.raises(Busy):
-            await at.broker.topic_manager.delete(NAME, force=False)
-        await at.broker.topic_manager.delete(NAME, force=True)
-        assert await at.broker.topic_manager.catalog.partitions(NAME) is None
+            await at.broker.topic_manager.delete_topic(NAME, force=False)
+        await at.broker.topic_manager.delete_topic(NAME, force=True)
+        assert await at.broker.topic_manager.catalog.count_partitions(NAME) is None
 
 
 async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
@@ -532,8 +532,8 @@ async def test_the_backlog_counts_messages_of_batches_that_are_acknowledged_in_p
         topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
         for delivery, left in ((await consumer.receive(), 13), (await consumer.receive(), 6)):
             await consumer.ack(delivery, indexes=range(7))
-            assert await backlog.count_messages(topic.log, topic.find_subscription("s")) == left
+            assert await backlog.count_unacknowledged(topic.log, topic.find_subscription("s")) == left
         await consumer.ack(delivery, indexes=range(7, 10))
-        assert await backlog.count_messages(topic.log, topic.find_subscription("s")) == 12, (
+        assert await backlog.count_unacknowledged(topic.log, topic.find_subscription("s")) == 12, (
             "the second counts as one acknowledged"
         )

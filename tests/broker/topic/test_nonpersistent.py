@@ -53,8 +53,8 @@ async def test_t2_without_a_bookie_publishes_are_taken_and_connected_consumers_g
     assert receipt.index == 50
     wanted = [b"%d" % number for number in range(50)]
     assert await first.receive_payloads(50) == await second.receive_payloads(50) == wanted
-    assert topic_of(running).dropped == 0
-    assert not await running.store.session().children(paths.topics("public", "default")), "no record of it"
+    assert topic_of(running).dropped_messages == 0
+    assert not await running.store.new_session().children(paths.topics("public", "default")), "no record of it"
 
 
 @pytest.mark.parametrize("type_", sorted(TYPES), ids=lambda type_: wire.Subscribe.Type.Name(type_))
@@ -88,7 +88,7 @@ async def test_t2_policies_of_stored_topics_do_not_end_it(tmp_path: Path) -> Non
             await producer.send(b"%d" % number)
             await running.brokers[0].topic_manager.maintain_topics()
         assert await consumer.receive_payloads(3) == [b"0", b"1", b"2"]
-        assert not topic_of(running).dedup.enabled
+        assert not topic_of(running).dedup.is_enabled
 
 
 async def test_t2_an_ack_is_taken_and_means_nothing(running: Cluster) -> None:
@@ -108,7 +108,7 @@ async def test_t2_what_a_consumer_does_not_take_in_time_is_dropped_and_counted(r
     consumer.permits(9999)
     rest = await consumer.receive_payloads(IN_FLIGHT_ENTRIES)
     assert rest == [b"%d" % number for number in range(500, count)]
-    assert topic_of(running).dropped == 490
+    assert topic_of(running).dropped_messages == 490
 
 
 async def test_t2_a_subscription_whose_consumers_left_is_gone_with_what_they_did_not_take(running: Cluster) -> None:
@@ -150,7 +150,7 @@ async def test_t2_partitions_live_at_several_brokers_and_lists_show_what_is_in_m
             assert {message.data() for message in got} == {b"%d" % number for number in range(9)}
             assert len({message.topic_name() for message in got}) == 3
             assert await admin.topics() == [name, single], "whichever broker is asked"
-            assert not await running.store.session().children(paths.topics("public", "default"))
+            assert not await running.store.new_session().children(paths.topics("public", "default"))
             with pytest.raises(Busy, match="non-persistent"):
                 await admin.delete_namespace("public/default")
             await admin.update_topic(name, partitions=4)

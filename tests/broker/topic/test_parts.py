@@ -50,7 +50,7 @@ async def test_a_topic_opens_its_parts_after_its_log_and_before_its_subscription
 ) -> None:
     async with cluster(tmp_path) as running:
         await TestConsumer(running.world, running.brokers[0], TOPIC, "s").ready()
-        await running.brokers[0].topic_manager.unload(NAME)
+        await running.brokers[0].topic_manager.unload_topic(NAME)
         calls.clear()
         await running.brokers[0].topic_manager.topic(NAME)
         assert calls == ["TopicLog.open", *_each("open"), "DurableCursor.open"]
@@ -62,7 +62,7 @@ async def test_a_topic_stops_its_parts_before_it_closes_its_log_and_closes_them_
     async with cluster(tmp_path) as running:
         await running.brokers[0].topic_manager.topic(NAME)
         calls.clear()
-        await running.brokers[0].topic_manager.unload(NAME)
+        await running.brokers[0].topic_manager.unload_topic(NAME)
         first = list(dict.fromkeys(calls))
         assert first == [*_each("stop"), "TopicLog.close", *_each("close")]
 
@@ -77,7 +77,7 @@ async def test_a_lost_topic_stops_every_part_and_a_deleted_one_asks_for_their_le
         assert [each for each in calls if "stop" in each][: len(PARTS)] == _each("stop")
         await running.brokers[0].topic_manager.topic(NAME)
         calls.clear()
-        await running.brokers[0].topic_manager.delete(NAME, force=True)
+        await running.brokers[0].topic_manager.delete_topic(NAME, force=True)
         assert calls[-len(PARTS) :] == _each("own_ledgers")
 
 

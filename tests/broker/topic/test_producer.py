@@ -58,7 +58,7 @@ class Told:
     def on_waiting(self, error: MagnetarError) -> None:
         self.told.append(("waits", -1))
 
-    def on_freed(self, size: int) -> None:
+    def on_bytes_freed(self, size: int) -> None:
         self.told.append(("freed", size))
 
 
@@ -74,10 +74,10 @@ async def test_answers_keep_their_place_and_what_an_entry_frees_is_told_before_i
     assert outlet.told == [], "the refusal waits for the entry before it"
     producer.on_confirmed(under_way.popleft(), Position(1, 0), 0)
     assert outlet.told == [("freed", len(first)), ("receipt", 0), ("failed", 1)]
-    assert producer.pending
+    assert producer.has_pending
     producer.on_failed(under_way.popleft(), Unavailable("no bookie"))
     assert outlet.told[3:] == [("freed", len(last)), ("failed", 2)]
-    assert not producer.pending
+    assert not producer.has_pending
 
 
 async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_is_on_its_way() -> None:

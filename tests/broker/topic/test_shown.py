@@ -123,12 +123,12 @@ async def test_operators_see_what_consumers_will_see(tmp_path: Path, coordinator
         backlogs = TopicBacklogs(at.topic)
 
         async def nth(number: int, *, from_latest: bool) -> list[bytes]:
-            return payloads_of((await backlogs.read_nth(number, from_latest=from_latest)).entry.payload)
+            return payloads_of((await backlogs.read_nth_message(number, from_latest=from_latest)).entry.payload)
 
         assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3"]
         assert await nth(2, from_latest=False) == await nth(1, from_latest=True) == [b"3"]
         with pytest.raises(NotFound):
-            await backlogs.read_nth(3, from_latest=False)
+            await backlogs.read_nth_message(3, from_latest=False)
         for hidden in (1, 4, 6, 7):
             with pytest.raises(NotFound):
                 await backlogs.read_message(at.position(hidden))
@@ -154,13 +154,13 @@ async def test_the_backlog_reaches_0_whatever_is_aborted(tmp_path: Path, coordin
         log, subscription = at.topic.shown, at.topic.find_subscription("t")
         for left in (4, 3, 2, 1, 0):
             await at.consumer.ack(await at.consumer.receive())
-            assert await backlog.count_messages(log, subscription) == left
+            assert await backlog.count_unacknowledged(log, subscription) == left
         assert subscription.cursor.mark == at.position(6)
         assert subscription.cursor.trim_limit.mark == at.position(8), "what is aborted needs no acknowledgement"
-        await backlog.skip(log, at.topic.find_subscription("s"), 3)
-        assert await backlog.count_messages(log, at.topic.find_subscription("s")) == 2
-        await backlog.skip(log, at.topic.find_subscription("s"), -1)
-        assert await backlog.count_messages(log, at.topic.find_subscription("s")) == 0
+        await backlog.skip_messages(log, at.topic.find_subscription("s"), 3)
+        assert await backlog.count_unacknowledged(log, at.topic.find_subscription("s")) == 2
+        await backlog.skip_messages(log, at.topic.find_subscription("s"), -1)
+        assert await backlog.count_unacknowledged(log, at.topic.find_subscription("s")) == 0
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -192,7 +192,7 @@ async def test_a_topic_with_nothing_but_hidden_entries_has_no_last_message(
         await producer.send_in(txn, b"0")
         topic = await loaded(running.brokers[0])
         for _ in range(2):
-            assert await topic.shown.reader.last_shown() is None
+            assert await topic.shown.reader.read_last_message() is None
             assert (await TopicBacklogs(topic).find_last_message()).position[1] == -1
             await coordinator.end(topic, txn, False)
 
@@ -200,7 +200,7 @@ async def test_a_topic_with_nothing_but_hidden_entries_has_no_last_message(
 async def test_read_uncommitted_shows_all_that_is_stored(tmp_path: Path, coordinator: FakeCoordinator) -> None:
     async with filled(tmp_path, coordinator) as at:
         subscription = at.topic.find_subscription("s")
-        await backlog.skip(at.topic.shown, at.topic.find_subscription("t"), -1)
+        await backlog.skip_messages(at.topic.shown, at.topic.find_subscription("t"), -1)
         consumer = await TestConsumer(
             at.running.world, at.running.brokers[0], TOPIC, "s", type=wire.Subscribe.SHARED,
             isolation=wire.Subscribe.READ_UNCOMMITTED,
@@ -293,7 +293,7 @@ async def test_expiry_and_quota_stop_at_the_last_stable_position(
         await at.topic.maintenance.expire_older(subscription, -3600)
         assert subscription.cursor.mark == at.position(3)
         await at.commit()
-        assert await backlog.count_messages(at.topic.shown, subscription) == 3
+        assert await backlog.count_unacknowledged(at.topic.shown, subscription) == 3
 
 
 
@@ -304,7 +304,7 @@ async def test_a_compaction_ends_before_the_first_open_transaction_in_its_positi
     async with filled(tmp_path, coordinator, compaction_retain_null_key=True) as at:
         compaction = at.topic.compaction
         assert compaction.start()
-        await compaction.wait()
+        await compaction.wait_finished()
         record = compaction.record
         assert record is not None
         assert (record.horizon_entry, record.end_index, record.messages) == (3, 4, 2)
@@ -313,6 +313,6 @@ async def test_a_compaction_ends_before_the_first_open_transaction_in_its_positi
         assert row.end_index == 4
         await at.commit()
         assert compaction.start()
-        await compaction.wait()
+        await compaction.wait_finished()
         assert compaction.record is not None
         assert (compaction.record.end_index, compaction.record.messages) == (9, 5)

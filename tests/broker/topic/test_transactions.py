@@ -63,7 +63,7 @@ async def shown(broker: Broker) -> list[bytes]:
     log = (await loaded(broker)).shown
     found: list[bytes] = []
     position = log.shape.at_or_after(log.shape.start)
-    while log.shape.readable(position):
+    while log.shape.is_readable(position):
         for entry in await log.reader.read(position, 1 << 20):
             found += payloads_of(entry.payload)
             position = log.shape.after(entry.position)
@@ -250,7 +250,7 @@ async def test_numbers_of_a_commit_count_and_those_of_an_abort_are_new_again(
         for number in range(3):
             await other.send(b"q%d" % number)
         await settled(broker)
-        assert "p" not in (await loaded(broker)).dedup.core.persisted or producer.sequence_id == 2
+        assert "p" not in (await loaded(broker)).dedup.core.progress_by_producer or producer.sequence_id == 2
         await coordinator.end(await loaded(broker), kept, True)
         await producer.send_in(gone, b"2")
         await settled(broker)
@@ -442,7 +442,7 @@ async def test_an_entry_after_the_stored_outcomes_is_found_again(
             await until_owned_by(running, second)
             assert await shown(second) == []
         topic = await loaded(second)
-        assert topic.transactions.still_open == [txn]
+        assert topic.transactions.open_transactions == [txn]
 
 
 async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_crash(
@@ -490,7 +490,7 @@ async def test_a_coordinator_whose_record_is_lost_leaves_open_what_is_open_and_h
         await until_owned_by(running, second)
         topic = await loaded(second)
         await until(lambda: len(coordinator.joins) > asked)
-        assert list(topic.transactions.still_open) == [txn], "neither committed nor aborted"
+        assert list(topic.transactions.open_transactions) == [txn], "neither committed nor aborted"
         again = await TxnProducer(world, second, TOPIC, name="again").opened()
         again.publish_in(coordinator.begin(), b"in another")
         with pytest.raises(DataLost, match="record of coordinator 3"):
@@ -500,7 +500,7 @@ async def test_a_coordinator_whose_record_is_lost_leaves_open_what_is_open_and_h
         assert await shown(second) == [], "what is after it waits"
         coordinator.down = None  # the record was restored
         await coordinator.end(topic, txn, True, entries=1, last=last)
-        await until(lambda: not topic.transactions.still_open)
+        await until(lambda: not topic.transactions.open_transactions)
         assert await shown(second) == [b"0", b"plain"]
 
 
@@ -526,7 +526,7 @@ async def test_an_entry_after_the_last_receipt_stays_hidden_after_a_crash(
             await until(lambda: txn in topic.transactions.questions._committed_at)
             assert await shown(second) == []
             await settle_at(topic, settlement)
-        await until(lambda: not topic.transactions.still_open)
+        await until(lambda: not topic.transactions.open_transactions)
         assert await shown(second) == [b"0"]
 
 
@@ -564,7 +564,7 @@ async def test_an_answer_that_tells_no_outcome_shows_nothing_and_the_topic_asks_
         coordinator.down = TransactionForgotten("it ended long ago")
         asked = len(coordinator.joins)
         await until(lambda: len(coordinator.joins) > asked + 2)
-        assert topic.transactions.still_open == [txn]
+        assert topic.transactions.open_transactions == [txn]
         assert await shown(broker) == []
         coordinator.down = None
         coordinator.states[txn] = TxnState.ABORTED
@@ -587,7 +587,7 @@ async def test_a_refused_join_makes_the_topic_ask_for_what_else_that_coordinator
         producer.publish_in(leased, b"refused")
         assert isinstance(from_wire((await producer.next("failed")).error), TransactionAborted)
         topic = await loaded(broker)
-        await until(lambda: topic.transactions.still_open == [kept])
+        await until(lambda: topic.transactions.open_transactions == [kept])
         await coordinator.end(topic, kept, True, entries=1)
         assert await consumer.receive_payloads(2) == [b"1", b"2"]
 
@@ -600,7 +600,7 @@ async def test_a_topic_without_transactions_replays_nothing_and_one_with_them_li
         producer = await TxnProducer(running.world, first, TOPIC).opened()
         for number in range(5):
             await producer.send(b"%d" % number)
-        await first.topic_manager.unload(NAME)
+        await first.topic_manager.unload_topic(NAME)
         topic = await loaded(first)
         assert topic.transactions.core is None
         assert topic.shown is topic.log
@@ -608,7 +608,7 @@ async def test_a_topic_without_transactions_replays_nothing_and_one_with_them_li
         txn = coordinator.begin()
         await producer.send_in(txn, b"5")
         await coordinator.end(topic, txn, False)
-        await first.topic_manager.unload(NAME)
+        await first.topic_manager.unload_topic(NAME)
         topic = await loaded(first)
         assert topic.transactions.replayed == 0
         assert await shown(first) == [b"%d" % number for number in range(5)]
@@ -620,7 +620,7 @@ async def test_an_unloaded_topic_keeps_its_open_transactions(tmp_path: Path, coo
         producer = await TxnProducer(running.world, broker, TOPIC).opened()
         txn = coordinator.begin()
         await producer.send_in(txn, b"0")
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
         again = await TxnProducer(running.world, broker, TOPIC, "q").opened()
         await again.send_in(txn, b"1")
         assert await shown(broker) == []
@@ -638,7 +638,7 @@ async def test_a_load_that_cannot_read_the_outcomes_says_so_and_the_next_one_has
             txn = coordinator.begin()
             await producer.send_in(txn, payload)
             await coordinator.end(await loaded(broker), txn, committed)
-        await broker.topic_manager.unload(NAME)
+        await broker.topic_manager.unload_topic(NAME)
 
         async def no_answer(*_: object) -> None:
             raise Unavailable("no bookie answers")
@@ -775,13 +775,13 @@ async def test_compaction_meets_an_open_transaction(tmp_path: Path, coordinator:
         await put("a", b"a2", None)
         await coordinator.end(topic, gone, False)
         topic.compaction.start()
-        await topic.compaction.wait()
+        await topic.compaction.wait_finished()
         assert topic.compaction.progress.error == ""
         assert await compacted(running, broker) == [b"a0", b"b0"]
         await coordinator.end(topic, txn, True)
         assert await compacted(running, broker) == [b"a0", b"b0", b"b1", b"a2"]
         topic.compaction.start()
-        await topic.compaction.wait()
+        await topic.compaction.wait_finished()
         assert await compacted(running, broker) == [b"b1", b"a2"]
 
 

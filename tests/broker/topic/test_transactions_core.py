@@ -91,7 +91,7 @@ class Walk:
         assert self.core.on_joined(txn)
 
     def send(self) -> None:
-        if opened := [each for each in self.core.open if self.core.is_open(each)]:
+        if opened := [each for each in self.core.open_txns if self.core.is_open(each)]:
             self.push(self.rng.choice(opened))
 
     def push(self, txn: TxnId | None) -> None:
@@ -118,9 +118,9 @@ class Walk:
                 assert self.core.judge(entry.txn, "p", numbers) is DedupVerdict.DUPLICATE
 
     def end(self) -> None:
-        if not self.core.open:
+        if not self.core.open_txns:
             return
-        txn = self.rng.choice(self.core.open)
+        txn = self.rng.choice(self.core.open_txns)
         own = [each for each in self.model.log if each.txn == txn and each.state == OPEN]
         receipts = own[: self.rng.choice([len(own), len(own), self.rng.randint(0, len(own))])]
         last = receipts[-1].position if receipts else Position(-1, -1)
@@ -180,7 +180,7 @@ class Walk:
         self.view.set_outcomes(again)
         before, hidden = set(self.model.shown()), set(self.positions())
         assert hidden <= before, "something is shown before its outcome is known"
-        for txn in list(again.open):
+        for txn in list(again.open_txns):
             if txn in self.outcomes:
                 again.settle(self.outcomes[txn])
             else:
@@ -190,7 +190,7 @@ class Walk:
     # ---------------------------------------------------------------- what is shown
     def positions(self) -> list[Position]:
         found, position = [], self.view.at_or_after(self.view.start)
-        while self.view.readable(position):
+        while self.view.is_readable(position):
             found.append(position)
             position = self.view.after(position)
         return found
@@ -206,7 +206,7 @@ class Walk:
         stable = {each.position: each for each in model.stable_entries() if each.state == COMMITTED}
         indexes = [each.first_index + at for each in stable.values() for at in range(each.count)]
         for index in self.rng.sample(range(model.stable_index + 2), min(5, model.stable_index + 2)):
-            assert view.messages_from(index) == sum(each >= index for each in indexes), index
+            assert view.count_messages_from(index) == sum(each >= index for each in indexes), index
             messages = self.rng.randint(0, 6)
             kept = [each for each in indexes if each >= index]
             if len(kept) > messages:
@@ -218,7 +218,7 @@ class Walk:
         decided = [each.position for each in model.log if each.state != ABORTED]
         assert back == decided[::-1]
         for span in self.shape.spans:
-            assert view.count_shown(span.ledger_id, 0) == sum(each[0] == span.ledger_id for each in shown)
+            assert view.count_visible(span.ledger_id, 0) == sum(each[0] == span.ledger_id for each in shown)
         aborted = [each for each in model.log if each.state == ABORTED]
         assert self.core.aborted_entries == len(aborted)
         assert len(self.core.aborted_indexes) == sum(each.count for each in aborted)
@@ -333,7 +333,7 @@ def test_a_million_aborts_are_stored_whole_and_take_little_memory() -> None:
     entries, indexes = BitMap(range(0, 2_000_000, 2)), BitMap64(range(0, 2_000_000, 2))
     core = Transactions(shape, TxnSnapshot(Position(1, 1_999_999)))
     core.aborted[1], core.sizes[1], core.aborted_indexes = entries, 1, indexes
-    pieces = stored.encode_part(1, core.part(1), 1)
+    pieces = stored.encode_part(1, core.aborted_part(1), 1)
     assert sum(map(len, pieces)) < 600_000
     part = stored.decode_part(1, stored.PartRow(1, 0, len(pieces)), [stored.decode_piece(each) for each in pieces])
     assert part.entries == entries

@@ -7,7 +7,13 @@ from functools import partial
 import pytest
 
 from magnetar.broker.log.log_shape_core import LogShape, Retention, Span, TrimLimit, find_trimmable, judge_ledgers
-from magnetar.broker.topic.admission_core import backlog_bytes, is_inactive, mark_within, must_roll, over_quota
+from magnetar.broker.topic.admission_core import (
+    backlog_bytes,
+    is_inactive,
+    judge_quota,
+    mark_for_backlog,
+    must_roll_ledger,
+)
 from magnetar.proto.applied import Applied
 from magnetar.proto.names import Position
 from magnetar.proto.states import BacklogQuotaState
@@ -33,7 +39,7 @@ def shape(*sizes: int, entries: int = 10) -> LogShape:
 def test_complaint_26_the_open_ledger_of_a_quiet_topic_ends_so_that_retention_can_free_it() -> None:
     log, everything = shape(5, 5), [TrimLimit(Position(2, 9))]
     applied = Applied(retention_minutes=10, retention_mib=-1)
-    due = partial(must_roll, idle_s=60, now_ms=1000)
+    due = partial(must_roll_ledger, idle_s=60, now_ms=1000)
     assert due(log, applied, everything, quiet_s=60, age_s=60)
     assert not due(log, applied, everything, quiet_s=59, age_s=60), "it may go on"
     assert not due(log, applied, [TrimLimit(Position(2, 8))], quiet_s=99, age_s=99), "somebody still needs it"
@@ -47,7 +53,7 @@ def test_complaint_26_a_last_ledger_that_is_closed_gets_a_next_one_when_retentio
     log, everything = shape(5, 5), [TrimLimit(Position(2, 9))]
     log.close_span(2, 9, 20, 5, 1000)
     applied, past = Applied(retention_minutes=10, retention_mib=-1), 1000 + 10 * 60_000
-    due = partial(must_roll, quiet_s=60, age_s=9999, idle_s=60)
+    due = partial(must_roll_ledger, quiet_s=60, age_s=9999, idle_s=60)
     assert due(log, applied, everything, now_ms=past)
     assert not due(log, applied, everything, now_ms=past - 1), "it is retained, and another one would free nothing"
     assert not due(log, applied, [TrimLimit(Position(2, 8))], now_ms=past), "somebody still needs it"
@@ -95,7 +101,7 @@ def test_messages_that_nobody_has_subscribed_to_stay_for_a_while_and_up_to_a_siz
 
 def test_the_open_ledger_of_a_topic_without_subscriptions_ends_by_its_age_alone() -> None:
     """Not because it is quiet: a message an hour would have a ledger each."""
-    due = partial(must_roll, shape(5, 5), Applied(), [], idle_s=60, now_ms=1000)
+    due = partial(must_roll_ledger, shape(5, 5), Applied(), [], idle_s=60, now_ms=1000)
     assert not due(quiet_s=99, age_s=9 * 60, unread=Retention(minutes=10, mib=1))
     assert due(quiet_s=0, age_s=10 * 60, unread=Retention(minutes=10, mib=1))
     assert not due(quiet_s=99, age_s=10**9, unread=Retention(minutes=-1, mib=1))
@@ -121,19 +127,19 @@ def test_a17_past_the_quota_by_size_or_by_age_the_policy_says_what_happens(
     policy: str, what: BacklogQuotaState
 ) -> None:
     applied = Applied(backlog_quota_bytes=1 << 20, backlog_quota_s=60, backlog_quota_policy=policy)  # type: ignore[arg-type]
-    assert over_quota(applied, MIB - 1, 59) is None
-    assert over_quota(applied, MIB, 0) is what
-    assert over_quota(applied, 0, 60) is what
-    assert over_quota(Applied(), 10**15, 10**9) is None, "there is no quota"
+    assert judge_quota(applied, MIB - 1, 59) is None
+    assert judge_quota(applied, MIB, 0) is what
+    assert judge_quota(applied, 0, 60) is what
+    assert judge_quota(Applied(), 10**15, 10**9) is None, "there is no quota"
 
 
 def test_a17_eviction_gives_up_no_more_than_it_must() -> None:
     log = shape(100, 100, 100)
     for limit in (0, 5, 50, 100, 101, 199, 250):
-        mark = mark_within(log, limit)
+        mark = mark_for_backlog(log, limit)
         assert backlog_bytes(log, mark) <= limit
         assert backlog_bytes(log, mark) > limit - 11, "one entry more would be too much"
-    assert mark_within(log, 300) == log.start
+    assert mark_for_backlog(log, 300) == log.start
 
 
 def test_t6_a_topic_is_inactive_when_nobody_uses_it_for_so_long() -> None:

@@ -19,13 +19,13 @@ from magnetar.broker.transaction.intents_core import (
     ChangeHalf,
     Effect,
     EndHalf,
+    GetStatus,
     HalfLimits,
     HalfVerb,
     Join,
     Limits,
     PrepareHalf,
     PublishHalf,
-    Status,
     WarnParked,
     WatchHalves,
 )
@@ -182,7 +182,7 @@ class HalfWorld(World):
     def _answered(self, answer: Answer) -> None:
         assert isinstance(answer.request, int)
         asked = self.asked[answer.request]
-        if isinstance(asked, Status) and asked.txn in self.stored:
+        if isinstance(asked, GetStatus) and asked.txn in self.stored:
             self.answers[answer.request] = answer.result
             if isinstance(answer.result, TxnState):
                 assert asked.txn not in self.in_doubt, "nothing is told while it is in doubt"

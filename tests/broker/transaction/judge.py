@@ -21,11 +21,11 @@ from magnetar.broker.transaction.intents_core import (
     Effect,
     End,
     EndVerb,
+    GetStatus,
     Intent,
     Join,
     Limits,
-    Settle,
-    Status,
+    SendOutcome,
     TransactionRow,
 )
 from magnetar.broker.transaction.records_core import AnyRecord, Committed, Done, Forgotten
@@ -85,7 +85,7 @@ class Judge:
             for txn, topics in self.participants.items():
                 assert txn >= record.below or txn in self.done or not topics, "forgotten: it was done"
 
-    def told(self, settle: Settle) -> None:
+    def told(self, settle: SendOutcome) -> None:
         self.says(settle.txn, TxnState.COMMITTED if settle.committed else TxnState.ABORTED)
 
 
@@ -100,7 +100,7 @@ class World:
         self.now = 1000.0
         self.asked: dict[int, Intent] = {}
         self.answers: dict[int, object] = {}
-        self.settling: list[Settle] = []
+        self.settling: list[SendOutcome] = []
         self.append_now: Append | None = None
         self.gave_up = False
         self.core = self._next_epoch()
@@ -174,7 +174,7 @@ class World:
         if self.append_now is not None:
             self.appended()
         self.flush()
-        self._write(self.core.hand_over(self.now))
+        self._write(self.core.make_hand_over(self.now))
         self._do(self.core.end_epoch())
         self._next_epoch()
 
@@ -185,7 +185,7 @@ class World:
             self.store(each)
             self._do(self.core.on_settled(each.txn, each.participant.topic))
 
-    def store(self, each: Settle) -> None:
+    def store(self, each: SendOutcome) -> None:
         before = self.judge.stored.setdefault((each.txn, each.participant.topic), each.committed)
         assert before is each.committed, "a topic is told one outcome"
 
@@ -197,7 +197,7 @@ class World:
         """Time passes, and every topic answers."""
         for _ in range(rounds):
             self.tick(self.limits.timeout_s_max + self.limits.lease_s + self.limits.prepared_s_max)
-            self.core.promote_lazy()
+            self.core.promote_deferred_records()
             self.flush()
             while self.settling:
                 self.settle()
@@ -205,7 +205,7 @@ class World:
     # ------------------------------------------------------------------ effects
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Settle):
+            if isinstance(effect, SendOutcome):
                 self.judge.told(effect)
                 self.settling.append(effect)
             elif isinstance(effect, AbandonEpoch):
@@ -224,7 +224,7 @@ class World:
         if isinstance(intent, AbortOpen) and isinstance(result, TransactionRow):
             assert result.state is not TxnState.OPEN, "what was open is aborted"
             self.judge.says(intent.txn, result.state)
-        if isinstance(intent, Join | End | Status):
+        if isinstance(intent, Join | End | GetStatus):
             if isinstance(intent, End) and intent.verb is EndVerb.COMMIT and result is TxnState.COMMITTED:
                 self.judge.empty |= {intent.txn} - self.judge.committed if not self._has_topics(intent.txn) else set()
             if isinstance(intent, Join) and result is TxnState.ABORTED and intent.txn < self.judge.forgotten:
@@ -248,5 +248,5 @@ def _plain(state: CoordinatorState) -> tuple[object, ...]:
         state.kept.ids_by_owner(), state.unsettled, state.prepared,
         dict(state.names.items()), dict(state.sinks.items()), state.last_holder, state.forgotten_below,
         state.halves.open,
-        {half: state.halves.find_outcome(half) for half in state.halves.ended_ids()},
+        {half: state.halves.find_outcome(half) for half in state.halves.ended_half_ids()},
     )  # fmt: skip

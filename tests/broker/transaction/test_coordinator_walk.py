@@ -16,10 +16,10 @@ from magnetar.broker.transaction.intents_core import (
     CommitBatch,
     End,
     EndVerb,
+    GetStatus,
     Join,
     Limits,
     RemoveParticipant,
-    Status,
     TransactionRow,
 )
 from magnetar.broker.transaction.records_core import Participant, SinkTag
@@ -73,9 +73,9 @@ def run(events: tuple[str, ...]) -> World:
                 world.crash(lands=100)
             case "hand over":
                 world.hand_over()
-        world.ask(Status(100 + number, txn))
+        world.ask(GetStatus(100 + number, txn))
     world.heal(rounds=3)
-    world.ask(Status(1000, txn))
+    world.ask(GetStatus(1000, txn))
     world.flush()
     final = world.answers[1000]
     assert final in (TxnState.COMMITTED, TxnState.ABORTED), "every transaction ends after the network heals"
@@ -145,10 +145,10 @@ class History:
             case "end":
                 self._end()
             case "status":
-                world.ask(Status(self._request(), self._txn()))
+                world.ask(GetStatus(self._request(), self._txn()))
             case "take":
                 if rng.random() < 0.3:
-                    world.core.promote_lazy()
+                    world.core.promote_deferred_records()
                 world.take()
             case "appended":
                 if world.append_now is not None:
@@ -271,7 +271,7 @@ def test_a_repeated_commit_gets_the_same_answer() -> None:
     world.ask(End(4, txn, EndVerb.COMMIT, "me"))
     while world.settling:
         world.settle()
-    world.core.promote_lazy()
+    world.core.promote_deferred_records()
     world.flush()
     world.crash()
     world.ask(End(5, txn, EndVerb.COMMIT, "me"))
@@ -308,11 +308,11 @@ def test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows() -> None:
         world.ask(Join(1, txn, "a"))
         world.ask(End(2, txn, EndVerb.COMMIT, "me"))
         world.take()
-        world.ask(Status(3, txn))
+        world.ask(GetStatus(3, txn))
         assert 3 not in world.answers, "no answer while it is in doubt"
         world.crash(lands=lands)
         assert isinstance(world.answers[2], OutcomeUnknown)
-        world.ask(Status(4, txn))
+        world.ask(GetStatus(4, txn))
         assert world.answers[4] is (TxnState.COMMITTED if lands else TxnState.ABORTED)
 
 
@@ -327,7 +327,7 @@ def test_take_over_drives_each_decided_transaction_once() -> None:
     world.tick(1000.0)
     assert [(each.txn, each.participant.topic) for each in world.settling] == [(txn, "a")]
     world.settle()
-    world.core.promote_lazy()
+    world.core.promote_deferred_records()
     world.flush()
     world.crash()
     assert world.settling == [], "it is done"
@@ -341,7 +341,7 @@ def test_two_completions_at_once_make_one_record() -> None:
     world.flush()
     world.settle()
     world._do(world.core.on_settled(txn, "a"))
-    world.core.promote_lazy()
+    world.core.promote_deferred_records()
     world.flush()
     assert sum(type(record).__name__ == "Done" for record in world.log) == 1
 
@@ -371,9 +371,9 @@ def test_of_what_is_forgotten_a_participant_is_told_an_outcome_and_a_client_that
     world.settle()
     for _ in range(3):
         world.tick(901.0)
-        world.core.promote_lazy()
+        world.core.promote_deferred_records()
         world.flush()
-    world.ask(Status(3, txn))
+    world.ask(GetStatus(3, txn))
     assert isinstance(world.answers[3], TransactionForgotten)
     world.ask(Join(4, txn, "a"))
     assert world.answers[4] is TxnState.ABORTED, "a topic that does not know the commit took no part in it"

@@ -30,18 +30,19 @@ from magnetar.broker.transaction.records_core import (
     SinkTag,
     TransactionOwner,
     Unnamed,
-    commit_record,
+    make_commit_record,
 )
 from magnetar.proto.errors import NewerFormat
 
 OWNED = TransactionOwner("role", 60.0, "app", 3, SinkTag("sink", "query", 7, "run"))
 RECORDS: list[AnyRecord] = [
-    commit_record({1: [Participant("a", 3, 7, 9), Participant("b")], 2: [Participant("b", 0)]}, SinkBatch("s", "q", 4)),
+    make_commit_record({1: [Participant("a", 3, 7, 9), Participant("b")], 2: [Participant("b", 0)]}, SinkBatch("s",
+    "q", 4)),
     Prepared(3, OWNED, [Participant("a")], 10.0), Aborted(3, ["a"]), Done([1, 2]), Detached(1, "b"), Named("n", 4),
     Unnamed(["n"]), Forgotten(7), HandedOver(2, [HandedOpen(4, OWNED, ["a"])], [HandedLease([5, 6], OWNED)]),
     Kept(512, b"\x00\xff"), Counted(4), SinkKept(SinkBatch("s", "q", -1)),
     HalfStored(9, "role", "g", "key", 10.0, [HalfMessage("a", b"\x00\xff")], 2, 3.5, "why"), HalfNoted(9, 3, 4.5, ""),
-    commit_record({10: [Participant("a", 1, 7, 10)]}, half=9), HalfRolledBack(11), HalvesKept(b"\x00", b"\xff"),
+    make_commit_record({10: [Participant("a", 1, 7, 10)]}, half=9), HalfRolledBack(11), HalvesKept(b"\x00", b"\xff"),
     HalvesForgotten(b"\x01"),
 ]  # fmt: skip
 

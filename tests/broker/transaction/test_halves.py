@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.broker.transaction.halves_core import TRIES_S
-from magnetar.broker.transaction.intents_core import ChangeHalf, HalfChange, HalfPhase, HalfVerb, PrepareHalf, Status
+from magnetar.broker.transaction.intents_core import ChangeHalf, GetStatus, HalfChange, HalfPhase, HalfVerb, PrepareHalf
 from magnetar.broker.transaction.records_core import HalfMessage
 from magnetar.proto.errors import (
     BackPressure,
@@ -51,7 +51,7 @@ def change(world: HalfWorld, half: int, verb: HalfChange) -> int:
 
 def status(world: HalfWorld, half: int) -> object:
     request = world.number()
-    world.ask(Status(request, half))
+    world.ask(GetStatus(request, half))
     return world.answers.get(request)
 
 
@@ -180,7 +180,7 @@ def test_a_commit_in_doubt_is_not_answered() -> None:
     world.publish()
     world.take()
     asked = world.number()
-    world.ask(Status(asked, half))
+    world.ask(GetStatus(asked, half))
     world.crash(lands=1)
     assert isinstance(world.answers[request], OutcomeUnknown)
     assert not isinstance(world.answers[asked], TxnState), "nor is its state"
@@ -199,7 +199,7 @@ def test_outcomes_survive_take_overs_until_their_retention_is_over() -> None:
     assert world.answers[world.end_half(yes, COMMIT)] is TxnState.COMMITTED
     assert world.answers[world.end_half(no, ROLLBACK)] is TxnState.ABORTED
     world.tick(HALF_LIMITS.retention_s)
-    world.core.promote_lazy()
+    world.core.promote_deferred_records()
     world.flush()
     for half in (yes, no):
         for verb in (COMMIT, ROLLBACK):

@@ -87,8 +87,8 @@ async def test_a_former_owner_appends_nothing() -> None:
 async def test_two_owners_at_once_have_different_epochs() -> None:
     storage = Storage()
     first, second = Owner(storage), Owner(storage)
-    await first.log.read_record()
-    await second.log.read_record()
+    await first.log.read_claim()
+    await second.log.read_claim()
     await first.log.claim_record()
     with pytest.raises(CoordinatorFenced):
         await second.log.claim_record()
@@ -210,7 +210,7 @@ async def test_take_over_goes_in_its_order(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("magnetar.broker.transaction.log.TAKE_OVER", tuple(recorded(step) for step in TAKE_OVER))
     await Owner(storage).open()
-    assert steps == ["read_record", "recover_ledger", "claim_record", "serve"]
+    assert steps == ["read_claim", "recover_ledger", "claim_record", "check_taken_over"]
 
 
 async def test_an_owner_that_closes_idle_says_so() -> None:

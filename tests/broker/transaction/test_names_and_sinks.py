@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from magnetar.broker.transaction.begins_core import BLOCK_MAX
-from magnetar.broker.transaction.intents_core import Begin, BeginAnswer, CommitBatch, End, EndVerb, Join, Limits, Status
+from magnetar.broker.transaction.intents_core import (
+    Begin,
+    BeginAnswer,
+    CommitBatch,
+    End,
+    EndVerb,
+    GetStatus,
+    Join,
+    Limits,
+)
 from magnetar.broker.transaction.records_core import SinkTag
 from magnetar.broker.transaction.table_core import COUNTER_MAX, EPOCH_MAX
 from magnetar.proto.errors import (
@@ -79,7 +88,7 @@ def test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_abort
     assert isinstance(world.answers[4], InvalidRequest), "it commits with its batch alone"
     assert batch(world, 5, 0, first) is False
     assert batch(world, 6, 0, twin) is True, "the sink has it already"
-    world.ask(Status(7, twin))
+    world.ask(GetStatus(7, twin))
     assert world.answers[7] is TxnState.ABORTED
     world.ask(Begin(8, "me", tag=SinkTag("sink", "q", 0, "run 3")))
     assert world.answers[8] == BeginAnswer(0, 0, 0.0, already=True)
@@ -107,7 +116,7 @@ def test_the_commit_of_a_batch_ends_what_was_begun_for_it_and_nothing_of_a_later
     for request, (txn, state) in enumerate(
         ((first, TxnState.COMMITTED), (twin, TxnState.ABORTED), (later, TxnState.OPEN), (other, TxnState.OPEN)), 9
     ):
-        world.ask(Status(request, txn))
+        world.ask(GetStatus(request, txn))
         assert world.answers[request] is state
     assert batch(world, 13, 1, later) is False
 
@@ -122,7 +131,7 @@ def test_who_adopts_a_sink_ends_what_the_query_before_has_left() -> None:
     assert world.answers[3] is TxnState.PREPARED
     assert batch(world, 4, 0, query="other", adopt=True) is False
     world.flush()
-    world.ask(Status(5, left))
+    world.ask(GetStatus(5, left))
     assert world.answers[5] is TxnState.ABORTED, "readers do not wait for it"
 
 
@@ -134,7 +143,7 @@ def test_a_batch_commits_whole_or_not_at_all() -> None:
     world.ask(End(4, two, EndVerb.ABORT, "me"))
     world.ask(CommitBatch(5, "me", {one: (), two: ()}))
     assert isinstance(world.answers[5], TransactionAborted)
-    world.ask(Status(6, one))
+    world.ask(GetStatus(6, one))
     assert world.answers[6] is TxnState.OPEN
     world.ask(CommitBatch(7, "me", {one: ()}))
     world.flush()
@@ -174,7 +183,7 @@ def test_past_a_bound_a_begin_is_refused_and_nothing_is_dropped() -> None:
         world.ask(Begin(request, "other", 10))
     world.ask(Begin(6, "third"))
     assert isinstance(world.answers[6], BackPressure)
-    world.ask(Status(7, 1 << COUNTER_BITS))
+    world.ask(GetStatus(7, 1 << COUNTER_BITS))
     assert world.answers[7] is TxnState.OPEN
     world.tick(601.0)
     assert world.begin(8) > 0, "ids that were not used are void"
@@ -220,7 +229,7 @@ def test_a_coordinator_whose_ids_are_used_up_takes_a_new_epoch_and_loses_nothing
     assert world.gave_up
     world.hand_over()
     assert world.begin(3) == 2 << COUNTER_BITS
-    world.ask(Status(4, txn))
+    world.ask(GetStatus(4, txn))
     assert world.answers[4] is TxnState.OPEN
     world.epoch = EPOCH_MAX - 1
     world.hand_over()

@@ -20,12 +20,12 @@ from magnetar.broker.transaction.intents_core import (
     End,
     EndHalf,
     EndVerb,
+    GetStatus,
     HalfVerb,
     Intent,
     Join,
     Limits,
     PrepareHalf,
-    Status,
     WatchHalves,
 )
 from magnetar.broker.transaction.records_core import (
@@ -39,7 +39,7 @@ from magnetar.broker.transaction.records_core import (
     SinkKept,
     SinkTag,
     TransactionOwner,
-    commit_record,
+    make_commit_record,
 )
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.proto.errors import BackPressure, InvalidRequest, MagnetarError, SinkFenced, TransactionFenced
@@ -62,13 +62,13 @@ def said(error: object, txn: int) -> tuple[object, str]:
 
 
 def status(world: World, txn: int, owner: str | None = "me") -> object:
-    return answer(world, lambda to: Status(to, txn, owner))
+    return answer(world, lambda to: GetStatus(to, txn, owner))
 
 
 def is_missing(world: World, txn: int, owner: str = "you") -> None:
     """The role is told of it, by every question, what it is told of an id that was never given."""
     questions: list[Callable[..., Intent]] = [
-        lambda to, txn: Status(to, txn, owner),
+        lambda to, txn: GetStatus(to, txn, owner),
         *(lambda to, txn, verb=verb: End(to, txn, verb, owner) for verb in EndVerb),
         lambda to, txn: CommitBatch(to, owner, {txn: ()}),
         lambda to, txn: CommitBatch(to, owner, {txn: ()}, "sink", "q", 3),
@@ -94,7 +94,7 @@ def test_what_another_role_has_is_missing_in_every_state() -> None:
     world.flush()
     while any(each.txn == done for each in world.settling):
         world.settle(next(number for number, each in enumerate(world.settling) if each.txn == done))
-    world.core.promote_lazy()
+    world.core.promote_deferred_records()
     world.flush()
     world.ask(End(31, aborted, EndVerb.ABORT, "me"))
     for txn in (unused, opened, prepared, done, ending, aborted):
@@ -285,7 +285,7 @@ def test_the_version_before_reads_what_is_written_now() -> None:
     """What it knows nothing of comes after what it reads."""
     state = CoordinatorState()
     for txn, owner in ((1, "me"), (2, "you"), (3, "")):
-        state.apply(commit_record({txn: []}, SinkBatch("sink", "q", txn, owner), owner=owner))
+        state.apply(make_commit_record({txn: []}, SinkBatch("sink", "q", txn, owner), owner=owner))
     state.apply(Named("app", 4, 0.0, "me"))
     old = msgspec.json.Decoder(OldKept | OldSinkKept | OldNamed)
     read = [

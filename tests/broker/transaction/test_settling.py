@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.broker.common.transactions import Settlement
 from magnetar.broker.transaction import peers as settling
-from magnetar.broker.transaction.peers import Settler
+from magnetar.broker.transaction.peers import SettlementSender
 from magnetar.proto.errors import MagnetarError, Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.proto.states import TxnId
@@ -44,7 +44,7 @@ async def test_what_failed_is_told_again_and_the_rest_is_not(
         if len(settled) == 5:
             done.set()
 
-    settler = Settler(real_world(1), topics, report)
+    settler = SettlementSender(real_world(1), topics, report)
     for number in range(5):
         settler.add("persistent://public/default/t", Settlement(TxnId(0, number), True))
     async with asyncio.timeout(20):
@@ -66,7 +66,7 @@ async def test_what_is_new_does_not_wait_for_what_failed(monkeypatch: pytest.Mon
         settled.append(settlement.txn.least)
         done.set()
 
-    settler = Settler(real_world(1), topics, report)
+    settler = SettlementSender(real_world(1), topics, report)
     async with asyncio.timeout(20):
         for number in range(3):
             settler.add("persistent://public/default/t", Settlement(TxnId(0, number), True))

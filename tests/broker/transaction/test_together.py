@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.broker.transaction.together import QuestionSet
+from magnetar.broker.transaction.together import CoordinatorRequests
 from magnetar.proto.errors import NotOwner, TimedOut
 from magnetar.proto.states import TxnState
 
 
 async def test_the_answers_are_in_the_order_of_the_questions_whatever_came_first() -> None:
-    together = QuestionSet()
-    first, second, third = together.add_question(), together.add_question(), together.add_question()
+    together = CoordinatorRequests()
+    first, second, third = together.add_request(), together.add_request(), together.add_request()
     second.answer(NotOwner("elsewhere"))
     waiting = asyncio.ensure_future(together.wait_answers(10.0))
     await asyncio.sleep(0)
@@ -25,15 +25,15 @@ async def test_the_answers_are_in_the_order_of_the_questions_whatever_came_first
 
 
 async def test_what_is_answered_at_once_is_not_waited_for() -> None:
-    together = QuestionSet()
-    together.add_question().answer(TxnState.COMMITTED)
+    together = CoordinatorRequests()
+    together.add_request().answer(TxnState.COMMITTED)
     assert await together.wait_answers(0.0) == [TxnState.COMMITTED]
-    assert await QuestionSet().wait_answers(0.0) == []
+    assert await CoordinatorRequests().wait_answers(0.0) == []
 
 
 async def test_one_without_an_answer_in_time_is_unknown_and_an_answer_that_comes_later_changes_nothing() -> None:
-    together = QuestionSet()
-    first, late = together.add_question(), together.add_question()
+    together = CoordinatorRequests()
+    first, late = together.add_request(), together.add_request()
     first.answer(TxnState.COMMITTED)
     results = await together.wait_answers(0.001)
     assert results[0] is TxnState.COMMITTED

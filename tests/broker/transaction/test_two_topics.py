@@ -21,7 +21,7 @@ from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
 from magnetar.broker.subscription.core.pending_acks import Clash
 from magnetar.broker.topic.dedup_core import DedupVerdict
 from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
-from magnetar.broker.transaction.intents_core import End, EndVerb, Join, Limits, Settle, Status
+from magnetar.broker.transaction.intents_core import End, EndVerb, GetStatus, Join, Limits, SendOutcome
 from magnetar.broker.transaction.records_core import Participant
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId, TxnState
@@ -106,7 +106,7 @@ class Topic:
 
     def shown(self) -> list[Position]:
         found, position = list[Position](), self.view.at_or_after(self.view.start)
-        while self.view.readable(position):
+        while self.view.is_readable(position):
             found.append(position)
             position = self.view.after(position)
         return found
@@ -194,13 +194,13 @@ class Life:
                 world.crash(lands=0 if name.startswith("nothing") else 100)
             case "topic" if topic is not None:
                 topic.crash()
-                for each in topic.core.open:
+                for each in topic.core.open_txns:
                     assert each == self.id
                     self.join(topic, asks=True)
             case "hand":
                 world.hand_over()
         if what:
-            self.ask(Status)
+            self.ask(GetStatus)
 
     def commit(self) -> None:
         """The client's: when every operation has its receipt; else it aborts."""
@@ -210,7 +210,7 @@ class Life:
         said = [Participant(each.name, len(each.receipts), *each.receipts[-1]) for each in self.topics.values()]
         self.ask(End, EndVerb.COMMIT, "me", said)
 
-    def settle(self, each: Settle) -> None:
+    def settle(self, each: SendOutcome) -> None:
         topic = self.topics[each.participant.topic]
         topic.settle(self.settlement(each.committed, each.participant))
         self.world.store(each)
@@ -219,24 +219,24 @@ class Life:
     def heal(self) -> None:
         for _ in range(3):
             self.world.tick(self.world.limits.timeout_s_max + 1)
-            self.world.core.promote_lazy()
+            self.world.core.promote_deferred_records()
             self.world.flush()
             while self.world.settling:
                 self.settle(self.world.settling.pop(0))
             for topic in self.topics.values():
                 while topic.flying:
                     topic.land(self.id)
-                if topic.core.open:
+                if topic.core.open_txns:
                     self.join(topic, asks=True)
 
     def check(self) -> bool:
         """Whether it committed."""
         self.world.flush()
-        state = self.ask(Status)
+        state = self.ask(GetStatus)
         assert state in (TxnState.COMMITTED, TxnState.ABORTED), "it ends"
         committed = state is TxnState.COMMITTED
         for topic in self.topics.values():
-            assert not topic.core.open, "every topic knows the outcome"
+            assert not topic.core.open_txns, "every topic knows the outcome"
             assert topic.view.stable == topic.shape.last_confirmed, "nothing is held back"
             assert topic.shown() == (topic.receipts if committed else []), (topic.name, topic.log)
             topic.core.check()

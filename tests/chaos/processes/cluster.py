@@ -104,7 +104,7 @@ class ChaosCluster(Processes):
         with contextlib.suppress(OSError):
             self.proxy.heal()
         for process in self.nodes:
-            if process.running:
+            if process.is_running:
                 process.thaw()
                 process.kill()  # what is left is thrown away
         self.started.clear()
@@ -172,7 +172,7 @@ class ChaosCluster(Processes):
 
     def _source_of(self, client: Endpoint, server: Endpoint) -> str:
         names = dict.fromkeys(self.client_pids, "client")
-        names |= {pid: node.name for node in self.nodes if node.running for pid in node.pids}
+        names |= {pid: node.name for node in self.nodes if node.is_running for pid in node.pids}
         return names.get(owner_of(client, server, names) or 0, "unknown")
 
     # ---------------------------------------------------------------------------------------- what may befall it
@@ -181,7 +181,7 @@ class ChaosCluster(Processes):
 
         For a moment before, their disks take writes and end none; in one of four cuts they do not.
         """
-        running = [node for node in self.nodes if node.running]
+        running = [node for node in self.nodes if node.is_running]
         stalled = self.directory / STALLED
         if rng.random() < 0.75:
             stalled.touch()
@@ -197,7 +197,7 @@ class ChaosCluster(Processes):
     def start_all(self) -> None:
         """Without waiting for them; the metadata answers when this returns."""
         for node in (self.metadata, *self.bookies, *self.brokers):
-            if not node.running:
+            if not node.is_running:
                 node.start()
                 if node is self.metadata:
                     node.wait_ready()

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 
 from magnetar.bookie.maintenance import marks
 from magnetar.bookie.maintenance.copies_core import bookies_of
-from magnetar.cli.run.members import as_member
+from magnetar.cli.run.members import make_member_world
 from magnetar.metadata import paths
 from magnetar.metadata.address import parse
 from magnetar.metadata.remote import connect
@@ -45,7 +45,7 @@ def missing_copies(metadata: str, there: Collection[str], environment: Mapping[s
 
 
 async def _look(metadata: str, there: Collection[str]) -> list[str]:
-    world = as_member(real_world(), os.environ.get("MAGNETAR_SECURITY"), "operator")
+    world = make_member_world(real_world(), os.environ.get("MAGNETAR_SECURITY"), "operator")
     store = await connect(world, parse(metadata), SESSION_S)
     try:
         return await _marked(store) + await _named(store, there)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import pulsar
 
 import magnetar
-from magnetar.cli.common.processes import dies_with_parent
+from magnetar.cli.common.processes import bind_to_parent
 from tests.interop.drivers import build_java
 
 ANSWER_S = 120.0
@@ -110,7 +110,7 @@ class JavaClient:
         self._lock = threading.Lock()
         with (folder / "java.stderr").open("ab") as errors:
             self.process = subprocess.Popen(
-                dies_with_parent(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                bind_to_parent(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
         self._reader = threading.Thread(target=self._read, name="java answers", daemon=True)
         self._reader.start()

@@ -226,7 +226,7 @@ def test_a_copy_that_follows_ends_by_ctrl_c_and_says_what_is_left(both: Both) ->
     until(lambda: _copied(both, "followed") == 10)
     both.fill("followed", 10, 20)
     until(lambda: _copied(both, "followed") == 20)
-    process.interrupt(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
     assert process.wait() == 0, process.output()
     assert "10 messages copied" in process.output() or "20 messages copied" in process.output()
     assert_copied(both, "followed")
@@ -238,7 +238,7 @@ def test_ctrl_c_ends_a_copy_with_130_and_how_to_go_on(both: Both) -> None:
     held = both.here.create_producer("stopped", access_mode=magnetar.ProducerAccessMode.Exclusive)
     process = both.start("--topics", "stopped")
     until(lambda: PRODUCER in _subscriptions(both, "stopped"))
-    process.interrupt(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert RESUMES in process.output()
     held.close()

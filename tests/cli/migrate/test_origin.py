@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.cli.migrate.source import ORIGIN_BYTES, Origin, encode_copy, number_of, origin_of
+from magnetar.cli.migrate.source import ORIGIN_BYTES, Origin, encode_copy, hash_topic, origin_of
 from magnetar.proto.entry import broker_part, client_part, decode_batch, encode_batch, parse_header, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
@@ -60,4 +60,4 @@ def test_the_schema_is_named_by_the_version_of_the_destination() -> None:
 
 
 def test_partitions_and_topics_have_numbers_of_their_own() -> None:
-    assert len({number_of(f"persistent://public/default/{name}") for name in ("a", "a-partition-0", "b")}) == 3
+    assert len({hash_topic(f"persistent://public/default/{name}") for name in ("a", "a-partition-0", "b")}) == 3

@@ -36,7 +36,7 @@ async def filled(world: World, endpoint: Endpoint, count: int) -> Raw:
 async def entries(reader: PartitionReader, count: int) -> list[SourceEntry]:
     found: list[SourceEntry] = []
     while len(found) < count:
-        event = await reader.next(5.0)
+        event = await reader.next_event(5.0)
         if isinstance(event, SourceEntry):
             found.append(event)
     return found
@@ -47,8 +47,8 @@ def test_a_reader_gives_the_entries_after_a_position_and_the_newest_one() -> Non
         await filled(world, endpoint, 5)
         source = source_at(world, endpoint)
         reader = await source.read(TOPIC, None)
-        last = await reader.last()
-        assert await reader.next(1.0) is None, "nothing comes before it is asked for"
+        last = await reader.newest_position()
+        assert await reader.next_event(1.0) is None, "nothing comes before it is asked for"
         reader.flow()
         found = await entries(reader, 5)
         assert [parse_header(each.data).sequence_id for each in found] == list(range(5))
@@ -59,7 +59,7 @@ def test_a_reader_gives_the_entries_after_a_position_and_the_newest_one() -> Non
         assert await entries(again, 2) == found[3:]
         again.acknowledge(last)
         again.ask_backlog()
-        assert await again.next(5.0) == Backlog(0)
+        assert await again.next_event(5.0) == Backlog(0)
 
     simulate(scenario)
 
@@ -68,7 +68,7 @@ def test_an_empty_topic_has_no_newest_entry() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
         await filled(world, endpoint, 0)
         reader = await source_at(world, endpoint).read(TOPIC, None)
-        assert (await reader.last()).entry_id < 0
+        assert (await reader.newest_position()).entry_id < 0
 
     simulate(scenario)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from magnetar.cli.migrate.copying import PartitionProgress, Totals
-from magnetar.cli.migrate.migrate import line
+from magnetar.cli.migrate.migrate import progress_line
 from magnetar.proto.names import Position, TopicName
 
 
@@ -27,7 +27,7 @@ def test_a_lag_is_known_when_that_of_every_partition_is() -> None:
     one.set_lag(5, entries=False)
     totals = Totals([one, other])
     assert totals.lag is None
-    assert "lag unknown" in line("orders", totals, 0.0)
+    assert "lag unknown" in progress_line("orders", totals, 0.0)
     other.set_lag(7, entries=False)
     assert totals.lag == 12
 
@@ -42,12 +42,12 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     assert totals.rate(2.0) == 200
     assert totals.eta_s(200.0) == 3
     one.complete = True
-    assert line("orders", totals, 2.0) == "orders: 400 copied, complete"
+    assert progress_line("orders", totals, 2.0) == "orders: 400 copied, complete"
 
 
 def test_why_nothing_is_copied_is_told_until_something_is() -> None:
     one = tally()
     one.note = "the source is away"
-    assert "waits: the source is away" in line("orders", Totals([one]), 0.0)
+    assert "waits: the source is away" in progress_line("orders", Totals([one]), 0.0)
     one.add(Position(1, 0), 1, 1)
-    assert "waits" not in line("orders", Totals([one]), 1.0)
+    assert "waits" not in progress_line("orders", Totals([one]), 1.0)

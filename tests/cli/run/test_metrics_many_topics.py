@@ -14,7 +14,7 @@ from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.topic.statistics import TopicStatistics
-from magnetar.cli.run.metrics import Measured
+from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.budget import CallerMemory
 from magnetar.runtime.clock import SystemClock
@@ -30,11 +30,11 @@ def topic(number: int) -> Any:
     shape = LogShape()
     shape.add(Span(number, 0, 9, 10, size=1000, open=True))
     subscription = SimpleNamespace(
-        name="s", durable=True, consumers={}, dispatcher=SimpleNamespace(unacked=number, held=()),
+        name="s", is_durable=True, consumers={}, dispatcher=SimpleNamespace(unacked=number, held=()),
         delayed=None, cursor=Cursor(shape, CursorState(Position(number, 9))),
     )  # fmt: skip
     reader = TopicLogReader(SimpleNamespace(), shape, SimpleNamespace(recent=None))  # type: ignore[arg-type]
-    log = SimpleNamespace(shape=shape, pending_entries=0, degraded=number == 7, reader=reader)
+    log = SimpleNamespace(shape=shape, pending_entries=0, is_degraded=number == 7, reader=reader)
     name = TopicName.parse(f"persistent://public/default/topic-{number}")
     return SimpleNamespace(name=name, traffic=TopicStatistics(SystemClock()), producers=(), log=log,
         subscriptions={"s": subscription}, transactions=SimpleNamespace(statistics=lambda: None),
@@ -49,8 +49,8 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
         world=SimpleNamespace(clock=SystemClock()), loaded=topics, cache=SimpleNamespace(statistics=dict),
         publish_seconds=Histogram(SECONDS), bookie_statistics=dict, memory=CallerMemory(), coordinators=(),
     )
-    measured, page = Measured(broker=SimpleNamespace(topic_manager=owned, topics=topics)), Page()  # type: ignore[arg-type]
-    await Measured(broker=SimpleNamespace(topic_manager=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports
+    measured, page = MeasuredParts(broker=SimpleNamespace(topic_manager=owned, topics=topics)), Page()  # type: ignore[arg-type]
+    await MeasuredParts(broker=SimpleNamespace(topic_manager=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports
     with contextlib.closing(Steps(monkeypatch)) as steps:
         await asyncio.sleep(0)
         steps.clear()

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from magnetar.broker.server import Broker
-from magnetar.cli.run.metrics import Measured
+from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.cli.run.metrics_transactions import LATENCY, PULSAR
 from magnetar.client.client import Client
 from magnetar.client.model.settings import ConsumerType, InitialPosition
@@ -37,7 +37,7 @@ class Shown:
 
 
 async def page(http: Http, broker: Broker, *, pulsar: bool) -> Shown:
-    broker.rest.measure = Measured(broker=broker, pulsar=pulsar)
+    broker.rest.measure = MeasuredParts(broker=broker, pulsar=pulsar)
     found = await http.ask("GET", "/metrics")
     assert found.status == 200, found.body
     return Shown(found.body.decode())

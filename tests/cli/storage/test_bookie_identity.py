@@ -23,7 +23,7 @@ def cookie(folder: Path, record: CookieRecord | None = None) -> CookieRecord | N
 
     async def ask() -> CookieRecord | None:
         store = await SqliteStore.open(real_world(), str(folder / "metadata.sqlite"))
-        session = store.session()
+        session = store.new_session()
         if record is not None:
             await put_record(session, paths.cookie(record.bookie), record)
         found = await get_record(session, paths.cookie(BOOKIE), CookieRecord)

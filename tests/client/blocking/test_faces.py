@@ -16,7 +16,7 @@ import magnetar
 from magnetar.client import client as aio
 from magnetar.client.blocking.client import Client
 from magnetar.client.blocking.consumer import Consumer, Reader
-from magnetar.client.blocking.loop_thread import Handle, OfOneProcess, inner_of, loop_thread
+from magnetar.client.blocking.loop_thread import ProcessBoundFacade, ReopenedFacade, asyncio_transaction_of, loop_thread
 from magnetar.client.blocking.producer import Half, Producer, Transaction
 from magnetar.client.blocking.table_view import TableView
 from magnetar.proto import errors as wire_errors
@@ -49,9 +49,9 @@ OF_ASYNCIO = {
         "Reader.has_more"
     ),
     "what a producer and a consumer say to a transaction": (
-        "Transaction.begin_now Transaction.is_under_way Transaction.enter Transaction.share "
-        "Transaction.cancel_operation Transaction.on_abort_of_cumulative_ack Transaction.on_stored "
-        "Transaction.on_refused Transaction.on_acknowledged Transaction.given_back"
+        "Transaction.begin_now Transaction.is_unfinished Transaction.begin_operation Transaction.allow_sends "
+        "Transaction.cancel_operation Transaction.register_cumulative_ack Transaction.on_stored "
+        "Transaction.on_refused Transaction.on_acknowledged Transaction.wait_redeliverable"
     ),
 }
 """Members that asyncio's classes alone have, by the reason."""
@@ -142,9 +142,9 @@ def test_a_docstring_of_a_face_is_the_one_of_asyncio() -> None:
                 assert here.startswith(there), f"{face.kind.__name__}.{name} is not overridden by hand"
 
 
-def handle() -> Handle[aio.Consumer]:
+def handle() -> ReopenedFacade[aio.Consumer]:
     """One without its object, in the loop thread."""
-    made = Handle[aio.Consumer].__new__(Handle)
+    made = ReopenedFacade[aio.Consumer].__new__(ReopenedFacade)
     made._thread = loop_thread()
     return made
 
@@ -170,6 +170,6 @@ def test_a_method_in_a_callback_raises_interrupted_and_leaves_no_coroutine_that_
 
 
 def test_what_is_no_transaction_is_refused_also_a_half_message() -> None:
-    for wrong in (object(), OfOneProcess(object()), 5):
+    for wrong in (object(), ProcessBoundFacade(object()), 5):
         with pytest.raises(magnetar.InvalidMessage, match="txn is a transaction of this client"):
-            inner_of(wrong)  # type: ignore[call-overload]
+            asyncio_transaction_of(wrong)  # type: ignore[call-overload]

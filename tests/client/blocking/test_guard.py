@@ -39,13 +39,14 @@ BY_ITSELF = {
 TARGETS = [
     (PartitionProducer, "_turn"), (PartitionProducer, "_time_passed"), (PartitionProducer, "on_frames"),
     (PartitionProducer, "on_opening_done"), (PartitionProducer, "_do"), (PartitionProducer, "on_lost"),
-    (ProducerCore, "turn"), (ProducerCore, "_take_ready"), (ProducerCore, "_expire"), (ProducerCore, "take_confirmed"),
+    (ProducerCore, "publish_ready"), (ProducerCore, "_take_ready"), (ProducerCore, "_expire"), (ProducerCore,
+    "take_confirmed"),
     (ProducerCore, "on_opened"), (PartitionConsumer, "_turn"), (PartitionConsumer, "_time_passed"),
     (PartitionConsumer, "on_frames"), (PartitionConsumer, "on_opening_done"), (PartitionConsumer, "_do"),
-    (PartitionConsumer, "on_lost"), (ConsumerCore, "time_passed"), (ConsumerCore, "on_opened"), (ConsumerCore,
+    (PartitionConsumer, "on_lost"), (ConsumerCore, "run_timers"), (ConsumerCore, "on_opened"), (ConsumerCore,
     "on_lost"),
-    (AckSender, "flush"), (Deliveries, "open"), (Attachment, "_open"), (Attachment, "_attempt"),
-    (Attachment, "_reopen"), (Attachment, "send"), (BrokerStream, "_hand_on"), (BrokerStream, "send"),
+    (AckSender, "flush"), (Deliveries, "split_entry"), (Attachment, "_open"), (Attachment, "_attempt"),
+    (Attachment, "_reopen"), (Attachment, "send"), (BrokerStream, "_deliver_frames"), (BrokerStream, "send"),
     (BrokerStream, "_close_with"), (PartitionsWatcher, "_run"), (TableView, "_follow"), (TableView, "_on_message"),
 ]  # fmt: skip
 
@@ -58,7 +59,7 @@ def test_everything_that_the_loop_calls_goes_through_the_guard() -> None:
                 continue
             if node.func.attr not in SCHEDULERS or (path.name, node.func.attr) in BY_ITSELF:
                 continue
-            if not any(isinstance(each, ast.Name) and each.id == "run" for each in node.args):
+            if not any(isinstance(each, ast.Name) and each.id == "run_logged" for each in node.args):
                 found.append(f"{path.name}:{node.lineno} {node.func.attr}")
     assert not found, "call it by client/common/loggers.py, spawn it by runtime/tasks.py"
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.blocking.consumer import take_blocking
+from magnetar.client.blocking.consumer import take_message_blocking
 from magnetar.client.client import Client
 from magnetar.client.common.errors import AlreadyClosed, Timeout
-from magnetar.client.consume.receiver_queue import ConsumerBatchReceivePolicy, ReceivedBatch, ReceiverQueue
+from magnetar.client.consume.receiver_queue import BatchReceiver, ConsumerBatchReceivePolicy, ReceiverQueue
 from magnetar.client.model.settings import InitialPosition
 from tests.client.consume.test_partition_consumer import filled
 from tests.client.fake_broker import FakeBroker
@@ -127,11 +127,11 @@ def test_ctrl_c_at_any_moment_of_a_receive_loses_no_message_and_no_permit() -> N
 def test_ctrl_c_ends_a_receive_and_the_next_one_gets_the_message(timeout_s: float | None) -> None:
     inbox = WatchedInbox()
     with interrupted_when(inbox.waited):
-        take_blocking(inbox, timeout_s)
+        take_message_blocking(inbox, timeout_s)
     assert not inbox._waiting
     inbox.waited.clear()
     threading.Thread(target=lambda: inbox.waited.wait(10) and inbox.put(letters(b"one"))).start()
-    assert take_blocking(inbox, 5.0).payload == b"one"
+    assert take_message_blocking(inbox, 5.0).payload == b"one"
 
 
 class RobbedInbox(ReceiverQueue):
@@ -153,7 +153,7 @@ class RobbedInbox(ReceiverQueue):
 
 def test_a_receive_for_which_another_one_was_too_fast_waits_again() -> None:
     inbox = RobbedInbox()
-    assert take_blocking(inbox, 5.0).payload == b"ours"
+    assert take_message_blocking(inbox, 5.0).payload == b"ours"
     assert not inbox._waiting
 
 
@@ -161,8 +161,8 @@ def test_what_a_receive_was_woken_for_goes_to_another_thread_when_ctrl_c_ends_it
     inbox = WatchedInbox()
     got: list[bytes] = []
     with interrupted_when(inbox.waited):
-        take_blocking(inbox, None)
-    other = threading.Thread(target=lambda: got.append(take_blocking(inbox, 5.0).payload))
+        take_message_blocking(inbox, None)
+    other = threading.Thread(target=lambda: got.append(take_message_blocking(inbox, 5.0).payload))
     inbox.waited.clear()
     other.start()
     assert inbox.waited.wait(5)
@@ -202,10 +202,10 @@ async def test_a_wake_up_that_meets_a_time_out_goes_to_the_next_who_waits() -> N
 async def test_a_full_batch_that_nobody_waits_for_any_more_goes_back() -> None:
     inbox = ReceiverQueue()
     inbox.put(letters(b"one", b"two", b"three"))
-    batch = ReceivedBatch(inbox, monotonic)
+    batch = BatchReceiver(inbox, monotonic)
     assert len(await batch.receive(ConsumerBatchReceivePolicy(2))) == 2
     batch.put_back()  # Ctrl-C came between its end and the caller
-    late = ReceivedBatch(inbox, monotonic)
+    late = BatchReceiver(inbox, monotonic)
     late.put_back()
     await late.receive(ConsumerBatchReceivePolicy(2))
     assert [each.payload for each in inbox.messages] == [b"one", b"two", b"three"]

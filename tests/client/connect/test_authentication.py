@@ -23,7 +23,7 @@ from magnetar.client.connect.authentication import (
     AuthenticationBasic,
     AuthenticationTLS,
     AuthenticationToken,
-    caller_access,
+    make_caller_access,
 )
 from magnetar.client.connect.service_url import parse_service_url
 from magnetar.proto.errors import CredentialsExpired, Unauthenticated
@@ -37,7 +37,7 @@ HERE = "magnetar://localhost"
 
 
 def header(authentication: Authentication) -> str:
-    asked = caller_access(parse_service_url(HERE), authentication).authorization
+    asked = make_caller_access(parse_service_url(HERE), authentication).authorization
     assert asked is not None
     return asked()
 
@@ -183,12 +183,14 @@ def test_tls_comes_with_the_url_or_use_tls_and_certificates_need_it() -> None:
     options = {"tls_trust_certs_file_path": "ca.pem"}
     expected = TlsFiles("c.pem", "k.pem", "ca.pem")
     certificate = AuthenticationTLS("c.pem", "k.pem")
-    assert caller_access(parse_service_url("magnetar+ssl://a"), certificate, options).tls == expected
-    assert caller_access(parse_service_url("magnetar://a"), certificate, {**options, "use_tls": True}).tls == expected
-    assert caller_access(parse_service_url("magnetar://a"), None).tls is None
+    assert make_caller_access(parse_service_url("magnetar+ssl://a"), certificate, options).tls == expected
+    assert (
+        make_caller_access(parse_service_url("magnetar://a"), certificate, {**options, "use_tls": True}).tls == expected
+    )
+    assert make_caller_access(parse_service_url("magnetar://a"), None).tls is None
     for authentication, given in ((None, options), (certificate, {})):
         with pytest.raises(InvalidConfiguration, match=r"magnetar\+ssl"):
-            caller_access(parse_service_url(HERE), authentication, given)
+            make_caller_access(parse_service_url(HERE), authentication, given)
 
 
 def test_credentials_are_not_sent_to_another_machine_in_clear() -> None:

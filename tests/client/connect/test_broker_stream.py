@@ -132,7 +132,7 @@ def test_when_the_stream_breaks_each_owner_is_told_once() -> None:
         await asyncio.sleep(1)
         broker.stream.cancel()
         await asyncio.sleep(1)
-        assert stream.is_over
+        assert stream.has_ended
         assert not owners[0].ends
         assert [[type(each) for each in owner.ends] for owner in owners[1:]] == [[ConnectionLost]] * 4
         stream.send(ids[1], permits(ids[1], 1))  # nothing happens
@@ -149,7 +149,7 @@ def test_an_owner_that_fails_does_not_end_the_stream_for_the_others() -> None:
         await asyncio.sleep(1)
         assert [str(each) for each in bad.faults] == ["on purpose"]
         assert good.credits == [7]
-        assert not stream.is_over
+        assert not stream.has_ended
 
     simulate(body)
 
@@ -162,7 +162,7 @@ def test_a_stream_without_owners_closes_after_a_while(again: bool) -> None:
         if again:
             stream.attach(Owner())
         await asyncio.sleep(2)
-        assert stream.is_over is not again
+        assert stream.has_ended is not again
 
     simulate(body)
 

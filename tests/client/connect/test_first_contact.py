@@ -16,7 +16,7 @@ import pytest
 
 import magnetar
 from magnetar.client.client import Client as AsyncClient
-from magnetar.client.connect.connections import no_server
+from magnetar.client.connect.connections import make_unreachable_error
 from magnetar.proto.errors import Unavailable
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
@@ -103,7 +103,7 @@ def test_where_nobody_listens_it_is_said_within_two_seconds_with_the_command_tha
 
 
 def test_the_port_of_pulsars_clients_is_told_apart() -> None:
-    told = no_server(Unavailable("cannot connect"), [Endpoint("localhost", 6650)])
+    told = make_unreachable_error(Unavailable("cannot connect"), [Endpoint("localhost", 6650)])
     assert told.message == "cannot connect. 6650 is the port of Pulsar's clients; this one connects to 7650"
 
 

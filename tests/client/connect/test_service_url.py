@@ -26,7 +26,7 @@ from magnetar.runtime.network import Endpoint
 def test_urls_name_brokers(text: str, endpoints: list[tuple[str, int]]) -> None:
     found = parse_service_url(text)
     assert (found.endpoints, found.encrypted) == (tuple(Endpoint(*each) for each in endpoints), "+ssl" in text)
-    assert bool(found.ask) == text.lower().startswith("pulsar"), "those are asked for the address first"
+    assert bool(found.ask_at) == text.lower().startswith("pulsar"), "those are asked for the address first"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_urls_name_brokers(text: str, endpoints: list[tuple[str, int]]) -> None:
     ],
 )
 def test_addresses_that_are_asked_have_the_ports_of_their_protocols(text: str, asked: list[tuple[str, int]]) -> None:
-    assert parse_service_url(text).ask == tuple(Endpoint(*each) for each in asked)
+    assert parse_service_url(text).ask_at == tuple(Endpoint(*each) for each in asked)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_look_ups_pass_over_a_broker_that_is_silent_and_come_back_to_it() -> Non
         await asyncio.sleep(NOTICED_S + SOON_S)
         for _ in range(6):
             async with asyncio.timeout(SOON_S):
-                await two.client.connections.partitions(TOPIC)
+                await two.client.connections.partition_count(TOPIC)
                 await two.client.connections.find_owner(TOPIC)
         two.simulation.resume("one")
         await asyncio.sleep(NOTICED_S)

@@ -34,7 +34,7 @@ class Bench:
     async def compact(self) -> Topic:
         topic = await self.topic()
         topic.compaction.start()
-        await topic.compaction.wait()
+        await topic.compaction.wait_finished()
         assert topic.compaction.progress.error == ""
         return topic
 
@@ -139,7 +139,7 @@ async def test_what_the_log_has_trimmed_is_still_there_compacted_also_after_a_re
             await on.send((f"k{number % 5}", b"%d" % number), batch=False)
         topic = await on.compact()
         assert [value for _, value in await on.read_all()] == [b"%d" % number for number in range(17, 22)]
-        await on.running.brokers[0].topic_manager.unload(topic.name)
+        await on.running.brokers[0].topic_manager.unload_topic(topic.name)
         assert [value for _, value in await on.read_all()] == [b"%d" % number for number in range(17, 22)]
         consumer = await on.client.subscribe(
             TOPIC, "s", is_read_compacted=True, initial_position=InitialPosition.Earliest
@@ -148,7 +148,7 @@ async def test_what_the_log_has_trimmed_is_still_there_compacted_also_after_a_re
         await consumer.acknowledge(first)
         await consumer.close()
         topic = await on.topic()
-        await on.running.brokers[0].topic_manager.unload(topic.name)
+        await on.running.brokers[0].topic_manager.unload_topic(topic.name)
         consumer = await on.client.subscribe(TOPIC, "s", is_read_compacted=True)
         assert [(await consumer.receive(5000)).data() for _ in range(4)] == [b"%d" % number for number in range(18, 22)]
 
@@ -169,7 +169,7 @@ async def test_a_durable_consumer_acknowledges_across_the_border_and_gets_nothin
             await consumer.acknowledge(message)
         await consumer.close()
         topic = await on.topic()
-        assert await backlog.count_messages(topic.log, topic.find_subscription("s")) == 0
+        assert await backlog.count_unacknowledged(topic.log, topic.find_subscription("s")) == 0
         assert topic.find_subscription("s").cursor.mark == topic.log.shape.last
         consumer = await on.client.subscribe(TOPIC, "s", **options)
         await on.send(("d", b"1"), batch=False)
@@ -229,12 +229,12 @@ async def test_a_topic_is_compacted_by_its_policy_and_holds_what_is_not(tmp_path
         topic = await on.topic()
         assert await topic.trim() == [], "what was never compacted is not trimmed"
         await on.running.brokers[0].topic_manager.maintain_topics()
-        await topic.compaction.wait()
+        await topic.compaction.wait_finished()
         assert topic.compaction.record is not None
         assert await topic.trim()
         assert len(await on.read_all()) == 2
         await on.running.brokers[0].topic_manager.maintain_topics()
-        assert not topic.compaction.running, "nothing is due"
+        assert not topic.compaction.is_running, "nothing is due"
 
 
 async def test_a_deleted_topic_leaves_no_ledger_of_compactions_behind(tmp_path: Path) -> None:
@@ -248,5 +248,5 @@ async def test_a_deleted_topic_leaves_no_ledger_of_compactions_behind(tmp_path: 
         owned = on.running.brokers[0].topic_manager
         ledgers = await on.running.store.children("/ledgers")
         assert len(ledgers) == 2, "the log's, and the compacted one"
-        await owned.delete(topic.name, force=True)
+        await owned.delete_topic(topic.name, force=True)
         assert await on.running.store.children("/ledgers") == []

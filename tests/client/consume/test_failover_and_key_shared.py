@@ -327,7 +327,7 @@ async def test_a_key_keeps_its_order_when_messages_are_given_back_and_the_broker
         for key in ("k0", "k1", "k2"):
             of_key = [int(message.data()) for message in again if message.partition_key() == key]
             assert of_key == sorted(of_key)
-        await running.brokers[0].topic_manager.unload(TopicName.parse("t"))
+        await running.brokers[0].topic_manager.unload_topic(TopicName.parse("t"))
         again = await taken(consumer, 21)
         for key in ("k0", "k1", "k2"):
             of_key = [int(message.data()) for message in again if message.partition_key() == key]

@@ -10,7 +10,7 @@ import pytest
 
 import magnetar as pulsar
 from magnetar.admin import AdminClient
-from magnetar.client.connect.connections import WriterSchemas
+from magnetar.client.connect.connections import TopicSchemas
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import InitialPosition
 from magnetar.proto.errors import AlreadyExists
@@ -121,16 +121,16 @@ async def test_messages_of_a_topic_that_is_gone_are_not_decoded_by_the_schemas_o
                 await producer.send(kind(x=1, y=100))
             messages.append(await reader.read_next(20_000))
             made = (await admin.offsets(TOPIC)).incarnation
-            asked.append(WriterSchemas(on.client.connections, TopicName.parse(TOPIC), made))
+            asked.append(TopicSchemas(on.client.connections, TopicName.parse(TOPIC), made))
             if kind is XY:
                 await anew(on)
         assert [place(each.value()) for each in messages] == [(1, 100)] * 2
         for writers in asked:
             await writers.fetch(version_bytes(0))
         former, present = asked
-        assert b'"x"' in present.schema_of(version_bytes(0)).data
+        assert b'"x"' in present.get_schema(version_bytes(0)).data
         with pytest.raises(pulsar.InvalidMessage, match="no schema version 0"):
-            former.schema_of(version_bytes(0))
+            former.get_schema(version_bytes(0))
 
 
 async def test_a_range_is_of_one_incarnation(tmp_path: Path) -> None:

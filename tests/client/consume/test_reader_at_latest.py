@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import Timeout
-from magnetar.client.core.chunking import split
+from magnetar.client.core.chunking import encode_chunks
 from magnetar.client.model.message_id import MessageId
 from magnetar.proto.entry_pb2 import MessageMetadata
 from tests.support.cluster import Cluster, TestProducer, cluster
@@ -54,7 +54,7 @@ async def test_a_message_in_chunks_comes_whole_and_what_is_between_its_chunks_do
     other = await TestProducer(running.world, running.brokers[0], TOPIC, name="q").opened()
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
     await other.send(b"before")
-    for number, entry in enumerate(split(metadata, bytes(2500), 1000, "u")):
+    for number, entry in enumerate(encode_chunks(metadata, bytes(2500), 1000, "u")):
         if number:
             await other.send(b"between")
         producer.frame(publish=entry)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.receive_memory import MESSAGE_OVERHEAD, Claim, ReceiveMemory
+from magnetar.client.common.receive_memory import MESSAGE_OVERHEAD, MemoryClaim, ReceiveMemory
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from tests.client.fake_broker import FakeBroker
@@ -87,7 +87,7 @@ def test_what_unfolds_to_a_thousand_times_its_size_stays_below_the_limit_and_in_
                 await each.acknowledge(message)
             each.check()
         await asyncio.sleep(1)
-        assert client.connections.memory.unfolded_bytes == 0
+        assert client.connections.memory.decompressed_bytes == 0
 
     simulate(body, memory_limit_bytes=ROOM)
 
@@ -102,7 +102,7 @@ def test_what_waits_folded_comes_again_after_everything_that_brings_it_again() -
         async def reads_all() -> None:
             for number in range(12):
                 assert (await consumer.receive(60_000)).properties() == {"n": str(number)}
-            assert client.connections.memory.unfolded_bytes <= len(TALL)
+            assert client.connections.memory.decompressed_bytes <= len(TALL)
             consumer.check()
 
         await asyncio.sleep(2)
@@ -113,7 +113,7 @@ def test_what_waits_folded_comes_again_after_everything_that_brings_it_again() -
         consumer.redeliver_unacknowledged_messages()
         await reads_all()
         await consumer.close()
-        assert client.connections.memory.unfolded_bytes == 0
+        assert client.connections.memory.decompressed_bytes == 0
 
     simulate(body, memory_limit_bytes=len(TALL))
 
@@ -144,7 +144,7 @@ def test_a_limit_below_one_message_lets_them_through_one_by_one() -> None:
 
 def test_those_who_read_come_to_equal_shares() -> None:
     memory = ReceiveMemory(LIMIT)
-    claims = [Claim(memory, 1000) for _ in range(7)]
+    claims = [MemoryClaim(memory, 1000) for _ in range(7)]
     for _ in range(200):
         for claim in claims:
             claim.count_received(4096 * 10, 10, claim.window)

@@ -13,7 +13,7 @@ import magnetar
 from magnetar.broker.subscription import dead_letters
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration
-from magnetar.client.core.chunking import split
+from magnetar.client.core.chunking import encode_chunks
 from magnetar.client.model.settings import ConsumerKeySharedPolicy, ConsumerType, InitialPosition
 from magnetar.proto.entry_pb2 import MessageMetadata
 from tests.support.cluster import Cluster, TestProducer, cluster
@@ -241,7 +241,7 @@ async def test_a_message_in_chunks_with_another_one_between_them_is_taken_back_w
         )
         one, other = [await TestProducer(running.world, broker, FULL, name).opened() for name in "ab"]
         metadata = MessageMetadata(producer_name="a", sequence_id=0, publish_time=1, partition_key="k")
-        chunks = split(metadata, b"M" * 900, 400, "u", None)
+        chunks = encode_chunks(metadata, b"M" * 900, 400, "u", None)
         for number, chunk in enumerate(chunks):
             one.frame(publish=chunk)
             await one.next("receipt")

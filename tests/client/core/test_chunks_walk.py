@@ -84,7 +84,7 @@ class Walk:
         """Until nothing but what is cut off is left, or as many chunks came as are enough."""
         left = ROUNDS_MAX * len(self.log)
         while self.complete != self.wanted and left > 0:
-            due = self.core.due
+            due = self.core.next_timer_at
             if self.coming and (due is None or self.now + self.spread_s < due):
                 left -= 1
                 self.now += self.spread_s
@@ -93,7 +93,7 @@ class Walk:
                 continue
             assert due is not None, "chunks are neither on their way nor asked for"
             self.now = max(self.now, due)
-            self.do(self.core.time_passed(self.now))
+            self.do(self.core.run_timers(self.now))
             self.core.check()
 
     def deliver(self, entry_id: int) -> None:
@@ -106,7 +106,7 @@ class Walk:
                 self.acked.add(place.entry_id)
                 self.core.acknowledge(place, -1, 0)
             self.core.chunks.entries_of_message(next(reversed(begun.places)))
-        self.do(self.core.turn(self.now))
+        self.do(self.core.take_effects(self.now))
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -21,15 +21,15 @@ from magnetar.client.core.effects import (
     Connect,
     ConsumerEffect,
     ConsumerOptions,
+    Disconnect,
     Drop,
     DropAfter,
-    Finished,
+    Finish,
     Grant,
-    Leave,
     Redeliver,
+    ReportSeek,
     SendAcks,
     SendSeek,
-    Sought,
     State,
 )
 from magnetar.client.core.failover import Backoff
@@ -110,7 +110,7 @@ class Walk:
         self.now = 0.0
         self.size = rng.choice([1, 3, 10, 100])
         self.options = ConsumerOptions(
-            ack_timeout_s=rng.choice([0.0, 10.0]), nack_delay_ms=lambda _: 1000, leaves_alone=rng.random() < 0.2
+            ack_timeout_s=rng.choice([0.0, 10.0]), nack_delay_ms=lambda _: 1000, ends_with_topic=rng.random() < 0.2
         )
         self.core = ConsumerCore(self.options, queue_size=self.size, lock=nullcontext(), backoff=Backoff(rng))
         self.broker = Broker()
@@ -128,7 +128,7 @@ class Walk:
         self.acks_before = 0  # … the one that the broker did last
         self.requests: dict[int, str] = {}
         self.answers: dict[int, MagnetarError | None] = {}
-        self.finished: Finished | None = None
+        self.finished: Finish | None = None
 
     # ------------------------------------------------------------------------------ effects
     def do(self, effects: list[ConsumerEffect]) -> None:
@@ -144,7 +144,7 @@ class Walk:
                 case Answer(request_id, error):
                     assert request_id not in self.answers, "a request gets one answer"
                     self.answers[request_id] = error
-                case Sought():
+                case ReportSeek():
                     self.seeks += 1
                     self.shown.clear()
                     self.taken.clear()
@@ -153,10 +153,10 @@ class Walk:
                 case Connect(after_s):
                     assert self.connect_at is None, "one attempt at a time"
                     self.connected, self.connect_at = False, self.now + after_s
-                case Leave():
+                case Disconnect():
                     self.connected = False
                     self.broker.disconnected()
-                case Finished():
+                case Finish():
                     self.finished, self.connect_at, self.connected = effect, None, False
                     self.broker.disconnected()
                 case Grant() | SendAcks() | Redeliver() | SendSeek():
@@ -299,7 +299,7 @@ class Walk:
     def give_back(self) -> None:
         if self.taken:
             entry, _ = self.taken.pop(self.rng.randrange(len(self.taken)))
-            self.core.give_back(Position(LEDGER, entry), 0, self.now)
+            self.core.negative_acknowledge(Position(LEDGER, entry), 0, self.now)
 
     def redeliver(self) -> None:
         if self.rng.random() < 0.2:
@@ -308,19 +308,19 @@ class Walk:
     def seek(self) -> None:
         if self.connected and self.rng.random() < 0.2:
             self.core.discard_acks()
-            request_id = self.core.request()
+            request_id = self.core.register_request()
             self.requests[request_id] = "seek"
             self.asked[request_id] = len(self.acks)
             self.do(self.core.seek(request_id, self.rng.randrange(len(self.broker.sizes) + 1)))
 
     def pass_time(self) -> None:
         self.now += self.rng.choice([0.001, 0.05, 0.3, 2.0])
-        due = self.core.due
+        due = self.core.next_timer_at
         if due is not None and due <= self.now:
-            self.do(self.core.time_passed(self.now))
+            self.do(self.core.run_timers(self.now))
 
     def turn(self) -> None:
-        self.do(self.core.turn(self.now))
+        self.do(self.core.take_effects(self.now))
 
     def resize(self) -> None:
         if self.connected and self.rng.random() < 0.05:
@@ -355,9 +355,9 @@ class Walk:
                 self.ack()
             self.turn()
             self.now += 0.05
-            due = self.core.due
+            due = self.core.next_timer_at
             if due is not None and due <= self.now:
-                self.do(self.core.time_passed(self.now))
+                self.do(self.core.run_timers(self.now))
             self.open()
             while self.broker.up:
                 self.work()
@@ -390,7 +390,7 @@ def test_a_consumer_that_ends_answers_every_request_and_says_why(seed: int) -> N
     walk = Walk(1000 + seed)
     walk.run(300)
     error = walk.rng.choice([TopicNotFound("deleted"), SubscriptionNotFound("deleted"), Unauthorized("no")])
-    alone = walk.options.leaves_alone
+    alone = walk.options.ends_with_topic
     walk.connected = False
     walk.broker.disconnected()
     walk.connect_at = None
@@ -402,7 +402,7 @@ def test_a_consumer_that_ends_answers_every_request_and_says_why(seed: int) -> N
     else:
         assert walk.finished is not None
         assert walk.finished.topic_is_gone == (alone and isinstance(error, TopicNotFound))
-        assert walk.core.due is None
+        assert walk.core.next_timer_at is None
 
 
 def test_a_reader_that_was_sent_to_a_time_goes_there_again_before_it_gets_permits() -> None:
@@ -411,7 +411,7 @@ def test_a_reader_that_was_sent_to_a_time_goes_there_again_before_it_gets_permit
     walk.core = ConsumerCore(walk.options, queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng))
     walk.connected, walk.connect_at = True, None
     walk.do(walk.core.on_opened())
-    request_id = walk.core.request()
+    request_id = walk.core.register_request()
     walk.do(walk.core.seek(request_id, 0))
     walk.do(walk.core.on_answered(request_id, None))
     walk.connected = False
@@ -441,7 +441,7 @@ def test_acks_that_were_made_without_a_connection_are_sent_over_the_next_one() -
     walk.broker.disconnected()
     walk.do(walk.core.on_lost(ConnectionLost("cut")))
     walk.now += 5.0
-    walk.do(walk.core.time_passed(walk.now))
+    walk.do(walk.core.run_timers(walk.now))
     assert not walk.broker.up
     walk.connected = True
     walk.do(walk.core.on_opened())
@@ -456,13 +456,13 @@ def test_what_was_given_back_before_a_seek_is_not_asked_for_after_it() -> None:
         queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng),
     )  # fmt: skip
     core.on_opened()
-    core.give_back(Position(LEDGER, 3), 0, now=1.0)
-    assert core.due is not None
-    request = core.request()
+    core.negative_acknowledge(Position(LEDGER, 3), 0, now=1.0)
+    assert core.next_timer_at is not None
+    request = core.register_request()
     core.seek(request, None)
     core.on_answered(request, None)
-    assert core.due is None
-    assert not [each for each in core.time_passed(60.0) if isinstance(each, Redeliver)]
+    assert core.next_timer_at is None
+    assert not [each for each in core.run_timers(60.0) if isinstance(each, Redeliver)]
     core.check()
 
 
@@ -470,24 +470,27 @@ def test_what_failed_behind_a_dead_letter_of_its_batch_waits_for_its_acknowledge
     """The broker would count it in the place of that one."""
     walk, batch, other = Walk(1), Position(LEDGER, 3), Position(LEDGER, 5)
     core = walk.core = ConsumerCore(
-        ConsumerOptions(log_order=False, holds_order=True), queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng)
+        ConsumerOptions(log_order=False, failure_blocks=True),
+        queue_size=10,
+        lock=nullcontext(),
+        backoff=Backoff(walk.rng),
     )
     core.on_opened()
-    core.moving[batch] = 0b01
-    core.give_back(batch, 0, now=1.0)
-    core.give_back(other, 0, now=1.0)
-    dropped, asked = core.turn(1.0)
+    core.moving_bits[batch] = 0b01
+    core.negative_acknowledge(batch, 0, now=1.0)
+    core.negative_acknowledge(other, 0, now=1.0)
+    dropped, asked = core.take_effects(1.0)
     assert isinstance(dropped, DropAfter)
     assert {*dropped.failed} == {batch, other}, "nothing that follows it is given out meanwhile"
     assert isinstance(asked, Redeliver)
     assert asked.entries == {LEDGER: BitMap([5])}
-    assert {*core.failing()} == {batch, other}
+    assert {*core.failed_positions()} == {batch, other}
     core.acknowledge_bits(batch, 0b10, 1, 2)
-    assert not [each for each in core.turn(1.0) if isinstance(each, Redeliver)], "another one's acknowledgement"
+    assert not [each for each in core.take_effects(1.0) if isinstance(each, Redeliver)], "another one's acknowledgement"
     assert core.failed
     core.acknowledge_bits(batch, 0b01, 1, 2)
-    acks, again = [each for each in core.turn(1.0) if isinstance(each, SendAcks | Redeliver)]
+    acks, again = [each for each in core.take_effects(1.0) if isinstance(each, SendAcks | Redeliver)]
     assert isinstance(acks, SendAcks)
     assert isinstance(again, Redeliver)
     assert again.entries == {LEDGER: BitMap([3])}
-    assert not core.moving
+    assert not core.moving_bits

@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode
 from magnetar.client.core.effects import ErrorLogThrottle
 from magnetar.client.core.failover import Backoff, PartitionsRoutingMode, Router
-from magnetar.client.core.redelivery import PRECISION_MS, WHOLE, AckTracker, NackTracker, Permits, RedeliveryTracker
+from magnetar.client.core.redelivery import PRECISION_MS, WHOLE, AckTimeoutTracker, AckTracker, NackTracker, Permits
 from magnetar.client.model.settings import MultiplierRedeliveryBackoff
 from magnetar.proto.entry import decode_batch, parse_header
 from magnetar.proto.errors import ConnectionLost, NotOwner, ReadOnly, Unavailable
@@ -80,7 +80,7 @@ def test_a_sequence_id_is_never_given_twice_and_one_that_is_named_again_is_alone
     batcher.add_message(OutgoingMessage(b"z", sequence_id=1), None)
     assert batcher.next_sequence_id == 2
     batcher.close()
-    assert [(batch.sequence_id, batch.count, batch.goes_back) for batch in batcher.ready] == [
+    assert [(batch.sequence_id, batch.message_count, batch.goes_back) for batch in batcher.ready] == [
         (0, 1, False), (0, 1, True), (1, 1, False),
     ]  # fmt: skip
     batcher.check()
@@ -93,23 +93,23 @@ def router(mode: PartitionsRoutingMode, partitions: int = 4, window_s: float = 0
 
 @given(st.text(), st.integers(1, 50), st.sampled_from([SINGLE, ROUND]))
 def test_a_key_decides_whatever_the_mode(key: str, partitions: int, mode: PartitionsRoutingMode) -> None:
-    assert router(mode, partitions).route(key, 1, 0.0) == partition_of(key, partitions)
+    assert router(mode, partitions).choose_partition(key, 1, 0.0) == partition_of(key, partitions)
 
 
 def test_round_robin_stays_for_a_window_or_a_batch_and_visits_all() -> None:
     routed = router(ROUND)
-    within = [routed.route(None, 1, 0.0) for _ in range(3)]
+    within = [routed.choose_partition(None, 1, 0.0) for _ in range(3)]
     assert len(set(within)) == 1
-    assert routed.route(None, 1, 0.0) == (within[0] + 1) % 4
-    assert routed.route(None, 1, 0.02) == (within[0] + 2) % 4
-    assert {router(ROUND, window_s=0).route(None, 1, 0.0) for _ in range(1)} <= set(range(4))
+    assert routed.choose_partition(None, 1, 0.0) == (within[0] + 1) % 4
+    assert routed.choose_partition(None, 1, 0.02) == (within[0] + 2) % 4
+    assert {router(ROUND, window_s=0).choose_partition(None, 1, 0.0) for _ in range(1)} <= set(range(4))
     each = router(ROUND, window_s=0)
-    assert sorted(each.route(None, 1, 0.0) for _ in range(4)) == [0, 1, 2, 3]
+    assert sorted(each.choose_partition(None, 1, 0.0) for _ in range(4)) == [0, 1, 2, 3]
 
 
 def test_a_single_partition_is_kept() -> None:
     routed = router(SINGLE)
-    assert len({routed.route(None, 1, float(i)) for i in range(20)}) == 1
+    assert len({routed.choose_partition(None, 1, float(i)) for i in range(20)}) == 1
 
 
 # ---------------------------------------------------------------------------------- permits, back-off
@@ -156,7 +156,7 @@ def test_acks_of_an_entry_are_gathered_and_a_whole_entry_is_named_as_one() -> No
         tracker.acknowledge(here, index, 3)
     tracker.acknowledge(there, 0, 2)
     tracker.acknowledge(there, 1, 2)
-    assert tracker.pending == 4
+    assert tracker.pending_messages == 4
     group = tracker.take_group()
     assert group == ({1: BitMap([2])}, {here: 0b101}, None)
     assert not tracker.take_group()
@@ -180,7 +180,7 @@ def test_a_cumulative_ack_takes_the_highest_and_drops_what_it_covers() -> None:
 def test_an_entry_comes_back_once_never_early_and_at_most_a_tick_late(
     watched: list[tuple[int, float]], forgotten: set[int]
 ) -> None:
-    tracker = RedeliveryTracker(5.0, 0.5)
+    tracker = AckTimeoutTracker(5.0, 0.5)
     due: dict[int, float] = {}
     for entry, at in sorted(watched, key=lambda each: each[1]):
         tracker.track(Position(1, entry), at)
@@ -202,7 +202,7 @@ def test_an_entry_comes_back_once_never_early_and_at_most_a_tick_late(
 
 
 def test_an_ack_time_out_is_longer_by_its_back_off() -> None:
-    tracker = RedeliveryTracker(10.0, 1.0)
+    tracker = AckTimeoutTracker(10.0, 1.0)
     tracker.track(Position(1, 0), 0.0)
     tracker.track(Position(1, 1), 0.0, 4.0)
     assert tracker.take_due(11.0) == [Position(1, 0)]
@@ -211,7 +211,7 @@ def test_an_ack_time_out_is_longer_by_its_back_off() -> None:
 
 
 def test_what_a_cumulative_ack_covers_is_not_watched_any_more() -> None:
-    tracker = RedeliveryTracker(1.0, 0.5)
+    tracker = AckTimeoutTracker(1.0, 0.5)
     for entry in range(5):
         tracker.track(Position(1, entry), 0.0)
     tracker.discard_up_to(Position(1, 2))
@@ -242,7 +242,7 @@ def test_a_nacked_entry_comes_back_once_never_early_and_a_bucket_late_at_most(
     assert len(tracker) == len(due)
     now = 0
     while tracker:
-        following = tracker.next_ms()
+        following = tracker.next_due_ms()
         assert following is not None
         assert following > now or not now
         now = following

@@ -13,7 +13,7 @@ import pytest
 
 from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of
+from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of_indexes
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
 from magnetar.broker.subscription.core.policy import Member
 from magnetar.client.client import Client
@@ -140,7 +140,7 @@ class Walk:
         position = self.some()
         if position is not None and (count := self.items[position].count) > 1:
             before = self.cursor.acked_count(position)
-            if self.cursor.ack_bits(position, bits_of([self.rng.randrange(count)]), count):
+            if self.cursor.ack_bits(position, bits_of_indexes([self.rng.randrange(count)]), count):
                 self.dispatcher.on_acked(self.member, position)
             else:
                 self.dispatcher.on_messages_acked(self.member, position, self.cursor.acked_count(position) - before)

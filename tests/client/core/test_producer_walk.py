@@ -15,15 +15,15 @@ import pytest
 
 from magnetar.client.core.batcher import OutgoingMessage
 from magnetar.client.core.effects import (
-    Added,
+    AddResult,
     Connect,
-    Finished,
-    Flushed,
-    Leave,
+    Disconnect,
+    EndFlushes,
+    Finish,
     ProducerEffect,
     ProducerOptions,
     Publish,
-    Settle,
+    ReportOutcome,
     State,
     Warn,
 )
@@ -98,24 +98,24 @@ class Walk:
                     assert self.connection.credit > 0, "nothing is published without credit"
                     self.connection.credit -= len(entry) + ENTRY_COST_BYTES
                     self.connection.up.append(entry)
-                case Settle(batch, error, ledger_id, entry_id):
+                case ReportOutcome(batch, error, ledger_id, entry_id):
                     for callback in batch.callbacks:
                         assert callback is not None
                         callback(error, entry_id)
                     self.reached(batch.waiters or [])
                     assert error is not None or ledger_id == LEDGER
-                case Flushed(waiters):
+                case EndFlushes(waiters):
                     self.reached(waiters)
                 case Connect(after_s):
                     assert self.connect_at is None, "one attempt at a time"
                     assert self.connection is None
                     self.connect_at = self.now + after_s
-                case Leave():
+                case Disconnect():
                     assert self.connection is not None
                     self.left()
                 case Warn(text):
                     assert text
-                case Finished(error):
+                case Finish(error):
                     self.finished = error
                     self.connect_at = None
                     self.left()
@@ -148,13 +148,13 @@ class Walk:
             key = self.rng.choice([None, "a", "b"])
             self.keyed = self.keyed or (self.options.key_based and key is not None)
             added = self.core.add_message(OutgoingMessage(payload, partition_key=key), outcome)
-        if added in (None, Added.WAKE):
+        if added in (None, AddResult.WAKE):
             self.added += 1
         else:
-            assert added is (Added.CLOSED if self.core.error is not None else Added.FULL)
+            assert added is (AddResult.CLOSED if self.core.error is not None else AddResult.FULL)
 
     def turn(self) -> None:
-        self.do(self.core.turn(self.now, int(self.now * 1000)))
+        self.do(self.core.publish_ready(self.now, int(self.now * 1000)))
 
     def flush(self) -> None:
         number = len(self.flushes)
@@ -166,9 +166,9 @@ class Walk:
 
     def pass_time(self) -> None:
         self.now += self.rng.choice([0.0001, 0.005, 0.02, 0.5, 3.0])
-        due = self.core.due
+        due = self.core.next_timer_at
         if due is not None and due <= self.now:
-            self.do(self.core.time_passed(self.now, int(self.now * 1000)))
+            self.do(self.core.run_timers(self.now, int(self.now * 1000)))
 
     # ------------------------------------------------------------------------------ the broker
     def open(self) -> None:
@@ -264,9 +264,9 @@ class Walk:
                 break
             self.turn()
             self.now += 0.01
-            due = self.core.due
+            due = self.core.next_timer_at
             if due is not None and due <= self.now:
-                self.do(self.core.time_passed(self.now, int(self.now * 1000)))
+                self.do(self.core.run_timers(self.now, int(self.now * 1000)))
             if self.connection is not None and any(kind == "nothing" for kind, _ in self.connection.down):
                 self.left()
                 self.do(self.core.on_lost(ConnectionLost("cut"), self.now))
@@ -323,7 +323,7 @@ def test_a_producer_that_ends_tells_every_outcome(seed: int) -> None:
     assert walk.flushed == set(walk.flushes)
     assert walk.finished is not None
     walk.add()
-    assert walk.core.add(b"x", None) is Added.CLOSED
+    assert walk.core.add(b"x", None) is AddResult.CLOSED
 
 
 def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() -> None:
@@ -339,8 +339,8 @@ def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() ->
         walk.core.add(b"x", lambda error, _: outcomes.append(error))
     walk.turn()
     assert len(walk.connection.up) == 3
-    effects = walk.core.time_passed(2.5, 2500)
-    assert [type(effect) for effect in effects] == [Settle, Settle, Settle, Leave, Connect]
+    effects = walk.core.run_timers(2.5, 2500)
+    assert [type(effect) for effect in effects] == [ReportOutcome, ReportOutcome, ReportOutcome, Disconnect, Connect]
     walk.do(effects)
     assert [type(error) for error in outcomes] == [TimedOut] * 3
     assert not any(error.definite for error in outcomes), "a time-out is unknown"
@@ -387,19 +387,19 @@ def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits()
     core.on_opened("p", -1, 0, 100_000, 0, 0.0, 0)
     core.add(b"one", None)
     core.urgent = True
-    assert [type(each) for each in core.turn(0.0, 0)] == [Publish]
+    assert [type(each) for each in core.publish_ready(0.0, 0)] == [Publish]
     assert not core.urgent
     assert not core.wants_flush, "nothing waits"
     core.urgent = True
-    assert not core.turn(0.0, 0)
+    assert not core.publish_ready(0.0, 0)
     assert not core.urgent, "all that was open is on its way"
     core.add(b"two", None)
     core.urgent = True
-    assert not core.turn(0.0, 0), "it goes out after the first"
+    assert not core.publish_ready(0.0, 0), "it goes out after the first"
     assert core.urgent
     core.on_receipt(0, LEDGER, 0, 0.0)
     assert core.wants_flush
-    assert [type(each) for each in core.turn(0.0, 0)] == [Publish]
+    assert [type(each) for each in core.publish_ready(0.0, 0)] == [Publish]
     assert not core.urgent
     core.on_receipt(1, LEDGER, 1, 0.0)
     assert not core.wants_flush

@@ -11,12 +11,12 @@ import pytest
 from magnetar.client.common import errors
 from magnetar.client.core import transaction
 from magnetar.client.core.transaction import (
-    End,
-    Ended,
     EndKind,
-    Idle,
+    EndTransaction,
     InTransaction,
-    Share,
+    ReportEnd,
+    ReportIdle,
+    SendAllowance,
     TransactionCore,
     TransactionState,
 )
@@ -31,10 +31,10 @@ class Txn(InTransaction):
     pass
 
 
-def add(core: TransactionCore, topic: str, share: Share) -> bool:
+def add(core: TransactionCore, topic: str, share: SendAllowance) -> bool:
     """As a producer does. False: the transaction is not open any more."""
     if not share.left and core.state is TransactionState.OPEN:
-        core.share(topic, share)
+        core.allow_sends(topic, share)
     with share.lock:
         fits = share.left > 0
         share.left -= fits
@@ -46,7 +46,7 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
     rng = random.Random(seed)
     monkeypatch.setattr(transaction, "SHARE_MESSAGES", rng.choice((1, 3, 10)))
     core = TransactionCore(TxnId(1, seed), Lock())
-    shares = {topic: Share(Txn(), Lock()) for topic in TOPICS}
+    shares = {topic: SendAllowance(Txn(), Lock()) for topic in TOPICS}
     receipts: dict[str, list[Position]] = {}
     waiting: list[tuple[str, bool]] = []
     failed, idle, ended, entry, asked = False, False, 0, 0, False
@@ -57,7 +57,7 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
         if draw < 0.4 and core.state is TransactionState.OPEN:
             topic, message = rng.choice(TOPICS), rng.random() < 0.7
             if not message or rng.random() < 0.4:
-                core.enter(topic, message=message)
+                core.begin_operation(topic, message=message)
             else:
                 assert add(core, topic, shares[topic])
             receipts.setdefault(topic, [])
@@ -79,11 +79,11 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
         elif draw > 0.97 and core.state is TransactionState.OPEN and wants_commit:
             asked, effects = True, core.commit()
         core.check()
-        assert core.pending == len(waiting)
+        assert core.pending_operations == len(waiting)
         if core.state is not TransactionState.OPEN:
             assert not add(core, "a", shares["a"]), "what comes after the end was asked for is not in it"
-        idle = idle or any(isinstance(each, Idle) for each in effects)
-        assert not idle or not core.pending
+        idle = idle or any(isinstance(each, ReportIdle) for each in effects)
+        assert not idle or not core.pending_operations
     if not asked and not wants_commit:
         effects = core.abort()
     else:
@@ -93,18 +93,18 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
             _, message = waiting.pop()
             effects += core.on_refused(1, wire_errors.TimedOut("late")) if message else core.on_acknowledged(None)
             failed = failed or message
-        assert core.pending == 0
-        effects = core.decide()
+        assert core.pending_operations == 0
+        effects = core.decide_end()
     for effect in effects:
-        if isinstance(effect, End):
+        if isinstance(effect, EndTransaction):
             assert (effect.verb is EndKind.COMMIT) == (wants_commit and not failed)
             if effect.verb is EndKind.COMMIT:
                 told = {each.topic: (each.entries, each.last) for each in effect.participants}
                 wanted = {topic: (len(of), max(of, default=Position(-1, -1))) for topic, of in receipts.items()}
                 assert told == wanted
             answer = TxnState.COMMITTED if effect.verb is EndKind.COMMIT else TxnState.ABORTED
-            ended += sum(isinstance(each, Ended) for each in core.on_answered(answer, None))
-        ended += isinstance(effect, Ended)
+            ended += sum(isinstance(each, ReportEnd) for each in core.on_answered(answer, None))
+        ended += isinstance(effect, ReportEnd)
     assert ended == 1
     committed = core.state is TransactionState.COMMITTED
     assert committed == (wants_commit and not failed)
@@ -112,39 +112,39 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
         assert isinstance(core.error, errors.TransactionAborted)
     core.check()
     with pytest.raises(errors.TransactionEnded):
-        core.enter("a", message=True)
+        core.begin_operation("a", message=True)
 
 
 def test_producers_share_the_messages_that_a_transaction_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction, "MESSAGES_MAX", 20)
     monkeypatch.setattr(transaction, "SHARE_MESSAGES", 8)
     core = TransactionCore(TxnId(0, 1), Lock())
-    some = {topic: Share(Txn(), Lock()) for topic in TOPICS}
+    some = {topic: SendAllowance(Txn(), Lock()) for topic in TOPICS}
     for topic in TOPICS:  # each is allowed more than it sends
         for _ in range(2):
             assert add(core, topic, some[topic])
-    core.enter("d", message=True)
+    core.begin_operation("d", message=True)
     for _ in range(12):
         assert add(core, "b", some["b"])
-    assert core.messages == 19
+    assert core.message_count == 19
     assert add(core, "c", some["c"])
     for topic in TOPICS:
         with pytest.raises(errors.MessageTooBig, match="20 messages"):
             add(core, topic, some[topic])
     with pytest.raises(errors.MessageTooBig):
-        core.enter("d", message=True)
-    assert not core.enter_again(message=True)
-    assert core.enter_again(message=False)
-    assert (core.messages, core.pending) == (20, 21)
+        core.begin_operation("d", message=True)
+    assert not core.try_begin_operation(message=True)
+    assert core.try_begin_operation(message=False)
+    assert (core.message_count, core.pending_operations) == (20, 21)
 
 
 def test_threads_that_send_while_it_ends_are_in_it_or_are_refused() -> None:
     for _ in range(50):
         core = TransactionCore(TxnId(0, 1), Lock())
-        shares = [Share(Txn(), Lock()) for _ in range(3)]
+        shares = [SendAllowance(Txn(), Lock()) for _ in range(3)]
         sent = [0] * len(shares)
 
-        def send(number: int, core: TransactionCore, share: Share, sent: list[int]) -> None:
+        def send(number: int, core: TransactionCore, share: SendAllowance, sent: list[int]) -> None:
             with suppress(errors.TransactionEnded):
                 while add(core, str(number), share):
                     sent[number] += 1
@@ -153,20 +153,20 @@ def test_threads_that_send_while_it_ends_are_in_it_or_are_refused() -> None:
         for each in threads:
             each.start()
         core.commit()
-        counted = core.pending
+        counted = core.pending_operations
         for each in threads:
             each.join()
-        assert core.pending == counted == sum(sent)
+        assert core.pending_operations == counted == sum(sent)
 
 
 def test_a_receipt_without_a_place_makes_every_entry_of_the_topic_count() -> None:
     core = TransactionCore(TxnId(0, 1), Lock())
     for position in (Position(1, 5), Position(-1, -1), Position(1, 7)):
-        core.enter("a", message=True)
+        core.begin_operation("a", message=True)
         core.on_stored("a", 1, position)
     core.commit()
-    [end] = core.decide()
-    assert isinstance(end, End)
+    [end] = core.decide_end()
+    assert isinstance(end, EndTransaction)
     assert [(each.topic, each.entries, each.last.entry_id) for each in end.participants] == [("a", -1, -1)]
 
 
@@ -185,10 +185,10 @@ def test_what_a_commit_is_answered(
     answer: TxnState, error: wire_errors.MagnetarError | None, state: TransactionState, family: type
 ) -> None:
     core = TransactionCore(TxnId(0, 1), Lock())
-    core.enter("a", message=True)
+    core.begin_operation("a", message=True)
     core.on_stored("a", 1, Position(1, 1))
-    assert core.commit() == [Idle()]
-    core.decide()
+    assert core.commit() == [ReportIdle()]
+    core.decide_end()
     core.on_answered(answer, error)
     assert core.state is state
     assert type(core.error) is family

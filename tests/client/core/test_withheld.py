@@ -23,7 +23,7 @@ def test_permits_are_given_back_once_and_an_ack_stops_before_the_first(
             entries.add(place, permits)
             held[place] = held.get(place, 0) + permits
         elif what == "again":
-            assert entries.asked_again([place, place]) == held.get(place, 0)
+            assert entries.on_redelivery_asked([place, place]) == held.get(place, 0)
             if place in held:
                 held[place] = 0
         elif what == "release":

@@ -22,7 +22,7 @@ from magnetar.client.model.encryption import (
     KNOWN_MAX,
     Decryptor,
     Encryptor,
-    private_key,
+    parse_private_key,
 )
 from magnetar.client.model.settings import ConsumerCryptoFailureAction, InitialPosition
 from magnetar.proto.entry import client_part, parse_header
@@ -161,9 +161,9 @@ def test_one_private_key_is_parsed_once_however_many_names_a_stranger_gives_it(
 
     def counted(pem: bytes, name: str) -> RSAPrivateKey:
         parsed.append(name)
-        return private_key(pem, name)
+        return parse_private_key(pem, name)
 
-    monkeypatch.setattr(decryptor_module, "private_key", counted)
+    monkeypatch.setattr(decryptor_module, "parse_private_key", counted)
     metadata, ciphertext = encrypted()
     right = metadata.encryption_keys[0].value
     del metadata.encryption_keys[:]

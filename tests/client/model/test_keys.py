@@ -18,10 +18,10 @@ from magnetar.client.model.encryption import (
     KEY_FILE_BYTES_MAX,
     CryptoKeyReader,
     EncryptionKeyInfo,
-    private_key,
-    public_key,
-    unwrapped,
-    wrapped,
+    parse_private_key,
+    parse_public_key,
+    unwrap_data_key,
+    wrap_data_key,
 )
 from tests.client.model.keys import NO_PASSWORD, PEM, PKCS1, PKCS8, files, pair, pair_of
 
@@ -32,46 +32,51 @@ INFO = serialization.PublicFormat.SubjectPublicKeyInfo
 def test_a_private_key_is_pkcs1_or_pkcs8(form: serialization.PrivateFormat) -> None:
     keys = pair_of(rsa.generate_private_key(65537, 2048), form)
     data_key = bytes(range(32))
-    assert unwrapped(wrapped(data_key, public_key(keys.public, "a")), private_key(keys.private, "a")) == data_key
+    assert (
+        unwrap_data_key(
+            wrap_data_key(data_key, parse_public_key(keys.public, "a")), parse_private_key(keys.private, "a")
+        )
+        == data_key
+    )
 
 
 def test_a_data_key_is_unwrapped_by_its_own_reader_alone_and_has_32_bytes() -> None:
-    other = private_key(pair("b").private, "b")
-    reader, own = public_key(pair("a").public, "a"), private_key(pair("a").private, "a")
-    value = wrapped(bytes(32), reader)
-    assert unwrapped(value, own) == bytes(32)
-    assert unwrapped(value, other) is None
-    assert unwrapped(wrapped(bytes(16), reader), own) is None
+    other = parse_private_key(pair("b").private, "b")
+    reader, own = parse_public_key(pair("a").public, "a"), parse_private_key(pair("a").private, "a")
+    value = wrap_data_key(bytes(32), reader)
+    assert unwrap_data_key(value, own) == bytes(32)
+    assert unwrap_data_key(value, other) is None
+    assert unwrap_data_key(wrap_data_key(bytes(16), reader), own) is None
     for broken in (b"", value[:-1], value + b"x", bytes(256), bytes(1 << 20), value[:-1] + bytes([value[-1] ^ 1])):
-        assert unwrapped(broken, own) is None
+        assert unwrap_data_key(broken, own) is None
 
 
 def test_ec_keys_are_refused_and_the_error_says_why() -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     with pytest.raises(CryptoError, match=r"EC key: only Pulsar's Java client can read .* use RSA"):
-        public_key(key.public_key().public_bytes(PEM, INFO), "a")
+        parse_public_key(key.public_key().public_bytes(PEM, INFO), "a")
     with pytest.raises(CryptoError, match="EC key"):
-        private_key(key.private_bytes(PEM, PKCS8, NO_PASSWORD), "a")
+        parse_private_key(key.private_bytes(PEM, PKCS8, NO_PASSWORD), "a")
 
 
 def test_short_and_other_keys_and_those_with_a_password_are_refused() -> None:
     with pytest.raises(CryptoError, match="has 1024 bits: use 2048"):
-        public_key(pair("short", 1024).public, "a")
+        parse_public_key(pair("short", 1024).public, "a")
     with pytest.raises(CryptoError, match="has 1024 bits"):
-        private_key(pair("short", 1024).private, "a")
+        parse_private_key(pair("short", 1024).private, "a")
     with pytest.raises(CryptoError, match="not an RSA key"):
-        public_key(ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(PEM, INFO), "a")
+        parse_public_key(ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(PEM, INFO), "a")
     locked = rsa.generate_private_key(65537, 2048).private_bytes(
         PEM, PKCS8, serialization.BestAvailableEncryption(b"hunter2")
     )
     with pytest.raises(CryptoError, match="has a password"):
-        private_key(locked, "a")
+        parse_private_key(locked, "a")
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.one_of(st.binary(max_size=300), st.integers(0, 1600).map(lambda at: pair("a").private[:at])))
 def test_what_is_no_pem_is_refused_and_not_quoted(pem: bytes) -> None:
-    for load in (public_key, private_key):
+    for load in (parse_public_key, parse_private_key):
         with pytest.raises(CryptoError, match="is not a PEM") as caught:
             load(pem, "a")
         assert caught.value.__context__ is None or caught.value.__suppress_context__
@@ -96,7 +101,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_no_key_is_in_a_repr_or_a_long_name_in_an_error(tmp_path: Path) -> None:
     assert "KEY" not in repr(EncryptionKeyInfo(pair("a").private)) + repr(files(tmp_path))
     with pytest.raises(CryptoError) as caught:
-        public_key(b"x", "n" * 100_000)
+        parse_public_key(b"x", "n" * 100_000)
     assert len(str(caught.value)) < 200
 
 

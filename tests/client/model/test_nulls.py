@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.core.redelivery_backoff import LetterOrigin, letters_of
+from magnetar.broker.subscription.core.redelivery_backoff import LetterOrigin, dead_letters_of
 from magnetar.client.client import Client
 from magnetar.client.model.composite_schemas import KeyValueEncodingType, KeyValueSchema
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.schema import BytesSchema, StringSchema
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
-from magnetar.client.produce.entry_writer import Extras, MessageDraft, outgoing
+from magnetar.client.produce.entry_writer import Extras, MessageDraft, make_outgoing_message
 from magnetar.proto.entry import broker_part, decode_batch, encode_batch, item_prefix, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position, TopicName
@@ -52,12 +52,12 @@ def test_a_pair_comes_with_its_nulls_to_a_consumer_and_in_its_copies(pairs: KeyV
 
 def test_a_pair_apart_says_null_as_javas_client_does() -> None:
     for key, value in PAIRS:
-        made = outgoing((key, value), Extras(), APART, lambda: 0)
+        made = make_outgoing_message((key, value), Extras(), APART, lambda: 0)
         assert made.null_value == (value is None)
         assert made.null_key == (key is None)
         assert made.partition_key == (None if key is None else b64encode(key.encode()).decode())
         assert MessageDraft(made, APART).value() == (key, value)
-    assert MessageDraft(outgoing(None, Extras(), APART, lambda: 0), APART).value() is None
+    assert MessageDraft(make_outgoing_message(None, Extras(), APART, lambda: 0), APART).value() is None
 
 
 def test_a_copy_by_the_broker_keeps_what_is_null() -> None:
@@ -69,7 +69,9 @@ def test_a_copy_by_the_broker_keeps_what_is_null() -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
     entry = broker_part(1, 5) + encode_batch(metadata, items, 2)
     source = LetterOrigin(TopicName.parse("t"), "s", Position(1, 2), 3, 2)
-    first, second = (decode_batch(parse_header(each), each)[0][0] for each in letters_of(source, entry, frozenset(), 1))
+    first, second = (
+        decode_batch(parse_header(each), each)[0][0] for each in dead_letters_of(source, entry, frozenset(), 1)
+    )
     assert (first.null_partition_key, first.null_value, first.HasField("partition_key")) == (True, True, False)
     assert (second.null_partition_key, second.null_value, second.HasField("partition_key")) == (False, False, True)
 

@@ -21,7 +21,7 @@ from magnetar.client.admin import AdminClient
 from magnetar.client.blocking import client as blocking
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration, OperationNotSupported
-from magnetar.client.connect.authentication import caller_access
+from magnetar.client.connect.authentication import make_caller_access
 from magnetar.client.model.options import TUNING
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from tests.client.fake_broker import FakeBroker
@@ -62,7 +62,7 @@ def _read(function: Callable[..., Any]) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
-OF_ACCESS = set(re.findall(r'"((?:use_)?tls\w*)"', inspect.getsource(caller_access)))
+OF_ACCESS = set(re.findall(r'"((?:use_)?tls\w*)"', inspect.getsource(make_caller_access)))
 """Parameters of Client about TLS, which are read by name."""
 ALWAYS_ON = {"tls_validate_hostname"}
 """Of pulsar-client: its default leaves the host's name unverified; here it always is, and nothing turns that off."""

@@ -11,7 +11,7 @@ import pytest
 
 import magnetar
 from magnetar.broker.log.compaction_core import KeySurvey, parse_entry
-from magnetar.broker.subscription.core.redelivery_backoff import letters_of
+from magnetar.broker.subscription.core.redelivery_backoff import dead_letters_of
 from magnetar.client import aio
 from magnetar.client.common.errors import CryptoError, Timeout
 from magnetar.client.model.encryption import Decryptor, Encryptor
@@ -115,7 +115,7 @@ def test_a_brokers_dead_letter_of_an_encrypted_entry_can_be_decrypted(batched: b
     encrypt = Encryptor(Keys(), ["a"], lambda: 0.0)
     items = plain_items([b"one", b"two"])
     part = encode_batch(metadata, items, 2, encrypt) if batched else encode_entry(metadata, b"one", encrypt)
-    (letter,) = letters_of(SOURCE, broker_part(1, 1) + part, frozenset([0]), 1)
+    (letter,) = dead_letters_of(SOURCE, broker_part(1, 1) + part, frozenset([0]), 1)
     before, after = parse_header(part), parse_header(letter)
     assert (after.batched, after.num_messages) == (before.batched, before.num_messages)
     ciphertext = letter[after.payload_offset :]
@@ -130,7 +130,7 @@ async def test_compaction_reads_keys_and_tombstones_of_encrypted_messages(bench:
         await producer.send(value, partition_key=key, properties={"p": "q"})
     topic = await bench.running.brokers[-1].topic_manager.topic(TopicName.parse("t"))
     topic.compaction.start()
-    await topic.compaction.wait()
+    await topic.compaction.wait_finished()
     reader = await bench.client.create_reader(
         "t", MessageId.earliest, is_read_compacted=True, crypto_key_reader=Keys("a")
     )

@@ -239,7 +239,7 @@ class Relay:
             self.steps.append(lambda: self._do(self.core.on_fenced()))
         elif self.lost_turns:
             self.lost_turns -= 1
-            self.steps.append(lambda: self._do(self.core.turn_failed(self.world.now)))
+            self.steps.append(lambda: self._do(self.core.on_turn_failed(self.world.now)))
         else:
             self.steps.append(lambda: self._do(self.core.on_turn_committed(turn, *found, self.world.now)))
 
@@ -247,7 +247,7 @@ class Relay:
         """The next step, or one of them by chance; with none, time passes."""
         if not self.steps:
             self.world.now = max(self.world.now, self.core.due)
-            self._do(self.core.time_passed(self.world.now))
+            self._do(self.core.run_timers(self.world.now))
             return
         if rng is not None:
             self.steps.rotate(-rng.randrange(len(self.steps)))

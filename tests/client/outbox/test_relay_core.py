@@ -248,12 +248,12 @@ def test_a_topic_that_does_not_deduplicate_stops_a_relay_that_starts_and_later_o
     core.on_claimed(ClaimedShard(1, 0, {}, []), 0.0)
     core.on_found(["a"], 0.0)
     error = DeduplicationOff("turn it on: magnetar namespaces set-deduplication")
-    assert core.resolve_failed("a", error, 0.0) == [Stop(error)]
+    assert core.on_resolve_failed("a", error, 0.0) == [Stop(error)]
     core = RelayCore(0, 1, SMALL)
     core.on_claimed(ClaimedShard(1, 0, {}, []), 0.0)
     core.on_found([], 0.0)
     core.on_found(["b"], 1.0)
-    assert core.resolve_failed("b", error, 1.0) == []
+    assert core.on_resolve_failed("b", error, 1.0) == []
     assert core.topics["b"].error == error.message
     core.check()
 
@@ -269,7 +269,7 @@ def test_no_row_is_claimed_for_a_topic_whose_deduplication_was_switched_off_unti
     def turns(effects: list[Effect]) -> list[DatabaseTurn]:
         return [each.turn for each in effects if isinstance(each, RunTurn)]
 
-    core.resolve_failed("a", DeduplicationOff("it is off"), 60.0)
+    core.on_resolve_failed("a", DeduplicationOff("it is off"), 60.0)
     for turn in turns(core.on_opened("a", -1, 60.0)):
         assert turn.claim is None
         core.on_turn_committed(turn, [], 0, 60.0)
@@ -298,7 +298,7 @@ def test_each_destination_has_one_shard_whatever_the_number_of_partitions() -> N
 def test_a_destination_that_is_put_off_is_opened_again_only_when_the_shard_is_still_ours() -> None:
     core = RelayCore(0, 1, SMALL)
     core.on_claimed(ClaimedShard(1, 10, {"a": 4}, []), 0.0)
-    core.open_failed("a", "no broker", 0.0)
+    core.on_open_failed("a", "no broker", 0.0)
     assert core._turning is not None, "begun before it was put off"
     effects = core.on_turn_committed(core._turning, [], 10, 0.2)
     assert not any(isinstance(each, Open) for each in effects)
@@ -311,7 +311,7 @@ def test_a_stopping_relay_claims_and_sends_nothing_and_records_outcomes() -> Non
     relay = Relay(world)
     while not relay.flying:
         relay.step()
-    relay._do(relay.core.stop_soon(world.now))
+    relay._do(relay.core.begin_stopping(world.now))
     sent = relay.core.sent_rows
     while not relay.core.is_idle:
         relay.step()
@@ -330,7 +330,7 @@ def test_memory_is_bounded_by_what_a_claim_may_have() -> None:
     relay = Relay(world, settings=settings)
     while not world.done():
         relay.step()
-        assert relay.core.destinations.get("a") is None or relay.core.destinations["a"].rows <= 5 + 5 + 2
+        assert relay.core.destinations.get("a") is None or relay.core.destinations["a"].row_count <= 5 + 5 + 2
 
 
 def test_a_turn_asks_only_for_destinations_with_room() -> None:

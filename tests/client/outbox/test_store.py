@@ -182,18 +182,18 @@ def test_another_number_of_shards_is_refused_until_it_is_changed(engine: Engine,
         Store(engine, outbox, 1, 4).claim_shard("other")
     admin = OutboxAdmin(engine, outbox)
     with pytest.raises(ShardsDiffer, match="stop them"):
-        admin.divide(4)
+        admin.set_shards(4)
     send(engine, outbox, b"1")
     claim(store, epoch, 0)
     with engine.begin() as connection:
         connection.execute(update(outbox.shards).values(seen=1))
     with pytest.raises(ShardsDiffer, match="claimed"):
-        admin.divide(4)
+        admin.set_shards(4)
     taken = store.claim_shard("me")
     store.run_turn(DatabaseTurn(taken.epoch, taken.next_seq, delete=[taken.claimed[0].id]))
     with engine.begin() as connection:
         connection.execute(update(outbox.shards).values(seen=1))
-    admin.divide(4)
+    admin.set_shards(4)
     assert Store(engine, outbox, 1, 4).claim_shard("other").next_seq == 0
 
 

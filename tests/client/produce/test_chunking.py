@@ -10,7 +10,14 @@ import pytest
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration
 from magnetar.client.core.batcher import Batch, OutgoingMessage
-from magnetar.client.core.chunking import CHUNKED_BYTES_MAX, EXPIRE_S, Chunks, PartialMessage, entries_of, split
+from magnetar.client.core.chunking import (
+    CHUNKED_BYTES_MAX,
+    EXPIRE_S,
+    ChunkAssembler,
+    PartialMessage,
+    encode_chunks,
+    encode_entries,
+)
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from magnetar.proto.compression import decompress
@@ -55,10 +62,10 @@ def whole(chunks: list[tuple[MessageMetadata, bytes]]) -> bytes:
 @pytest.mark.parametrize("compression", [CompressionType.NONE, CompressionType.LZ4, CompressionType.ZSTD])
 def test_what_is_cut_is_put_together_again(compression: CompressionType) -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=7, publish_time=1, compression=int(compression))  # type: ignore[arg-type]
-    entries = split(metadata, BIG, SMALL_ENTRIES, "u")
+    entries = encode_chunks(metadata, BIG, SMALL_ENTRIES, "u")
     assert len(entries) > 4
     assert max(map(len, entries)) <= SMALL_ENTRIES
-    chunks = Chunks(pending_max=10, auto_ack=False)
+    chunks = ChunkAssembler(pending_max=10, auto_ack=False)
     found: PartialMessage | None = None
     for number, entry in enumerate(entries):
         header = parse_header(entry)
@@ -74,14 +81,16 @@ def test_what_is_cut_is_put_together_again(compression: CompressionType) -> None
 def test_javas_and_gos_clients_take_the_chunks() -> None:
     """A payload is 10 KiB below an entry's limit, which is what a broker tells them; Go's needs the whole size."""
     metadata = MessageMetadata(producer_name="p", sequence_id=7, publish_time=1)
-    for entry in split(metadata, bytes(250_000), 110_000, "u"):
+    for entry in encode_chunks(metadata, bytes(250_000), 110_000, "u"):
         header = parse_header(entry)
         assert len(entry) - header.payload_offset <= 110_000 - (10 << 10)
         assert header.metadata.uncompressed_size == 250_000
 
 
 def test_what_fits_into_an_entry_is_no_chunk() -> None:
-    (entry,) = split(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"x", SMALL_ENTRIES, "u")
+    (entry,) = encode_chunks(
+        MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"x", SMALL_ENTRIES, "u"
+    )
     assert not parse_header(entry).metadata.HasField("uuid")
 
 
@@ -90,7 +99,7 @@ def test_what_is_large_once_it_is_unfolded_is_in_chunks(compression: int) -> Non
     """A broker takes no entry that declares to unfold to more than an entry may have, unless it is a chunk."""
     payload = bytes(8 * SMALL_ENTRIES)
     metadata = MessageMetadata(producer_name="p", sequence_id=7, publish_time=1, compression=compression)  # type: ignore[arg-type]
-    entries = split(metadata, payload, SMALL_ENTRIES, "u")
+    entries = encode_chunks(metadata, payload, SMALL_ENTRIES, "u")
     headers = [parse_header(entry) for entry in entries]
     assert len(headers) >= 2
     assert {header.uncompressed_size for header in headers} == {len(payload)}
@@ -102,15 +111,15 @@ def test_without_chunks_what_is_large_once_it_is_unfolded_is_refused() -> None:
     for items in ([b"", bytes(SMALL_ENTRIES + 1)], [b"", bytes(SMALL_ENTRIES)] * 2):
         batch = Batch(7)
         batch.items, batch.callbacks = items, [lambda *_: None] * (len(items) // 2)
-        error = entries_of(batch, "p", 1, 3, SMALL_ENTRIES, chunks_of=None)
+        error = encode_entries(batch, "p", 1, 3, SMALL_ENTRIES, chunks_of=None)
         assert isinstance(error, MessageTooLarge)
         if len(items) == 2:
             batch.message = OutgoingMessage(items[1])
-            assert isinstance(entries_of(batch, "p", 1, 3, SMALL_ENTRIES, chunks_of=None), MessageTooLarge)
+            assert isinstance(encode_entries(batch, "p", 1, 3, SMALL_ENTRIES, chunks_of=None), MessageTooLarge)
 
 
 def test_messages_of_several_producers_between_each_other() -> None:
-    chunks = Chunks(pending_max=10, auto_ack=False)
+    chunks = ChunkAssembler(pending_max=10, auto_ack=False)
     one, two = pieces("one", producer="p"), pieces("two", producer="q")
     done = []
     for number, (metadata, body) in enumerate([one[0], two[0], two[1], one[1], one[2], two[2]]):
@@ -122,7 +131,7 @@ def test_messages_of_several_producers_between_each_other() -> None:
 
 
 def test_a_chunk_that_was_sent_again_is_acknowledged_with_the_others() -> None:
-    chunks = Chunks(pending_max=10, auto_ack=False)
+    chunks = ChunkAssembler(pending_max=10, auto_ack=False)
     one = pieces()
     for number, which in enumerate([0, 1, 0, 1]):
         chunks.add(*_order(one[which], number), 0.0)
@@ -137,7 +146,7 @@ def _order(piece: tuple[MessageMetadata, bytes], number: int) -> tuple[MessageMe
 
 
 def test_one_begun_message_too_many_makes_the_oldest_go_where_that_was_asked_for() -> None:
-    chunks = Chunks(pending_max=2, auto_ack=True)
+    chunks = ChunkAssembler(pending_max=2, auto_ack=True)
     old = pieces("old", producer="a")
     chunks.add(*_order(old[0], 0), 0.0)
     chunks.add(*_order(pieces("b", producer="b")[0], 1), 0.0)
@@ -148,7 +157,7 @@ def test_one_begun_message_too_many_makes_the_oldest_go_where_that_was_asked_for
 
 
 def test_one_begun_message_too_many_comes_again_when_there_is_room() -> None:
-    chunks = Chunks(pending_max=2, auto_ack=False)
+    chunks = ChunkAssembler(pending_max=2, auto_ack=False)
     one, two, new = (pieces(name, producer=name) for name in ("one", "two", "new"))
     chunks.add(*_order(one[0], 0), 0.0)
     chunks.add(*_order(two[0], 1), 0.0)
@@ -169,7 +178,7 @@ def test_one_begun_message_too_many_comes_again_when_there_is_room() -> None:
 
 
 def test_a_message_that_made_room_makes_room_for_those_that_did_not() -> None:
-    chunks = Chunks(pending_max=1, auto_ack=False)
+    chunks = ChunkAssembler(pending_max=1, auto_ack=False)
     chunks.add(*_order(pieces("dead", producer="a")[0], 0), 0.0)
     assert chunks.expire(EXPIRE_S).given_back == [at(0)]
     assert not chunks.add(*_order(pieces("dead", producer="a")[0], 0), 61.0).given_back
@@ -179,7 +188,7 @@ def test_a_message_that_made_room_makes_room_for_those_that_did_not() -> None:
 
 
 def test_what_is_not_complete_after_a_minute_is_given_back() -> None:
-    chunks = Chunks(pending_max=2, auto_ack=False)
+    chunks = ChunkAssembler(pending_max=2, auto_ack=False)
     chunks.add(*_order(pieces()[0], 0), 10.0)
     assert chunks.expire(10.0 + EXPIRE_S - 1).given_back == []
     assert chunks.expire(10.0 + EXPIRE_S).given_back == [at(0)]
@@ -188,7 +197,7 @@ def test_what_is_not_complete_after_a_minute_is_given_back() -> None:
 
 def test_a_message_whose_producer_went_on_without_it_is_dropped_where_entries_come_in_order() -> None:
     for log_order in (True, False):
-        chunks = Chunks(pending_max=2, auto_ack=False, log_order=log_order)
+        chunks = ChunkAssembler(pending_max=2, auto_ack=False, log_order=log_order)
         one = pieces()
         chunks.add(*_order(one[0], 0), 0.0)
         chunks.add(*_order(one[1], 1), 0.0)
@@ -198,8 +207,10 @@ def test_a_message_whose_producer_went_on_without_it_is_dropped_where_entries_co
 
 def test_a_chunk_without_its_beginning_is_dropped_in_order_and_given_back_without() -> None:
     later = pieces()[1]
-    assert Chunks(pending_max=2, auto_ack=False).add(*_order(later, 5), 0.0).dropped == [at(5)]
-    assert Chunks(pending_max=2, auto_ack=False, ordered=False).add(*_order(later, 5), 0.0).given_back == [at(5)]
+    assert ChunkAssembler(pending_max=2, auto_ack=False).add(*_order(later, 5), 0.0).dropped == [at(5)]
+    assert ChunkAssembler(pending_max=2, auto_ack=False, ordered=False).add(*_order(later, 5), 0.0).given_back == [
+        at(5)
+    ]
 
 
 def test_sizes_are_checked_before_anything_is_kept() -> None:
@@ -207,7 +218,7 @@ def test_sizes_are_checked_before_anything_is_kept() -> None:
         metadata, body = pieces()[0]
         for name, value in changes.items():
             setattr(metadata, name, value)
-        chunks = Chunks(pending_max=2, auto_ack=False)
+        chunks = ChunkAssembler(pending_max=2, auto_ack=False)
         with pytest.raises(CorruptEntry):
             chunks.add(metadata, at(0), body, 0.0)
 
@@ -217,7 +228,7 @@ def test_sizes_are_checked_before_anything_is_kept() -> None:
     refused(chunk_id=3)
     refused(chunk_id=-1)
     refused(uuid="")
-    chunks = Chunks(pending_max=2, auto_ack=False)
+    chunks = ChunkAssembler(pending_max=2, auto_ack=False)
     one = pieces()
     chunks.add(*_order(one[0], 0), 0.0)
     with pytest.raises(CorruptEntry):
@@ -225,7 +236,7 @@ def test_sizes_are_checked_before_anything_is_kept() -> None:
 
 
 def test_a_cumulative_ack_stops_in_front_of_what_ends_behind_it() -> None:
-    chunks = Chunks(pending_max=2, auto_ack=False)
+    chunks = ChunkAssembler(pending_max=2, auto_ack=False)
     one = pieces()
     assert chunks.ack_limit(at(9)) == at(9)
     chunks.add(*_order(one[0], 3), 0.0)
@@ -323,7 +334,7 @@ def test_what_waits_for_room_is_asked_for_when_a_message_is_complete_though_noth
 
         def come(uuid: str, numbers: slice) -> None:
             metadata = MessageMetadata(producer_name=uuid, sequence_id=0, publish_time=1)
-            for entry in split(metadata, BIG, SMALL_ENTRIES, uuid)[numbers]:
+            for entry in encode_chunks(metadata, BIG, SMALL_ENTRIES, uuid)[numbers]:
                 broker.store(broker.topics[FULL], entry, parse_header(entry))
 
         come("first", slice(1))
@@ -343,7 +354,9 @@ def test_a_reader_reads_what_was_half_there_when_the_connection_broke() -> None:
         reader = await client.create_reader("t", MessageId.earliest)
         big = await client.create_producer("t", batching_enabled=False, chunking_enabled=True)
         other = await client.create_producer("t", batching_enabled=False)
-        entries = split(MessageMetadata(producer_name="x", sequence_id=0, publish_time=1), BIG, SMALL_ENTRIES, "u")
+        entries = encode_chunks(
+            MessageMetadata(producer_name="x", sequence_id=0, publish_time=1), BIG, SMALL_ENTRIES, "u"
+        )
         topic = broker.topics[FULL]
         for entry in entries[:2]:
             broker.store(topic, entry, parse_header(entry))

@@ -75,7 +75,7 @@ def test_complaint_05_one_hot_key_does_not_mix_with_others_in_a_batch() -> None:
 def test_named_ids_go_up_keep_their_place_and_no_batch_lies_across_what_the_broker_has() -> None:
     for key_based in (False, True):
         batcher = Batcher(0, key_based=key_based)
-        batcher.resume(9, 10)
+        batcher.set_known_sequence_id(9, 10)
         for number in (7, 8, 9, 10, 12):
             batcher.add_message(OutgoingMessage(b"%d" % number, sequence_id=number), None)
         batcher.add_message(OutgoingMessage(b"12", sequence_id=12), None)

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import MemoryBufferIsFull, Result
-from magnetar.client.common.receive_memory import Claim, ReceiveMemory, SendMemory
+from magnetar.client.common.receive_memory import MemoryClaim, ReceiveMemory, SendMemory
 from magnetar.client.model.settings import InitialPosition
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
@@ -35,7 +35,7 @@ def test_messages_past_the_limit_are_refused_and_each_outcome_gives_its_bytes_ba
         for each in producers:
             await each.flush()
         assert outcomes == [Result.Ok] * 10
-        assert memory.held == 0
+        assert memory.reserved_bytes == 0
         await producers[0].send(bytes(3 * LIMIT))
         for each in producers:
             each.check()
@@ -56,7 +56,7 @@ def test_with_block_if_queue_full_senders_of_all_producers_wait_and_all_is_sent(
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, memory.held)
+                most = max(most, memory.reserved_bytes)
                 await asyncio.sleep(0.0005)
 
         watching = asyncio.create_task(watch())
@@ -64,7 +64,7 @@ def test_with_block_if_queue_full_senders_of_all_producers_wait_and_all_is_sent(
         watching.cancel()
         assert [len(ids) for ids in sent] == [50] * 4
         assert LIMIT / 2 < most <= LIMIT
-        assert memory.held == 0
+        assert memory.reserved_bytes == 0
 
     simulate(body, memory_limit_bytes=LIMIT)
 
@@ -79,9 +79,9 @@ def test_a_producer_that_is_closed_or_times_out_keeps_nothing() -> None:
             producer.send_nowait(PAYLOAD)
         with pytest.raises(TypeError):
             producer.send_nowait(PAYLOAD, properties={"a": 1})  # type: ignore[dict-item]
-        assert memory.held == 3 * len(PAYLOAD)
+        assert memory.reserved_bytes == 3 * len(PAYLOAD)
         producer.abort()
-        assert memory.held == 0
+        assert memory.reserved_bytes == 0
 
     simulate(body, memory_limit_bytes=LIMIT)
 
@@ -104,9 +104,9 @@ def test_producers_and_receiver_queues_use_what_the_others_do_not_and_half_at_le
     send.claimed, receive.producers = lambda: receive.claimed_bytes, send
     assert send.reserve(1000), "nothing waits in a queue"
     assert not send.reserve(1)
-    assert receive.window(0.0, 1.0, 1000) == 250, "half of the half that is theirs, for one of them"
+    assert receive.window_messages(0.0, 1.0, 1000) == 250, "half of the half that is theirs, for one of them"
     receive.claimed_bytes = 900.0
-    assert send.limit_now == 500
+    assert send.current_limit_bytes == 500
     send.release(600)
     assert send.reserve(100)
     assert not send.reserve(1)
@@ -114,7 +114,7 @@ def test_producers_and_receiver_queues_use_what_the_others_do_not_and_half_at_le
     assert send.reserve(500)
     send.release(1000)
     assert send.reserve(5000), "one is taken when nothing is pending"
-    assert Claim(receive, 1000).window >= 1
+    assert MemoryClaim(receive, 1000).window >= 1
 
 
 def test_a_consumer_beside_a_producer_that_fills_its_part_receives_all() -> None:
@@ -143,6 +143,6 @@ def test_who_begins_to_wait_while_others_are_told_is_not_forgotten() -> None:
             super().append(call)
 
     memory._waiting = Late([lambda: None])
-    memory.wait(told.set)
+    memory.call_when_room(told.set)
     freeing.join(10)
     assert told.wait(10)

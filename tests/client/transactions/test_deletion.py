@@ -31,11 +31,11 @@ async def test_the_coordinator_elsewhere_aborts_what_is_open_in_a_topic_before_i
     async with cluster(tmp_path, brokers=2) as running:
         first, second = running.brokers
         for number in range(16):
-            await second.topic_manager.transactions.load_here(number)
+            await second.topic_manager.transactions.load_owned(number)
         url = f"magnetar://{first.endpoint}"
         async with Client(url) as client, AdminClient(f"magnetar://{second.endpoint}") as admin:
             source, out, other = [await client.create_producer(topic) for topic in (IN, OUT, OTHER)]
-            assert (await first.topic_manager.lookup(TopicName.parse(going))).name == first.topic_manager.name
+            assert (await first.topic_manager.find_owner(TopicName.parse(going))).name == first.topic_manager.name
             consumer = await client.subscribe(IN, "s", ConsumerType.Shared, initial_position=InitialPosition.Earliest)
             await source.send(b"in")
             txn = await client.transaction(timeout=60)
@@ -65,7 +65,7 @@ async def test_a_deletion_waits_for_no_coordinator_for_ever_and_deletes_nothing(
     async with cluster(tmp_path, brokers=2) as running:
         first, second = running.brokers
         for number in range(16):
-            await second.topic_manager.transactions.load_here(number)
+            await second.topic_manager.transactions.load_owned(number)
         url = f"magnetar://{first.endpoint}"
         async with Client(url) as client, AdminClient(url) as admin:
             out = await client.create_producer(OUT)
@@ -80,10 +80,10 @@ async def test_a_deletion_waits_for_no_coordinator_for_ever_and_deletes_nothing(
                 with pytest.raises(TransactionsOpen, match="is not deleted"):
                     await admin.delete_topic(OUT, force=True)
             topic = await first.topic_manager.topic(TopicName.parse(OUT), create=False)
-            assert topic.transactions.still_open == [txn.id]
+            assert topic.transactions.open_transactions == [txn.id]
             await vanish(running, second)
             await admin.delete_topic(OUT, force=True)
             assert (
-                await (await first.topic_manager.transactions.load_here(txn.id.coordinator)).get_status(txn.id)
+                await (await first.topic_manager.transactions.load_owned(txn.id.coordinator)).get_status(txn.id)
                 is TxnState.ABORTED
             )

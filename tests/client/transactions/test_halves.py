@@ -196,8 +196,10 @@ async def test_a_prepare_that_is_cancelled_is_rolled_back(tmp_path: Path) -> Non
         with pytest.raises(asyncio.CancelledError):
             await preparing
         coordinators = found.brokers[0].topic_manager.transactions
-        await until(lambda: sum(each.half_statistics()["rolled_back"] for each in coordinators.loaded) == 2)
-        assert not any(each.half_statistics()["open"] for each in coordinators.loaded)
+        await until(
+            lambda: sum(each.half_message_counts()["rolled_back"] for each in coordinators.loaded_coordinators) == 2
+        )
+        assert not any(each.half_message_counts()["open"] for each in coordinators.loaded_coordinators)
 
 
 async def test_a_commit_that_is_cancelled_goes_on_and_its_outcome_is_there_when_the_caller_is_told(

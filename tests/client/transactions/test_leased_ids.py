@@ -15,7 +15,7 @@ def test_no_id_is_taken_twice_or_after_half_of_its_lease() -> None:
     for _ in range(20_000):
         now += rng.random() * 0.2
         found = ids.take_id(now)
-        if found is None or (ids.is_running_out and rng.random() < 0.5):
+        if found is None or (ids.is_low and rng.random() < 0.5):
             count, coordinator = rng.randrange(1, ids.wanted + 1), rng.randrange(4)
             ids.add_lease(TxnId.of(coordinator, 1, next_), count, 10.0, now)
             valid.update((TxnId.of(coordinator, 1, next_ + n), now + 5.0) for n in range(count))
@@ -55,7 +55,7 @@ def test_what_is_given_up_early_costs_a_coordinator_little() -> None:
         for block in range(round_ % 8):
             ids.add_lease(TxnId(round_, block * MOST), ids.wanted, 600.0, 0.0)
             held += ids.wanted
-            while not ids.is_running_out and ids.take_id(0.0) is not None:
+            while not ids.is_low and ids.take_id(0.0) is not None:
                 used += 1
         ids.take_id(0.0)
         used += 1

@@ -106,7 +106,7 @@ def test_a_message_that_waits_twice_counts_once() -> None:
         await fill(client, 7)
         consumer = await subscribe(client, ConsumerType.Shared)
         producer = await client.create_producer("out")
-        await consumer.inbox.wait_filled(None)
+        await consumer.inbox.wait_message(None)
         consumer.inbox.put_back(list(consumer.inbox.messages)[3:])
         statistics = await process(consumer, producer, lambda message: message.data(), idle_timeout_ms=5000)
         assert sorted(await output(client)) == [b"%d" % number for number in range(7)]

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.checksum import varint
-from magnetar.runtime.grpc.messages import LONG_BYTES, LongItem, item_at, long_fields, split_long
+from magnetar.runtime.grpc.messages import LONG_BYTES, LongItem, item_bounds, long_fields, split_long
 from magnetar.runtime.network import rpc
 
 FIELDS = long_fields(wire.ClientFrames)
@@ -98,5 +98,5 @@ def test_a_number_that_never_ends_is_not_read_to_its_end() -> None:
 
     data = Counted(field(0x0A, b"\x08" + b"\xff" * LONG_BYTES))
     taken(data)
-    item_at(data, 0, frozenset((PUBLISH,)))
+    item_bounds(data, 0, frozenset((PUBLISH,)))
     assert Counted.looked < 60

@@ -17,7 +17,7 @@ from magnetar.proto.errors import BackPressure, ConnectionLost, MagnetarError
 from magnetar.runtime.access import Caller, CallerAccess, Limits, ListenerAccess, Principal, PrincipalKind
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
-from magnetar.runtime.grpc.limits import network_of
+from magnetar.runtime.grpc.limits import address_network
 from magnetar.runtime.grpc.server import STRANGER_LOOKS, GrpcServing, serve
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, rpc
 
@@ -220,4 +220,4 @@ async def test_garbage_on_the_port_changes_nothing_for_others(place: Place, garb
     ],
 )
 def test_an_address_is_a_host_or_a_network_of_ipv6(peer: str, network: str) -> None:
-    assert network_of(peer) == network
+    assert address_network(peer) == network

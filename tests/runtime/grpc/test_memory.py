@@ -12,7 +12,7 @@ import pytest
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthenticated
 from magnetar.runtime.access import Caller, CallerAccess, Limits, ListenerAccess, Principal
-from magnetar.runtime.budget import WINDOW_MIN, Arrivals, CallerMemory, MemoryBudget
+from magnetar.runtime.budget import WINDOW_MIN, ArrivingMemory, CallerMemory, MemoryBudget
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.messages import MessageStream, prefix
@@ -154,7 +154,7 @@ async def test_many_that_send_their_most_at_once_hold_what_one_bound_says_and_al
 class Read(MessageStream):
     """A stream that is read, with the smallest window."""
 
-    def __init__(self, arrivals: Arrivals) -> None:
+    def __init__(self, arrivals: ArrivingMemory) -> None:
         super().__init__(MIB, arrivals)
         self.came: list[int] = []
         self.over = False
@@ -164,46 +164,46 @@ class Read(MessageStream):
     def credit_stream(self, stream: MessageStream, size: int) -> None:
         pass
 
-    def message_came(self, data: bytes | bytearray, cost: int) -> None:
+    def on_message(self, data: bytes | bytearray, cost: int) -> None:
         self.came.append(len(data))
 
-    def input_ended(self) -> None:
+    def on_input_ended(self) -> None:
         self.over = not self.defer_input_end()
 
-    def too_slow(self) -> None:
+    def on_too_slow(self) -> None:
         raise AssertionError("nothing is slow")
 
 
 @derives
 async def test_what_comes_after_a_message_that_waits_is_kept_and_so_is_the_end() -> None:
-    arrivals = Arrivals(100)
+    arrivals = ArrivingMemory(100)
     first, second = Read(arrivals), Read(arrivals)
-    first.data_came(memoryview(prefix(60_000) + bytes(30_000)))
-    second.data_came(memoryview(prefix(40_000) + bytes(30_000)))
-    second.data_came(memoryview(bytes(10_000) + prefix(3) + b"abc"))
-    second.input_ended()
-    assert (second.came, second.over, second.is_torn) == ([], False, True)
-    first.data_came(memoryview(bytes(30_000)))
+    first.on_data(memoryview(prefix(60_000) + bytes(30_000)))
+    second.on_data(memoryview(prefix(40_000) + bytes(30_000)))
+    second.on_data(memoryview(bytes(10_000) + prefix(3) + b"abc"))
+    second.on_input_ended()
+    assert (second.came, second.over, second.has_partial_message) == ([], False, True)
+    first.on_data(memoryview(bytes(30_000)))
     assert (first.came, second.came) == ([60_000], []), "it is not read yet"
     first.on_read(60_005)
-    assert (second.came, second.over, second.is_torn) == ([40_000, 3], True, False)
+    assert (second.came, second.over, second.has_partial_message) == ([40_000, 3], True, False)
     second.on_read(40_008)
     assert arrivals.long == 0
 
 
 @derives
 async def test_a_stream_that_ends_within_a_second_message_that_waits_ends_after_that_has_a_place() -> None:
-    arrivals = Arrivals(100)
+    arrivals = ArrivingMemory(100)
     first, second = Read(arrivals), Read(arrivals)
-    first.data_came(memoryview(prefix(60_000) + bytes(30_000)))
-    second.data_came(memoryview(prefix(40_000) + bytes(30_000)))
-    second.data_came(memoryview(bytes(10_000) + prefix(50_000) + b"torn"))
-    second.input_ended()
-    first.data_came(memoryview(bytes(30_000)))
+    first.on_data(memoryview(prefix(60_000) + bytes(30_000)))
+    second.on_data(memoryview(prefix(40_000) + bytes(30_000)))
+    second.on_data(memoryview(bytes(10_000) + prefix(50_000) + b"torn"))
+    second.on_input_ended()
+    first.on_data(memoryview(bytes(30_000)))
     first.on_read(60_005)
     assert (second.came, second.over) == ([40_000], False), "there is no room for the rest"
     second.on_read(40_005)
-    assert (second.came, second.over, second.is_torn) == ([40_000], True, True)
+    assert (second.came, second.over, second.has_partial_message) == ([40_000], True, True)
 
 
 async def test_above_the_limit_no_stream_is_read_and_below_it_all_go_on(place: Place) -> None:

@@ -102,7 +102,7 @@ def test_threads_and_sockets_are_refused() -> None:
 async def _chatter(simulation: Simulation) -> list[str]:
     """Tasks in sets, task groups that cancel, chance: what would differ between runs if it could."""
     order: list[str] = []
-    rng = simulation.stream("chatter")
+    rng = simulation.random_stream("chatter")
 
     async def worker(name: str) -> None:
         try:

@@ -11,7 +11,7 @@ import pytest
 from magnetar.proto import errors
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import ByteStream, CallContext, EndOfStream, Endpoint, Request, rpc
-from magnetar.runtime.sim.wires import End
+from magnetar.runtime.sim.wires import ConnectionEnd
 from magnetar.runtime.sim.world import Simulation
 from tests.support.byte_streams import read
 
@@ -326,7 +326,7 @@ def test_a_tcp_connection_that_arrives_while_its_listener_closes_is_closed() -> 
         serving = await server.network.serve_bytes(Endpoint("server", 0), serve)
         accept = serving.accept  # type: ignore[attr-defined]
 
-        def accept_late(end: End) -> None:
+        def accept_late(end: ConnectionEnd) -> None:
             late.append(asyncio.create_task(serving.close()))
             late.append(asyncio.get_running_loop().call_later(0.001, accept, end))
 

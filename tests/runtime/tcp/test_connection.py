@@ -20,7 +20,7 @@ from magnetar.runtime.grpc import client, server
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, rpc
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import BrokenRules, Code, HeaderDecoder, Setting, encode_headers
+from magnetar.runtime.tcp.http2_frames import Code, HeaderDecoder, ProtocolViolation, Setting, encode_headers
 from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
@@ -433,17 +433,17 @@ async def test_a_dead_peer_is_noticed_by_looks_and_one_that_answers_is_not(pair:
 async def test_whether_the_other_end_answers_is_asked_by_a_ping_and_ends_nothing(pair: Pair) -> None:
     rng = random.Random(6)
     await pair.run(rng, 1000)
-    asking = asyncio.ensure_future(pair.client.liveness.answers(60.0))
+    asking = asyncio.ensure_future(pair.client.liveness.is_answering(60.0))
     await pair.run(rng, 1000)
     assert await asking
-    assert not await pair.client.liveness.answers(0.0)
-    later = asyncio.ensure_future(pair.client.liveness.answers(60.0))
+    assert not await pair.client.liveness.is_answering(0.0)
+    later = asyncio.ensure_future(pair.client.liveness.is_answering(60.0))
     await pair.run(rng, 1000)
     assert await later, "the answer to the one before counts, too"
     await pair.run(rng, 1000)
     assert not pair.client.is_lost
     pair.client.abort(ConnectionLost("the test is over"))
-    assert not await pair.client.liveness.answers(0.0)
+    assert not await pair.client.liveness.is_answering(0.0)
 
 
 async def test_a_connection_without_settings_is_given_up() -> None:
@@ -504,5 +504,5 @@ def test_a_decoder_remembers_few_blocks() -> None:
     for number in range(1000):
         decoder.decode(encode_headers([(b"n", b"%d" % number)]))
     assert len(decoder._known) <= 32
-    with pytest.raises(BrokenRules):
+    with pytest.raises(ProtocolViolation):
         decoder.decode(encode_headers([(b"n", b"x" * 2000)]))

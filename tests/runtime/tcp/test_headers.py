@@ -13,10 +13,10 @@ from magnetar.runtime.tcp.http2_frames import (
     FIELDS_MAX,
     FOLDED_BYTES_MAX,
     SIZE_UPDATES_MAX,
-    BrokenRules,
     Code,
     Header,
     HeaderDecoder,
+    ProtocolViolation,
     encode_headers,
 )
 
@@ -88,7 +88,7 @@ def test_a_call_makes_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(decoder: HeaderDecoder[list[Header]], data: bytes) -> list[Header] | Code:
     try:
         return decoder.decode(data)
-    except BrokenRules as error:
+    except ProtocolViolation as error:
         return error.code
 
 

@@ -21,7 +21,7 @@ from magnetar.runtime.grpc.limits import CALLS_MAX
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import BrokenRules, Code, HeaderDecoder, Setting, encode_headers
+from magnetar.runtime.tcp.http2_frames import Code, HeaderDecoder, ProtocolViolation, Setting, encode_headers
 from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
@@ -167,7 +167,7 @@ async def test_who_breaks_the_rules_and_does_not_read_is_aborted(made: Callable[
     served = made(unread := Unread())
     aborted: list[bool] = []
     unread.abort = lambda: aborted.append(True)  # type: ignore[method-assign]
-    served.end.allowance.allow(math.inf, 0)
+    served.end.allowance.set_allowance(math.inf, 0)
     give(served.end, OPENED + b"".join(frames.ping(bytes(8)) for _ in range(70_000)))
     assert served.end.out.is_paused
     give(served.end, frames.window_update(0, 0))
@@ -193,7 +193,7 @@ async def test_streams_that_are_reset_at_once_begin_no_more_handlers_than_calls_
 ) -> None:
     served = made(Wire())
     give(served.end, OPENED)
-    served.end.allowance.allow(math.inf, 0)
+    served.end.allowance.set_allowance(math.inf, 0)
     for first in range(0, 20_000, 500):
         numbers = range(2 * first + 1, 2 * first + 1001, 2)
         give(served.end, b"".join(begun(id_, LOOKUP) + frames.rst_stream(id_, Code.CANCEL) for id_ in numbers))
@@ -214,7 +214,7 @@ async def test_one_settings_that_changes_a_window_thousands_of_times_visits_each
     made: Callable[[Wire], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = made(Wire())
-    served.end.allowance.allow(math.inf, 0)
+    served.end.allowance.set_allowance(math.inf, 0)
     give(served.end, OPENED + b"".join(begun(2 * n + 1, CONNECT) for n in range(CALLS_MAX)))
     visited: list[Any] = []
     monkeypatch.setattr(http2.Http2Output, "on_window_opened", lambda out, stream: visited.append(stream))
@@ -235,13 +235,13 @@ async def test_a_window_that_opens_by_a_byte_at_a_time_wakes_one_stream_at_a_tim
     await served.turns()
     assert len(served.end.out.blocked) == CALLS_MAX
     woken: list[int] = []
-    honest = server._UnaryCall.writable
+    honest = server._UnaryCall.on_writable
 
     def writable(self: server._UnaryCall) -> None:
         woken.append(self.id)
         honest(self)
 
-    monkeypatch.setattr(server._UnaryCall, "writable", writable)
+    monkeypatch.setattr(server._UnaryCall, "on_writable", writable)
     give(served.end, frames.window_update(0, 1) * 3000)
     assert len(woken) <= 3000
     assert len(set(woken)) == CALLS_MAX, "in turn"
@@ -274,13 +274,13 @@ async def test_a_stream_that_waits_with_much_is_woken_when_there_is_room_and_nev
     served = made(Wire())
     frame = wire.ClientFrames(items=[wire.ClientFrame(publish=b"abc")]).SerializeToString()
     woken: list[int] = []
-    honest = server._ServerStream.writable
+    honest = server._ServerStream.on_writable
 
     def writable(self: server._ServerStream) -> None:
         woken.append(self.id)
         honest(self)
 
-    monkeypatch.setattr(server._ServerStream, "writable", writable)
+    monkeypatch.setattr(server._ServerStream, "on_writable", writable)
     windows = frames.settings({Setting.INITIAL_WINDOW_SIZE: 0})
     give(served.end, frames.PREFACE + windows + begun(1, CONNECT) + data(1, message(frame)))
     await served.turns()
@@ -343,7 +343,7 @@ SIZE_0, SIZE_4096, SIZE_4097, FIELD = b"\x20", b"\x3f\xe1\x1f", b"\x3f\xe2\x1f",
 
 @pytest.mark.parametrize("sent", [SIZE_0 * 3, (SIZE_0 + SIZE_4096) * 8000, SIZE_4097, FIELD + SIZE_0, b"\xff" * 30_000])
 def test_a_table_has_few_sizes_in_a_block_and_none_above_its_maximum(sent: bytes) -> None:
-    with pytest.raises(BrokenRules) as raised:
+    with pytest.raises(ProtocolViolation) as raised:
         HeaderDecoder(list, 32 << 10).decode(sent)
     assert raised.value.code is Code.COMPRESSION_ERROR
 
@@ -365,13 +365,13 @@ def test_a_block_whose_entry_empties_the_table_empties_it_each_time() -> None:
     assert decoder.decode(large) == [(b"a", b"a" * 5000)]
     decoder.decode(FIELD)
     decoder.decode(large)
-    with pytest.raises(BrokenRules):
+    with pytest.raises(ProtocolViolation):
         decoder.decode(b"\xbe")
 
 
 def test_what_is_said_of_a_block_does_not_quote_it() -> None:
     """It may have a token in it."""
-    with pytest.raises(BrokenRules) as raised:
+    with pytest.raises(ProtocolViolation) as raised:
         HeaderDecoder(list, 32 << 10).decode(b"\0\x01a" + b"\xff" * 9 + b"Bearer 1234")
     assert "1234" not in str(raised.value)
     assert raised.value.__cause__ is None

@@ -24,9 +24,9 @@ from magnetar.runtime.tcp import http2_frames as limits
 from magnetar.runtime.tcp.http2_frames import (
     FIELDS_MAX,
     FOLDED_BYTES_MAX,
-    BrokenRules,
     Code,
     HeaderDecoder,
+    ProtocolViolation,
     Setting,
     encode_headers,
 )
@@ -284,7 +284,7 @@ def test_headers_that_no_call_has_are_refused_before_they_are_decoded(
 ) -> None:
     decoder: HeaderDecoder[Any] = HeaderDecoder(list, 32 << 10)
     monkeypatch.setattr("hpack.Decoder.decode", lambda *_, **__: pytest.fail("it is decoded"))
-    with pytest.raises(BrokenRules) as raised:
+    with pytest.raises(ProtocolViolation) as raised:
         decoder.decode(sent)
     assert raised.value.code is Code.ENHANCE_YOUR_CALM
 
@@ -311,7 +311,7 @@ async def test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn
 ) -> None:
     """What the buffer has beyond the slice waits, and the socket is not read; it is taken in later turns, in order."""
     await known(served)
-    served.end.allowance.allow(1e9, 0)
+    served.end.allowance.set_allowance(1e9, 0)
     monkeypatch.setattr(http2, "perf_counter", clock := Ticks())
     count = http2.READ_BYTES // len(flood) - 1
     slices, others = list[float](), list[int]()
@@ -367,7 +367,7 @@ async def test_a_flood_is_handled_a_hundred_frames_at_a_time_and_rests_between(
 ) -> None:
     """Counted in what is charged, on a clock that stands still: however fast the machine is."""
     await known(served) if is_known else give(served.end, OPENED)
-    served.end.allowance.allow(1e9, 0)
+    served.end.allowance.set_allowance(1e9, 0)
     served.end.allowance.is_known = is_known
     monkeypatch.setattr(http2, "perf_counter", lambda: 0.0)
     charged = [0]
@@ -416,7 +416,7 @@ async def test_honest_traffic_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_reads_of_one_turn_have_one_slice(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system hands over one full buffer after the other."""
     await known(served)
-    served.end.allowance.allow(1e9, 0)
+    served.end.allowance.set_allowance(1e9, 0)
     monkeypatch.setattr(http2, "perf_counter", Ticks())
     long = frames.header(16_000, 77, 0, 0) + bytes(16_000)
     stream = memoryview(long * (40 * http2.READ_BYTES // len(long)))
@@ -433,7 +433,7 @@ async def test_reads_of_one_turn_have_one_slice(served: Served, monkeypatch: pyt
 
 async def test_a_connection_that_is_lost_while_its_bytes_wait_takes_none_of_them(served: Served) -> None:
     await known(served)
-    served.end.allowance.allow(1e9, 0)
+    served.end.allowance.set_allowance(1e9, 0)
     sent = frames.ping(bytes(8)) * 14_000
     served.end.get_buffer(-1)[: len(sent)] = sent
     served.end.buffer_updated(len(sent))
@@ -463,7 +463,7 @@ async def test_bytes_of_streams_that_are_reset_before_they_are_read_are_credited
 @pytest.mark.parametrize("seed", range(10))
 async def test_windows_are_conserved_whatever_comes(served: Served, seed: int) -> None:
     rng = random.Random(seed)
-    served.end.allowance.allow(1e9, 0)
+    served.end.allowance.set_allowance(1e9, 0)
     give(served.end, OPENED)
     last, open_ = -1, list[int]()
     for _ in range(400):

@@ -144,7 +144,7 @@ async def test_a_caller_that_is_known_waits_for_no_share(port: Port) -> None:
 async def test_known_connections_that_flood_have_the_same_share_together(port: Port) -> None:
     several = [await port.known() for _ in range(50)]
     for end, _ in several:
-        end.allowance.allow(1e9, 0)
+        end.allowance.set_allowance(1e9, 0)
     spent = [port.share.spent]
     for end, _ in several:
         arrives(end, PINGS * 20)

@@ -15,7 +15,7 @@ from magnetar.runtime.access import Limits, ListenerAccess, TlsFiles
 from magnetar.runtime.descriptors import PROCESS, Descriptors
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.tcp import listening, streams
-from magnetar.runtime.tcp.listening import STRANGERS_MIN, Strangers
+from magnetar.runtime.tcp.listening import STRANGERS_MIN, UnauthenticatedConnections
 from tests.support.byte_streams import read
 from tests.support.certificates import Authority
 
@@ -35,7 +35,7 @@ class One:
 
 
 def test_the_oldest_of_the_address_that_has_most_leaves() -> None:
-    strangers = Strangers(Limits(connections=40))
+    strangers = UnauthenticatedConnections(Limits(connections=40))
     assert strangers.count_max == 20
     honest, flood = One(), [One() for _ in range(100)]
     assert strangers.add(honest, "10.0.0.1:1")
@@ -47,7 +47,7 @@ def test_the_oldest_of_the_address_that_has_most_leaves() -> None:
 
 
 def test_one_that_is_asked_who_it_is_stays_and_when_all_are_none_comes() -> None:
-    strangers = Strangers(Limits(connections=4))
+    strangers = UnauthenticatedConnections(Limits(connections=4))
     several = [One() for _ in range(4)]
     for each in several:
         each.is_busy = True
@@ -62,9 +62,9 @@ def test_one_that_is_asked_who_it_is_stays_and_when_all_are_none_comes() -> None
 
 def test_strangers_of_a_port_have_an_eighth_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Descriptors, "connections_max", 800)
-    assert Strangers(Limits()).count_max == 100
+    assert UnauthenticatedConnections(Limits()).count_max == 100
     monkeypatch.setattr(Descriptors, "connections_max", 8)
-    assert Strangers(Limits()).count_max == STRANGERS_MIN
+    assert UnauthenticatedConnections(Limits()).count_max == STRANGERS_MIN
 
 
 async def _echo(stream: ByteStream) -> None:

@@ -36,7 +36,7 @@ class LedgerLoad:
         self._cluster = cluster
         self._simulation: Simulation = cluster.simulation
         self._options: Options = cluster.options
-        self._rng: random.Random = self._simulation.stream("load")
+        self._rng: random.Random = self._simulation.random_stream("load")
         self.appended: dict[int, list[bytes]] = {}
         self.confirmed: dict[tuple[int, int], bytes] = {}
         self.figures: dict[str, int] = {"recovered": 0, "followed": 0}
@@ -84,7 +84,7 @@ class LedgerLoad:
         log = self.appended.setdefault(writer.ledger_id, [])
         for number in range(self._rng.randint(1, 2 * self._options.ledger_entries_max)):
             await writer.wait_room()
-            if not writer.writable:
+            if not writer.is_writable:
                 break
             payload = b"%d:%d:" % (writer.ledger_id, number) + self._rng.randbytes(
                 self._rng.randint(0, self._options.message_bytes_max)
@@ -116,7 +116,7 @@ class LedgerLoad:
                 self._simulation.add_line(f"rival gave {ledger} up: {error!r}")
 
     async def _follow_some(self, world: World) -> None:
-        rng = self._simulation.stream("tail")
+        rng = self._simulation.random_stream("tail")
         client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world), CONFIG)
         while not self._over:
             await asyncio.sleep(rng.expovariate(1.0))

@@ -71,7 +71,7 @@ class NamesLoad:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._simulation = cluster.simulation
-        self._rng: random.Random = cluster.simulation.stream("names")
+        self._rng: random.Random = cluster.simulation.random_stream("names")
         self.lives = Lives(PATH, cluster.simulation.add_line, CURSOR_PATH)
         cluster.observer.on_record.append(self.lives.recorded)
         cluster.observer.on_topic.append(self.lives.committed)
@@ -209,7 +209,7 @@ class NamesLoad:
         return f"{program}:{number}"
 
     async def _write(self) -> None:
-        client, rng = self._client(), self._simulation.stream("names writer")
+        client, rng = self._client(), self._simulation.random_stream("names writer")
         while not self._over:
             kind = rng.choice(SCHEMAS)
             producer = await self._again("open a producer", lambda kind=kind: client.create_producer(
@@ -252,7 +252,7 @@ class NamesLoad:
 
     async def _tell(self) -> None:
         """A transaction is open for a while, and the topic may be another one when it ends."""
-        client, rng, kind = self._client(), self._simulation.stream("names teller"), SCHEMAS[0]
+        client, rng, kind = self._client(), self._simulation.random_stream("names teller"), SCHEMAS[0]
         while not self._over:
             await asyncio.sleep(rng.uniform(0.1, 1.0))
             group = Group()
@@ -279,7 +279,7 @@ class NamesLoad:
 
     # ------------------------------------------------------------------ consuming
     async def _consume(self) -> None:
-        client, rng = self._client(), self._simulation.stream("names consumer")
+        client, rng = self._client(), self._simulation.random_stream("names consumer")
         while True:
             stream = self.lives.opened(SUBSCRIPTION)
             try:
@@ -301,7 +301,7 @@ class NamesLoad:
         await self._read(self._client(), MessageId.earliest, None)
 
     async def _look_back(self) -> None:
-        client, rng = self._client(), self._simulation.stream("names readers")
+        client, rng = self._client(), self._simulation.random_stream("names readers")
         while True:
             await asyncio.sleep(rng.uniform(0.2, 2.0))
             if self._known:

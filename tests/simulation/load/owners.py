@@ -134,7 +134,7 @@ class OwnersLoad:
 
     # ------------------------------------------------------------------ who began it
     async def _own(self) -> None:
-        rng = self._simulation.stream("owner")
+        rng = self._simulation.random_stream("owner")
         while not self._over:
             client = self._client(OWNER, 5)
             client.on_check(GROUP)(_commits)
@@ -202,7 +202,7 @@ class OwnersLoad:
 
     # ------------------------------------------------------------------ who knows of it
     async def _steal(self) -> None:
-        rng = self._simulation.stream("thief")
+        rng = self._simulation.random_stream("thief")
         while not self._over:
             client = self._client(THIEF, 2)
             client.on_check(GROUP)(self._asked)
@@ -233,7 +233,7 @@ class OwnersLoad:
 
     async def _try(self, client: Client, producer: Any, consumer: Any, txn: TxnId, rng: random.Random) -> None:
         id_, ask = wire.TransactionId(most=txn.most, least=txn.least), client.transactions.coordinators.ask
-        forged = client.transactions.begun(txn, TIMEOUT_S)
+        forged = client.transactions.make_open_transaction(txn, TIMEOUT_S)
 
         async def publish() -> Any:
             return await producer.send(f"{FORGED} {txn}".encode(), txn=forged)

@@ -183,7 +183,7 @@ class Connection:
         try:
             while size := await self._stream.read_into(lambda: self._frames.read_buffer()):
                 self._heard = True
-                for each in self._frames.receive(size):
+                for each in self._frames.receive_frames(size):
                     command, rest = parse_frame(each)
                     self._take(pulsar.BaseCommand.Type.Name(command.type).lower(), command, bytes(rest))
         except MagnetarError:
@@ -356,7 +356,7 @@ class PulsarProducer(_Handle):
     def send_nowait(self, content: bytes, callback: Callback, *, deliver_at: int | None = None) -> None:
         if self.over:
             raise AlreadyClosed("the producer is closed")
-        if sum(each.count for each in self._pending) + self._batcher.open_message_count >= self._pending_max:
+        if sum(each.message_count for each in self._pending) + self._batcher.open_message_count >= self._pending_max:
             raise ProducerQueueIsFull("too many messages wait")
         self._batcher.add_message(OutgoingMessage(content, deliver_at=deliver_at), callback)
         self._empty.clear()
@@ -375,7 +375,7 @@ class PulsarProducer(_Handle):
             batch.entry = batch.entry or encode(batch, self._name, clock.wall_ms(), 0)
             send = pulsar.CommandSend(producer_id=self.number, sequence_id=batch.sequence_id)
             if batch.message is None:
-                send.num_messages, send.highest_sequence_id = batch.count, batch.highest
+                send.num_messages, send.highest_sequence_id = batch.message_count, batch.highest
             self.connection.say(batch.entry, send=send)
         self._sent = len(self._pending)
 

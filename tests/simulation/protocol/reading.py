@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from magnetar.ledger import reader_core as rd
 from magnetar.ledger.peer_format import Status
-from magnetar.ledger.reader_core import StoredCopy, seal
+from magnetar.ledger.reader_core import StoredCopy, encode_header
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
 from .network import Client
@@ -99,7 +99,7 @@ class Reader:
     def _frame(self, stored: StoredCopy | None) -> bytes:
         if stored is None:
             return b"damaged" * 8
-        return seal(self.ledger, stored.entry, stored.lac, stored.length, (stored.payload,)) + stored.payload
+        return encode_header(self.ledger, stored.entry, stored.lac, stored.length, (stored.payload,)) + stored.payload
 
     def _refresh(self) -> None:
         """The record, then what the bookies of the last fragment know; then on."""

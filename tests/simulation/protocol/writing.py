@@ -91,7 +91,7 @@ class WriterClient:
         simulation, options = self.simulation, self.simulation.options
         if core is not self.core or self._ending:
             return
-        if not core.takes_appends or simulation.healed:
+        if not core.accepts_appends or simulation.healed:
             self._close()
             return
         if not self.left and not self._again:

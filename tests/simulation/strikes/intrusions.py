@@ -17,7 +17,7 @@ from typing import Any
 from magnetar.bookie.disk_monitor import DiskMonitor
 from magnetar.bookie.maintenance.garbage import GarbageCollector
 from magnetar.bookie.maintenance.limbo import LimboExit
-from magnetar.bookie.maintenance.repair import Auditor, RepairKeeper
+from magnetar.bookie.maintenance.repair import Auditor, RepairSupervisor
 from magnetar.bookie.maintenance.repair_worker import RepairWorker
 from magnetar.bookie.maintenance.scrub import EntryRepairer, Scrubber
 from magnetar.bookie.registration import Registration
@@ -55,7 +55,7 @@ WAITS_S = (0.0, 0.0005, 0.005, 0.05, 0.5)
 
 KEEPERS = {
     _name(Registration, "run"), _name(DiskMonitor, "run"), _name(GarbageCollector, "run_forever"),
-    _name(LimboExit, "run"), _name(Scrubber, "run"), _name(EntryRepairer, "run"), _name(RepairKeeper, "run"),
+    _name(LimboExit, "run"), _name(Scrubber, "run"), _name(EntryRepairer, "run"), _name(RepairSupervisor, "run"),
     _name(Auditor, "run"), _name(RepairWorker, "run"), _name(Broker, "_follow_session"),
     _name(Broker, "_maintain_topics"), _name(Broker, "_sweep"),
 }  # fmt: skip

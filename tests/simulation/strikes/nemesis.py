@@ -41,7 +41,7 @@ def plan(cluster: Cluster) -> list[Strike]:
     for kind, count in options.times.items():
         for number in range(1, count + 1):
             name = f"{kind}#{number}"
-            rng = cluster.simulation.stream(f"strike {name}")
+            rng = cluster.simulation.random_stream(f"strike {name}")
             found.append(Strike(rng.uniform(0.0, options.seconds), kind, name, rng))
     return sorted(found, key=lambda strike: (strike.at, strike.name))
 

@@ -65,7 +65,7 @@ from magnetar.metadata.store import Check, Delete, Put
 from magnetar.metadata.tree import JobResult
 from magnetar.runtime.peer.envelope import EnvelopeKind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
-from magnetar.runtime.sim.wires import End
+from magnetar.runtime.sim.wires import ConnectionEnd
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.verdict.journals import (
     Key,
@@ -223,7 +223,7 @@ class Observer:
             power_lost(synced)
 
     # ------------------------------------------------------------------ messages
-    def _message(self, end: End, message: Any) -> None:
+    def _message(self, end: ConnectionEnd, message: Any) -> None:
         if not isinstance(message, list) or STRANGER in (end.owner.node, end.other.owner.node):
             return
         try:
@@ -260,7 +260,7 @@ class Observer:
     def _adds(self, connection: int, id_: int, request: peer.RequestHead, frames: list[bytes]) -> None:
         entries = [request.entry]
         if request.op == peer.Op.ADD_MANY:
-            entries = [entry for entry, _, _ in adds.open_adds(request, frames, 8 << 20).entries]
+            entries = [entry for entry, _, _ in adds.verify_adds(request, frames, 8 << 20).entries]
             assert len(entries) == request.count, "the library sends whole entries"
             self._adding[connection, id_] = entries
         if request.flags & peer.Flags.RECOVERY:

@@ -21,7 +21,7 @@ from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.broker.transaction.intents_core import AbortReason, BeginAnswer, EndVerb, HalfVerb
 from magnetar.broker.transaction.records_core import Participant, SinkTag
 from magnetar.broker.transaction.table_core import TransactionTable
-from magnetar.broker.transaction.together import Question
+from magnetar.broker.transaction.together import CoordinatorRequest
 from magnetar.proto.states import TxnId
 from tests.simulation.security import OWNER, THIEF
 
@@ -96,7 +96,7 @@ class Owners:
         """As long as it lasts."""
         begin, commit_batch = RunningCoordinator.begin, RunningCoordinator.commit_batch
         ask_end, end_half, remember = (
-            RunningCoordinator.start_end,
+            RunningCoordinator.end_nowait,
             RunningCoordinator.end_half,
             TransactionTable._record_abort,
         )
@@ -124,7 +124,13 @@ class Owners:
             return had
 
         def end(
-            running: RunningCoordinator, to: Question, txn: TxnId, verb: EndVerb, owner: str, *args: Any, **kwargs: Any
+            running: RunningCoordinator,
+            to: CoordinatorRequest,
+            txn: TxnId,
+            verb: EndVerb,
+            owner: str,
+            *args: Any,
+            **kwargs: Any,
         ) -> None:
             if verb is not EndVerb.PREPARE:
                 self.wanted(owner, txn, commit=verb is EndVerb.COMMIT)
@@ -141,7 +147,7 @@ class Owners:
         with (
             mock.patch.object(RunningCoordinator, "begin", begun),
             mock.patch.object(RunningCoordinator, "commit_batch", batch),
-            mock.patch.object(RunningCoordinator, "start_end", end),
+            mock.patch.object(RunningCoordinator, "end_nowait", end),
             mock.patch.object(RunningCoordinator, "end_half", half),
             mock.patch.object(TransactionTable, "_record_abort", remembered),
         ):

@@ -38,7 +38,7 @@ from magnetar.broker.transaction.intents_core import Result
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.records_core import AnyRecord, Committed, HalfStored
 from magnetar.broker.transaction.state_core import CoordinatorState
-from magnetar.broker.transaction.together import Question
+from magnetar.broker.transaction.together import CoordinatorRequest
 from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.verdict.history import Id
@@ -47,10 +47,10 @@ MINT = "mint"
 PLAIN = "plain"
 
 
-class Watched(Question):
+class Watched(CoordinatorRequest):
     """A question whose answer is looked at first."""
 
-    def __init__(self, asked: Question, look: Callable[[TxnState], None]) -> None:
+    def __init__(self, asked: CoordinatorRequest, look: Callable[[TxnState], None]) -> None:
         self._asked, self._look = asked, look
 
     def answer(self, result: Result) -> None:
@@ -145,7 +145,7 @@ class Coordination:
         append, append_now, take_over = CoordinatorLog.append, CoordinatorLog.append_nowait, CoordinatorLog.take_over
         state_of, begin = RunningCoordinator._state, RunningCoordinator.begin
         join, end, status = RunningCoordinator.join, RunningCoordinator.end, RunningCoordinator.get_status
-        join_now, ask_end = RunningCoordinator.join_nowait, RunningCoordinator.start_end
+        join_nowait, ask_end = RunningCoordinator.join_nowait, RunningCoordinator.end_nowait
 
         async def appended(log: CoordinatorLog, records: Sequence[AnyRecord], *args: Any) -> None:
             own, txns = self.appending(log.number, records)
@@ -179,13 +179,15 @@ class Coordination:
             return found
 
         def joined_now(running: RunningCoordinator, txn: TxnId, topic: str, *args: Any) -> bool:
-            found = join_now(running, txn, topic, *args)
+            found = join_nowait(running, txn, topic, *args)
             if found:
                 self.answered(txn, TxnState.OPEN)
                 self.joined[txn, topic] = None
             return found
 
-        def end_asked(running: RunningCoordinator, to: Question, txn: TxnId, *args: Any, **kwargs: Any) -> None:
+        def end_asked(
+            running: RunningCoordinator, to: CoordinatorRequest, txn: TxnId, *args: Any, **kwargs: Any
+        ) -> None:
             ask_end(running, Watched(to, lambda state: self.answered(txn, state)), txn, *args, **kwargs)
 
         async def ended(running: RunningCoordinator, txn: TxnId, *args: Any, **kwargs: Any) -> TxnState:
@@ -206,7 +208,7 @@ class Coordination:
             mock.patch.object(RunningCoordinator, "begin", begun),
             mock.patch.object(RunningCoordinator, "join", joined),
             mock.patch.object(RunningCoordinator, "join_nowait", joined_now),
-            mock.patch.object(RunningCoordinator, "start_end", end_asked),
+            mock.patch.object(RunningCoordinator, "end_nowait", end_asked),
             mock.patch.object(RunningCoordinator, "end", ended),
             mock.patch.object(RunningCoordinator, "get_status", asked),
         ):

@@ -133,7 +133,7 @@ class Walk:
             self.core.append(number, group.size, len(group.headers))
 
     def advance(self) -> None:
-        for effect in self.core.advance(spare=bool(self.segments.spares) or self.fill()):
+        for effect in self.core.next_effects(spare=bool(self.segments.spares) or self.fill()):
             match effect:
                 case WriteBlock():
                     assert self.beginning is None
@@ -175,7 +175,7 @@ class Walk:
         if fate < 0.02:
             self.write(block, whole=rng.random() < 0.5, synced=False)
             self.receive(JournalFailed())
-            assert self.core.advance(spare=True) == []
+            assert self.core.next_effects(spare=True) == []
             for other in self.flying.values():
                 assert self.core.receive(BlockSynced(other.sequence)) == []
             raise Death
@@ -217,7 +217,7 @@ class Walk:
         self.beginning = None
         fate = self.rng.random()
         if fate < 0.15:
-            self.disk.arm(self.rng.randrange(1, 6), self.die)
+            self.disk.crash_at_operation(self.rng.randrange(1, 6), self.die)
         elif fate < 0.3:
             self.disk.faults.append(FileFault("pwrite", "spare", errno.ENOSPC))
         spares = list(self.segments.spares)
@@ -262,7 +262,7 @@ class Walk:
             if self.rng.random() < 0.7:
                 self.write(block, whole=self.rng.random() < 0.7, synced=False)
         if self.beginning is not None and self.rng.random() < 0.5:
-            self.disk.arm(self.rng.randrange(1, 6), self.die)
+            self.disk.crash_at_operation(self.rng.randrange(1, 6), self.die)
             with contextlib.suppress(Death):
                 self.begun(JournalPosition(*self.beginning))
         self.disk.faults.clear()
@@ -274,7 +274,7 @@ class Walk:
         reader = JournalReader(self.files, FOLDER, UUID, start)
         replayed: list[int] = []
         while not reader.finished:
-            for found in reader.read_some(1 << 20):
+            for found in reader.read_blocks(1 << 20):
                 replayed += found.records.entries
         assert reader.damages == [], "nothing that was synced is gone"
         assert replayed[: len(self.confirmed)] == self.confirmed, "what was confirmed is replayed, in order"

@@ -511,7 +511,7 @@ def test_recycled_journals_never_replay_their_stale_records() -> None:
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
         assert 1 <= store.counters["replayed_records"] <= 3, "only the key and the entry of ledger 9"
-        assert list(store.descriptors.ids()) == [9]
+        assert list(store.descriptors.ledger_ids()) == [9]
 
     simulate(main)
 

@@ -214,7 +214,7 @@ def test_when_the_marked_journal_and_all_others_are_missing_the_mark_is_the_end(
     made = filled()
     made.files.remove(made.journals[0].path)
     reader = made.reader(JournalPosition(1, 12288))
-    assert (reader.read_some(1), reader.finished, reader.end) == ([], True, JournalPosition(1, 12288))
+    assert (reader.read_blocks(1), reader.finished, reader.end) == ([], True, JournalPosition(1, 12288))
     assert len(reader.damages) == 1
 
 

@@ -18,13 +18,13 @@ from pyroaring import BitMap
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.log_shape_core import LogShape, Span
-from magnetar.broker.subscription.acks import AcksInTxn
+from magnetar.broker.subscription.acks import TransactionalAcks
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks, bits_of
+from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks, bits_of_indexes
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
 from magnetar.broker.subscription.core.key_shared import KeyShared
-from magnetar.broker.subscription.core.pending_acks import first_of, freed_entries
+from magnetar.broker.subscription.core.pending_acks import first_returned, freed_entries
 from magnetar.broker.subscription.core.policy import AT_THE_END, Member, SubscriptionOptions
 from magnetar.broker.subscription.core.slot_owners import KeySharedOptions, key_shared_options
 from magnetar.broker.subscription.core.subscription_types import type_of
@@ -108,7 +108,7 @@ class Walk:
             self.shape, self.cursor, type_of(self.type).policy(self.options), limits=self.limits,
             delays=DelayIndex(self.shape, self.cursor) if self.delays else None,
         )  # fmt: skip
-        self.acks = AcksInTxn(self.shape, self.cursor, self.dispatcher)
+        self.acks = TransactionalAcks(self.shape, self.cursor, self.dispatcher)
 
     # ------------------------------------------------------------------ one step
     def run(self, steps: int) -> None:
@@ -221,7 +221,7 @@ class Walk:
         member = Member(id_, rng.choice(NAMES), rng.choice([0, 0, 1]), rng.random() < 0.2)
         member.options = replace(self.asked, ranges=ranges)
         if not self.accounts:
-            self.dispatcher.use(type_of(self.type).policy(self.options), ordered=self.ordered)
+            self.dispatcher.set_policy(type_of(self.type).policy(self.options), ordered=self.ordered)
             self.full = False
             self.failed.clear()
         if self.dispatcher.policy.why_refused(member) is not None:
@@ -316,7 +316,7 @@ class Walk:
         if index not in before:
             before.add(index)
             self.count_anew(position, index)
-        if self.cursor.ack_bits(position, bits_of([index]), account.held[position] if not known else 0):
+        if self.cursor.ack_bits(position, bits_of_indexes([index]), account.held[position] if not known else 0):
             self.dispatcher.on_acked(account.member, position)
         else:
             self.dispatcher.on_messages_acked(account.member, position, len(before) - known)
@@ -366,7 +366,7 @@ class Walk:
         """What is outstanding after each of them comes back with it."""
         if not self.ordered:
             return positions
-        failed = self.dispatcher.fail(account.member, positions)
+        failed = self.dispatcher.mark_failed(account.member, positions)
         assert failed == self.note_failed(account, positions), "what failed is not what was given back first"
         return failed
 
@@ -406,7 +406,7 @@ class Walk:
             position = self.rng.choice(sorted(self.held_back))
             self.held_back.discard(position)
             self.dispatcher.held.drop(position)
-            self.dispatcher.release([position])
+            self.dispatcher.add_released([position])
 
     def nack_all(self) -> None:
         if self.accounts:
@@ -608,9 +608,9 @@ class Walk:
             for position, indexes in own.items():
                 self.plain(None, position, indexes)
             return
-        assert first_of(self.cursor, settled.acks) == first
+        assert first_returned(self.cursor, settled.acks) == first
         if not self.individual:
-            self.dispatcher.step_back(first)
+            self.dispatcher.rewind_to(first)
             for account in self.accounts.values():
                 account.held = {each: held for each, held in account.held.items() if each < first}
             self.unblock()
@@ -682,7 +682,7 @@ class Walk:
 
     def relimit(self) -> None:
         self.limits = self.rng.choice([NO_LIMITS, DispatchLimits(5, 0), DispatchLimits(4, 8)])
-        self.dispatcher.limit(self.limits)
+        self.dispatcher.set_limits(self.limits)
         for account in self.accounts.values():
             account.blocked = False
         self.full = False

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import random
 
-from magnetar.broker.subscription.core.filters import Chunk, run_at, runs_of
-from magnetar.client.core.chunking import Chunks
+from magnetar.broker.subscription.core.filters import Chunk, chunk_run_at, chunk_runs_of
+from magnetar.client.core.chunking import ChunkAssembler
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
 
@@ -17,25 +17,25 @@ def laid(*numbers: int, of: int = 3) -> list[Chunk]:
 
 
 def test_what_was_sent_again_is_of_the_message_that_it_repeats() -> None:
-    (run,) = runs_of(laid(0, 1, 0, 1, 2))
+    (run,) = chunk_runs_of(laid(0, 1, 0, 1, 2))
     assert run.whole
     assert run.chunks == (at(0), at(1), at(4))
     assert run.places == tuple(map(at, range(5)))
-    first, second = runs_of(laid(0, 1, 2, 0, 1, 2))
+    first, second = chunk_runs_of(laid(0, 1, 2, 0, 1, 2))
     assert first.whole
     assert second.whole
     assert second.places == (at(3), at(4), at(5))
 
 
 def test_a_gap_and_a_missing_beginning_make_no_message() -> None:
-    assert [(run.places, run.whole) for run in runs_of(laid(0, 2, 1))] == [
+    assert [(run.places, run.whole) for run in chunk_runs_of(laid(0, 2, 1))] == [
         ((at(0),), False), ((at(1),), False), ((at(2),), False)
     ]  # fmt: skip
-    run, last = run_at(laid(0, 1), at(1))
+    run, last = chunk_run_at(laid(0, 1), at(1))
     assert (run.places, run.whole, last) == ((at(0), at(1)), False, True)
-    run, last = run_at(laid(0, 2, 0, 1, 2), at(0))
+    run, last = chunk_run_at(laid(0, 2, 0, 1, 2), at(0))
     assert (run.whole, last) == (False, False)
-    assert run_at(laid(0, 2, 0, 1, 2), at(3))[0].chunks == (at(2), at(3), at(4))
+    assert chunk_run_at(laid(0, 2, 0, 1, 2), at(3))[0].chunks == (at(2), at(3), at(4))
 
 
 def test_runs_are_what_a_consumer_puts_together() -> None:
@@ -43,7 +43,7 @@ def test_runs_are_what_a_consumer_puts_together() -> None:
     for _ in range(2000):
         of = rng.randint(2, 4)
         numbers = [rng.randrange(of) for _ in range(rng.randint(1, 9))]
-        consumer, whole = Chunks(pending_max=10, auto_ack=False), []
+        consumer, whole = ChunkAssembler(pending_max=10, auto_ack=False), []
         for entry_id, number in enumerate(numbers):
             metadata = MessageMetadata(
                 producer_name="p", sequence_id=0, publish_time=1, uuid="u", num_chunks_from_msg=of,
@@ -52,6 +52,6 @@ def test_runs_are_what_a_consumer_puts_together() -> None:
             complete = consumer.add(metadata, at(entry_id), b"x", 0.0).complete
             if complete is not None:
                 whole.append(tuple(complete.places))
-        runs = runs_of(laid(*numbers, of=of))
+        runs = chunk_runs_of(laid(*numbers, of=of))
         assert [run.places for run in runs if run.whole] == whole, numbers
         assert sorted(place for run in runs for place in run.places) == [at(each) for each in range(len(numbers))]

@@ -9,7 +9,7 @@ from pyroaring import BitMap
 
 from magnetar.broker.log.log_shape_core import LogShape, TrimLimit
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of
+from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of_indexes
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 
@@ -59,7 +59,7 @@ def test_a_cursor_is_a_set_of_acknowledged_messages(actions: list[tuple[str, int
             cursor.ack(position)
             model.ack(position, range(BATCH))
         elif action == "batch":
-            cursor.ack_bits(position, bits_of([index]), BATCH)
+            cursor.ack_bits(position, bits_of_indexes([index]), BATCH)
             model.ack(position, [index])
         elif action == "upto":
             cursor.ack_cumulative(position)
@@ -87,7 +87,7 @@ def test_a_hundred_thousand_holes_are_kept_and_counted() -> None:
     cursor = cursor_on(shape)
     for entry in range(1, 200_001, 2):
         cursor.ack(Position(10, entry))
-    assert (cursor.hole_entries, cursor.holes.ranges, cursor.mark) == (100_000, 100_000, Position(10, -1))
+    assert (cursor.hole_entries, cursor.holes.range_count, cursor.mark) == (100_000, 100_000, Position(10, -1))
     cursor.ack(Position(10, 0))
     assert cursor.mark == (10, 1)
     cursor.check()
@@ -95,17 +95,17 @@ def test_a_hundred_thousand_holes_are_kept_and_counted() -> None:
 
 def test_dirty_means_that_more_was_acknowledged_than_is_stored() -> None:
     cursor = cursor_on(shape_of(5))
-    assert not cursor.dirty
+    assert not cursor.is_dirty
     cursor.ack(Position(10, 0))
     version, mark = cursor.version, cursor.mark
     cursor.ack(Position(10, 1))
     cursor.on_stored(version, mark)
-    assert cursor.dirty
+    assert cursor.is_dirty
     assert cursor.persisted_mark == (10, 0)
     cursor.on_stored(cursor.version, cursor.mark)
-    assert not cursor.dirty
+    assert not cursor.is_dirty
     assert not cursor.ack(Position(10, 1)), "acknowledged twice"
-    assert not cursor.dirty
+    assert not cursor.is_dirty
     with pytest.raises(AssertionError):
         cursor.on_stored(cursor.version + 1, cursor.mark)
 
@@ -125,17 +125,17 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     shape = shape_of(2, 2, 2, 1)
     cursor = Cursor(shape, CursorState(Position(10, -1)))
     cursor.ack(Position(20, 0))
-    assert cursor.trim_limit.done == set()
+    assert cursor.trim_limit.released_ledgers == set()
     cursor.ack(Position(20, 1))
-    assert cursor.trim_limit.done == set(), "a crash would forget it"
+    assert cursor.trim_limit.released_ledgers == set(), "a crash would forget it"
     cursor.on_stored(cursor.version, cursor.mark)
     assert cursor.trim_limit == TrimLimit(Position(10, -1), frozenset({20}))
     cursor.ack(Position(30, 0))
-    assert cursor.trim_limit.done == {20}, "later changes, which are not stored, take nothing back"
+    assert cursor.trim_limit.released_ledgers == {20}, "later changes, which are not stored, take nothing back"
     cursor.seek(Position(10, -1))
-    assert cursor.trim_limit.done == set(), "it is needed again"
+    assert cursor.trim_limit.released_ledgers == set(), "it is needed again"
     cursor.ack_set(20, BitMap([0, 1]))
-    assert cursor.trim_limit.done == set(), "and what is stored is of a time before"
+    assert cursor.trim_limit.released_ledgers == set(), "and what is stored is of a time before"
     cursor.on_stored(cursor.version, cursor.mark)
     shape.remove(20)
     cursor.on_trimmed(20)
@@ -151,26 +151,26 @@ def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() ->
     cursor = Cursor(shape, CursorState(Position(10, -1)))
     cursor.ack(Position(20, 0))
     cursor.on_stored(cursor.version, cursor.mark)
-    assert cursor.trim_limit.done == {20}
+    assert cursor.trim_limit.released_ledgers == {20}
     shape.tail.last_entry += 1
-    assert cursor.trim_limit.done == set()
+    assert cursor.trim_limit.released_ledgers == set()
     cursor.ack(Position(20, 1))
-    assert cursor.trim_limit.done == set(), "it was full before, but what came since is not stored"
+    assert cursor.trim_limit.released_ledgers == set(), "it was full before, but what came since is not stored"
     cursor.on_stored(cursor.version, cursor.mark)
-    assert cursor.trim_limit.done == {20}
+    assert cursor.trim_limit.released_ledgers == {20}
 
 
 def test_the_size_of_a_batch_may_come_later() -> None:
     cursor = cursor_on(shape_of(2))
-    assert not cursor.ack_bits(Position(10, 0), bits_of([0, 1, 2]))
+    assert not cursor.ack_bits(Position(10, 0), bits_of_indexes([0, 1, 2]))
     assert not cursor.learn_batch_size(Position(10, 0), 4)
-    assert cursor.ack_bits(Position(10, 0), bits_of([3]))
+    assert cursor.ack_bits(Position(10, 0), bits_of_indexes([3]))
     assert cursor.mark == (10, 0)
 
 
 def test_indexes_beyond_a_batch_acknowledge_nothing() -> None:
     cursor = cursor_on(shape_of(2))
-    assert not cursor.ack_bits(Position(10, 0), bits_of([1, 7, 4_000_000_000]), 3)
+    assert not cursor.ack_bits(Position(10, 0), bits_of_indexes([1, 7, 4_000_000_000]), 3)
     assert cursor.acked_indexes(Position(10, 0)) == [1]
 
 
@@ -179,7 +179,7 @@ def test_a_recovered_state_is_fitted_into_the_log_that_is_left() -> None:
     cursor = cursor_on(before)
     for position in [(10, 1), (20, 0), (20, 1), (20, 2), (30, 0), (30, 2)]:
         cursor.ack(Position(*position))
-    cursor.ack_bits(Position(10, 0), bits_of([0]), 2)
+    cursor.ack_bits(Position(10, 0), bits_of_indexes([0]), 2)
     state = cursor.copy_state()
     after = shape_of(3, 3, 2)  # the last ledger was recovered without its last, unconfirmed entry
     after.remove(10)
@@ -225,10 +225,10 @@ def test_in_order_a_count_is_that_of_the_first_message_that_is_left() -> None:
     cursor, place = cursor_on(shape_of(4)), Position(10, 1)
     cursor.counts_first = True
     assert [cursor.count_redelivery(place) for _ in range(2)] == [1, 2]
-    cursor.ack_bits(place, bits_of([1]), BATCH)
+    cursor.ack_bits(place, bits_of_indexes([1]), BATCH)
     assert cursor.redelivery_count(place) == 2, "the first one is left"
     cursor.changed_chunks.clear()
-    cursor.ack_bits(place, bits_of([0]), BATCH)
+    cursor.ack_bits(place, bits_of_indexes([0]), BATCH)
     assert (cursor.redelivery_count(place), len(cursor.changed_chunks)) == (0, 2), "and its absence is stored"
     assert cursor.count_redelivery(place) == 1
     cursor.counts_first = False

@@ -7,13 +7,13 @@ from pyroaring import BitMap
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.positions import Bounds, CursorLog, RollReason
+from magnetar.broker.subscription.core.positions import CursorLog, LedgerBounds, RollReason
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 
 LEDGERS = 40
 SIZE = 50_000
-BOUNDS = Bounds(entries=1000, size_bytes=64 << 20, live_share=0.2)
+BOUNDS = LedgerBounds(entries=1000, size_bytes=64 << 20, live_share=0.2)
 
 
 def full_of_holes() -> Cursor:
@@ -38,11 +38,11 @@ def state_of(entries: list[bytes], every: list[bytes]) -> CursorState:
 
 def test_one_ack_rewrites_one_chunk() -> None:
     cursor, log = full_of_holes(), CursorLog()
-    first = log.plan(cursor, 1)
+    first = log.plan_write(cursor, 1)
     log.on_write_confirmed(first)
     assert len(first.entries) == LEDGERS + 1
     cursor.ack(Position(200, 8))
-    second = log.plan(cursor, 2)
+    second = log.plan_write(cursor, 2)
     log.on_write_confirmed(second)
     assert len(second.entries) == 2, "one chunk and the marker"
     assert sum(map(len, second.entries)) < 11_000
@@ -51,10 +51,10 @@ def test_one_ack_rewrites_one_chunk() -> None:
 
 def test_moving_the_mark_rewrites_nothing_but_the_marker() -> None:
     cursor, log = full_of_holes(), CursorLog()
-    first = log.plan(cursor, 1)
+    first = log.plan_write(cursor, 1)
     log.on_write_confirmed(first)
     cursor.ack(Position(10, 0))
-    second = log.plan(cursor, 2)
+    second = log.plan_write(cursor, 2)
     assert len(second.entries) == 1
     found = Cursor(shape_of(*[SIZE] * LEDGERS), state_of(second.entries, [*first.entries, *second.entries]))
     found.adapt_to_log()
@@ -63,34 +63,34 @@ def test_moving_the_mark_rewrites_nothing_but_the_marker() -> None:
 
 def test_what_a_failed_write_held_is_in_the_next_one() -> None:
     cursor, log = full_of_holes(), CursorLog()
-    log.on_write_confirmed(log.plan(cursor, 1))
+    log.on_write_confirmed(log.plan_write(cursor, 1))
     cursor.ack(Position(200, 8))
-    log.on_write_failed(log.plan(cursor, 2), cursor)
-    again = CursorLog().plan(cursor, 3)
+    log.on_write_failed(log.plan_write(cursor, 2), cursor)
+    again = CursorLog().plan_write(cursor, 3)
     assert state_of(again.entries, again.entries) == cursor.copy_state()
 
 
 def test_a_cursor_ledger_ends_by_entries_bytes_and_when_little_of_it_is_valid() -> None:
     cursor, log = full_of_holes(), CursorLog()
-    log.on_write_confirmed(log.plan(cursor, 1))
+    log.on_write_confirmed(log.plan_write(cursor, 1))
     assert log.why_roll(BOUNDS) is None
-    assert log.why_roll(Bounds(10, 64 << 20, 0.2)) is RollReason.ENTRIES
+    assert log.why_roll(LedgerBounds(10, 64 << 20, 0.2)) is RollReason.ENTRIES
     writes = 1
     while log.why_roll(BOUNDS) is None:
         writes += 1
         cursor.ack(Position(10 * (writes % LEDGERS + 1), 8 + 2 * writes))
-        log.on_write_confirmed(log.plan(cursor, writes))
+        log.on_write_confirmed(log.plan_write(cursor, writes))
     assert log.why_roll(BOUNDS) is RollReason.EMPTY
     assert 300 < writes < 600, "a valid state is a fifth of the ledger's 4 MiB or so when it ends"
     cursor.ack_cumulative(Position(10 * (LEDGERS - 1), 0))
-    log.on_write_confirmed(log.plan(cursor, writes + 1))
-    assert log.why_roll(Bounds(100_000, 1 << 20, 0.0)) is RollReason.BYTES
+    log.on_write_confirmed(log.plan_write(cursor, writes + 1))
+    assert log.why_roll(LedgerBounds(100_000, 1 << 20, 0.0)) is RollReason.BYTES
 
 
 def test_a_state_larger_than_the_bound_of_a_ledger_does_not_roll_without_end() -> None:
     cursor, log = full_of_holes(), CursorLog()
-    log.on_write_confirmed(log.plan(cursor, 1))
-    assert log.why_roll(Bounds(100_000, 1000, 0.2)) is None
+    log.on_write_confirmed(log.plan_write(cursor, 1))
+    assert log.why_roll(LedgerBounds(100_000, 1000, 0.2)) is None
 
 
 def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory() -> None:
@@ -101,6 +101,6 @@ def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory
         cursor.ack_set((number + 1) * 10, BitMap(range(1, SIZE, 2)))
     assert cursor.hole_entries == 5_000_000
     assert cursor.memory_bytes < 2_000_000
-    write = CursorLog().plan(cursor, 1)
+    write = CursorLog().plan_write(cursor, 1)
     assert max(map(len, write.entries)) < 16_384
     assert state_of(write.entries, write.entries) == cursor.copy_state()

@@ -22,10 +22,10 @@ from magnetar.broker.subscription.core.delay_buckets import (
     LOOKAHEAD_MS,
     MERGE_MIN,
     ROW_BYTES,
+    BucketDraft,
     DelaySegment,
-    Draft,
-    Load,
-    key_of,
+    LoadSegments,
+    delay_key_of,
 )
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.proto.names import Position
@@ -38,11 +38,11 @@ START_MS = 1_000_000
 class Storage:
     """What survives: ledgers of buckets, and which of them are named."""
 
-    ledgers: dict[int, Draft] = field(default_factory=dict)
+    ledgers: dict[int, BucketDraft] = field(default_factory=dict)
     named: list[int] = field(default_factory=list)
     next_ledger: int = 1000
 
-    def write(self, draft: Draft) -> int:
+    def write(self, draft: BucketDraft) -> int:
         self.next_ledger += 1
         self.ledgers[self.next_ledger] = draft
         return self.next_ledger
@@ -65,8 +65,8 @@ class Walk:
         self.cursor = Cursor(self.shape, self.state)
         self.cursor.adapt_to_log()
         self.delays = DelayIndex(self.shape, self.cursor, seal_entries=20, memory_bytes_max=40 * core.FRESH_BYTES)
-        self.draft: Draft | None = None
-        self.loads: list[Load] = []
+        self.draft: BucketDraft | None = None
+        self.loads: list[LoadSegments] = []
         self.delivered: set[Position] = set()
         self.read = self.shape.after(self.cursor.mark)
         for ledger_id in self.storage.named:
@@ -93,8 +93,8 @@ class Walk:
             else:
                 self.deliver(position)
         for _ in range(self.rng.randrange(40)):
-            self.read = self.delays.next_after(self.cursor.next_unacked(self.shape.at_or_after(self.read)))
-            if not self.shape.readable(self.read):
+            self.read = self.delays.next_undelayed(self.cursor.next_unacked(self.shape.at_or_after(self.read)))
+            if not self.shape.is_readable(self.read):
                 break
             if self.times[self.read] > self.now_ms:
                 self.delays.add_entry(self.read, self.times[self.read])
@@ -233,7 +233,7 @@ def test_a_leap_over_a_ledger_is_one_step_and_goes_over_what_is_acknowledged_too
                 delays.add_entry(Position(ledger, entry), 10)
             else:
                 cursor.ack(Position(ledger, entry))
-    assert delays.next_after(Position(10, 0)) == (30, 0)
+    assert delays.next_undelayed(Position(10, 0)) == (30, 0)
 
 
 def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_more() -> None:
@@ -242,11 +242,11 @@ def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_mor
     again = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
     again.add_bucket(500, segments, now_ms=0)
     assert again.count == 10_000
-    assert again.next_after(Position(10, 0)) == (10, 10_000)
+    assert again.next_undelayed(Position(10, 0)) == (10, 10_000)
     assert again.take_loads(0) == []
     assert again.memory_bytes == 5 * ROW_BYTES
     assert again.next_due_ms == 100_000 - LOOKAHEAD_MS
-    assert again.take_loads(100_000 - LOOKAHEAD_MS) == [Load(500, 0, 0)]
+    assert again.take_loads(100_000 - LOOKAHEAD_MS) == [LoadSegments(500, 0, 0)]
 
 
 def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
@@ -254,9 +254,9 @@ def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
     shape = shape_of(10_000)
     again = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
     again.add_bucket(500, segments, now_ms=104_500)
-    assert again.next_after(Position(10, 0)) == (10, 0), "read in its turn"
+    assert again.next_undelayed(Position(10, 0)) == (10, 0), "read in its turn"
     assert again.is_delayed(Position(10, 4501))
-    assert again.take_loads(104_500) == [Load(500, 2, 3)]
+    assert again.take_loads(104_500) == [LoadSegments(500, 2, 3)]
 
 
 def test_a_lost_bucket_gives_up_what_it_held_a_few_at_a_time() -> None:
@@ -285,16 +285,16 @@ def test_a_draft_still_serves_what_is_due_and_what_was_served_does_not_come_agai
     assert len(delays.take_due(102_499, 10_000)) == 2500
     delays.on_sealed(500)
     assert delays.count == 2500
-    assert delays.take_loads(102_499) == [Load(500, 1, 2)]
-    delays.add_loaded(Load(500, 1, 2), b"".join(draft.bodies[1:3]))
+    assert delays.take_loads(102_499) == [LoadSegments(500, 1, 2)]
+    delays.add_loaded(LoadSegments(500, 1, 2), b"".join(draft.bodies[1:3]))
     assert [each.entry_id for each in delays.take_due(200_000, 10_000)] == list(range(2500, 5000))
     assert delays.take_drained() == [500]
 
 
-def left_over(buckets: int, keys: int = 100) -> tuple[DelayIndex, dict[int, Draft]]:
+def left_over(buckets: int, keys: int = 100) -> tuple[DelayIndex, dict[int, BucketDraft]]:
     """So many of those keys each, which are due in the far future."""
     shape = shape_of(buckets * keys)
-    delays, drafts = DelayIndex(shape, Cursor(shape, CursorState(shape.start))), dict[int, Draft]()
+    delays, drafts = DelayIndex(shape, Cursor(shape, CursorState(shape.start))), dict[int, BucketDraft]()
     for number in range(buckets):
         for entry in range(number * keys, (number + 1) * keys):
             delays.add_entry(Position(10, entry), 10**9 + entry * 7919 % 10_000)
@@ -321,7 +321,7 @@ def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twic
     delays.on_sealed(900)
     delays.check()
     assert sorted(delays.take_drained()) == list(drafts)
-    assert delays.buckets == 1
+    assert delays.bucket_count == 1
     loads = delays.take_loads(10**9)
     delays.add_loaded(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
     assert len(set(delays.take_due(2 * 10**9, 10_000))) == 100 * MERGE_MIN
@@ -348,7 +348,10 @@ def test_a_bucket_that_is_lost_while_it_is_merged_costs_reading_the_log() -> Non
 def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
     """Of 100 that are due soon one is not: without merging there would be 400 buckets."""
     shape = shape_of(40_000)
-    delays, stored = DelayIndex(shape, Cursor(shape, CursorState(shape.start)), seal_entries=100), dict[int, Draft]()
+    delays, stored = (
+        DelayIndex(shape, Cursor(shape, CursorState(shape.start)), seal_entries=100),
+        dict[int, BucketDraft](),
+    )
     now_ms, most = 0, 0
     for number in range(400):
         for entry in range(100 * number, 100 * (number + 1)):
@@ -362,7 +365,7 @@ def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
             for load in delays.take_loads(now_ms):
                 delays.add_loaded(load, b"".join(stored[load.ledger_id].bodies[load.first : load.last + 1]))
             delays.take_due(now_ms, 1 << 30)
-        most = max(most, delays.buckets)
+        most = max(most, delays.bucket_count)
     assert delays.count == 400
     assert most < 2 * MERGE_MIN + 4
     delays.check()
@@ -382,7 +385,7 @@ def test_a_cleared_backlog_frees_every_bucket() -> None:
 def test_released_they_all_come_at_once_in_log_order() -> None:
     delays = held(5000)
     sealed(delays)
-    delays.release()
+    delays.release_all()
     delays.check()
     assert delays.take_due(0, 10_000) == [Position(10, entry) for entry in range(5000)]
     assert delays.take_drained() == [500]
@@ -395,4 +398,4 @@ def test_complaint_18_memory_does_not_grow_with_what_is_delayed() -> None:
     assert delays.count == 200_000
     assert delays.memory_bytes == 100 * ROW_BYTES
     assert sum(len(each.places) for each in segments) < 20_000
-    assert key_of(Position(10, 0), 1).bit_length() <= KEY_BYTES * 8
+    assert delay_key_of(Position(10, 0), 1).bit_length() <= KEY_BYTES * 8

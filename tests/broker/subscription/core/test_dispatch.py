@@ -7,7 +7,7 @@ from pyroaring import BitMap
 
 from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of
+from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of_indexes
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReplayRange
 from magnetar.broker.subscription.core.policy import Member, Policy
@@ -92,8 +92,8 @@ def test_a_batch_goes_out_while_any_permit_is_left() -> None:
 def test_messages_acknowledged_before_are_not_shown_and_cost_no_permits() -> None:
     desk = Desk(EXCLUSIVE, shape_of(3), count=4)
     desk.cursor.ack(Position(10, 0))
-    desk.cursor.ack_bits(Position(10, 1), bits_of([0, 3]), 4)
-    desk.cursor.ack_bits(Position(10, 2), bits_of([0, 1, 2, 3]))  # its size was not known
+    desk.cursor.ack_bits(Position(10, 1), bits_of_indexes([0, 3]), 4)
+    desk.cursor.ack_bits(Position(10, 2), bits_of_indexes([0, 1, 2, 3]))  # its size was not known
     member = desk.join(1, permits=100)
     given, _ = desk.pump()
     assert [(each.entry.position.entry_id, each.acked_indexes) for each in given] == [(1, [0, 3])]
@@ -170,7 +170,7 @@ def test_shared_serves_the_better_priority_until_it_has_no_permits() -> None:
 
 def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_half() -> None:
     desk = Desk(SHARED, shape_of(60))
-    desk.dispatcher.limit(DispatchLimits(10, 15))
+    desk.dispatcher.set_limits(DispatchLimits(10, 15))
     first = desk.join(1, permits=100)
     assert len(desk.pump()[0]) == 10
     assert desk.dispatcher.choose_read() is Blocked.TOO_MANY_UNACKED
@@ -192,7 +192,7 @@ def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_ha
 
 def test_limits_of_unacknowledged_messages_do_not_hold_where_one_consumer_gets_all() -> None:
     desk = Desk(EXCLUSIVE, shape_of(60))
-    desk.dispatcher.limit(DispatchLimits(10, 15))
+    desk.dispatcher.set_limits(DispatchLimits(10, 15))
     desk.join(1, permits=100)
     assert len(desk.pump()[0]) == 60
 

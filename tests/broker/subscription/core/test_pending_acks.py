@@ -131,15 +131,15 @@ def compare(cursor: Cursor, model: Model) -> None:
                 assert mine & ~partial == expected, (txn, position)
     first_free = [at for at, each in enumerate(model.positions) if not cursor.is_done(each)]
     if first_free:
-        assert cursor.next_free(cursor.mark) <= model.positions[first_free[0]]
-        assert next(iter(cursor.free_up_to(model.positions[-1]))) == model.positions[first_free[0]]
-    assert list(cursor.free_up_to(model.positions[-1])) == [model.positions[at] for at in first_free]
-    assert list(cursor.free_before(model.positions[-1])) == [model.positions[at] for at in reversed(first_free)]
+        assert cursor.next_deliverable(cursor.mark) <= model.positions[first_free[0]]
+        assert next(iter(cursor.deliverable_up_to(model.positions[-1]))) == model.positions[first_free[0]]
+    assert list(cursor.deliverable_up_to(model.positions[-1])) == [model.positions[at] for at in first_free]
+    assert list(cursor.deliverable_before(model.positions[-1])) == [model.positions[at] for at in reversed(first_free)]
 
 
 def again(cursor: Cursor, shape: LogShape) -> Cursor:
     """As the next broker has it, from the bytes."""
-    plan = CursorLog().plan(cursor, 1)
+    plan = CursorLog().plan_write(cursor, 1)
     cursor.changed_chunks.update(plan.chunks)
     found = Cursor(shape, stored.decode_snapshot(stored.encode_snapshot(plan.entries)))
     found.adapt_to_log()
@@ -360,7 +360,7 @@ def test_abort_gives_back_exactly_its_own() -> None:
     assert ack_in(cursor, X, wanted_of(Position(20, 3), [0], 1)) is None
     settled = pending_acks.settle(cursor, X, committed=False)
     assert settled is not None
-    assert pending_acks.first_of(cursor, settled.acks) == (10, 0)
+    assert pending_acks.first_returned(cursor, settled.acks) == (10, 0)
     came = list(pending_acks.freed_entries(cursor, settled, tail=False))
     assert sorted(came) == [(10, 0), (10, 2), (10, 3), (20, 0), (20, 3)]
     assert pending_acks.settle(cursor, X, committed=False) is None, "settled twice"
@@ -384,7 +384,7 @@ def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the
     entries = list[bytes]()
 
     def store() -> CursorState:
-        write = log.plan(cursor, len(entries) + 1)
+        write = log.plan_write(cursor, len(entries) + 1)
         log.on_write_confirmed(write)
         entries.extend(write.entries)
         mark, rows = stored.decode_marker(stored.decode_piece(entries[-1]).body)
@@ -411,10 +411,10 @@ def test_a_hundred_thousand_pending_entries_are_stored_whole_and_take_little_mem
         entries = BitMap(range(number * 2, 200_000, 20))
         assert ack_in(cursor, TxnId(0, number), TxnAcks({10: entries})) is None
     assert cursor.memory_bytes < 1_500_000
-    assert cursor.next_free(cursor.mark) == (10, 1)
+    assert cursor.next_deliverable(cursor.mark) == (10, 1)
     cursor = again(cursor, shape)
     assert cursor.pending is not None
-    assert cursor.pending.entries == 100_000
+    assert cursor.pending.entry_count == 100_000
     for number in range(10):
         pending_acks.settle(cursor, TxnId(0, number), committed=True)
     assert (cursor.hole_entries, cursor.pending) == (99_999, None)

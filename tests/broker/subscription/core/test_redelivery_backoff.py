@@ -13,7 +13,7 @@ from magnetar.broker.subscription.core.redelivery_backoff import (
     TOPIC,
     BackoffQueue,
     DeadLetterPolicy,
-    policy_of,
+    letter_policy_of,
 )
 from magnetar.proto.applied import Applied
 from magnetar.proto.names import Position, TopicName
@@ -23,27 +23,27 @@ HERE = TopicName.parse("persistent://public/default/t-partition-3")
 
 def test_a_message_is_delivered_once_more_than_it_may_come_back() -> None:
     policy = DeadLetterPolicy(2, "", ())
-    assert [policy.is_dead(times) for times in range(5)] == [False, False, False, True, True]
+    assert [policy.is_dead_letter(times) for times in range(5)] == [False, False, False, True, True]
 
 
 def test_the_ladder_is_climbed_and_its_last_step_stays() -> None:
     policy = DeadLetterPolicy(16, "", (10.0, 30.0, 60.0))
-    assert [policy.wait_ms(times) for times in (1, 2, 3, 4, 99)] == [10_000, 30_000, 60_000, 60_000, 60_000]
-    assert DeadLetterPolicy(16, "", ()).wait_ms(3) == 0
+    assert [policy.backoff_ms(times) for times in (1, 2, 3, 4, 99)] == [10_000, 30_000, 60_000, 60_000, 60_000]
+    assert DeadLetterPolicy(16, "", ()).backoff_ms(3) == 0
 
 
 def test_a_subscription_lays_down_its_own_policy_over_the_topics() -> None:
     applied = replace(Applied(), dead_letter_max_redeliver_count=5, dead_letter_backoff_s=(1.0,))
-    assert policy_of(applied, {}) == DeadLetterPolicy(5, "", (1.0,))
+    assert letter_policy_of(applied, {}) == DeadLetterPolicy(5, "", (1.0,))
     own = {MAX_COUNT: "2", TOPIC: "grave", LADDER: "0.5, 2"}
-    assert policy_of(applied, own) == DeadLetterPolicy(2, "grave", (0.5, 2.0))
-    assert policy_of(applied, {MAX_COUNT: "many", LADDER: "slow"}) == DeadLetterPolicy(5, "", (1.0,))
-    assert not policy_of(Applied(), {})
+    assert letter_policy_of(applied, own) == DeadLetterPolicy(2, "grave", (0.5, 2.0))
+    assert letter_policy_of(applied, {MAX_COUNT: "many", LADDER: "slow"}) == DeadLetterPolicy(5, "", (1.0,))
+    assert not letter_policy_of(Applied(), {})
 
 
 def test_the_dead_letter_topic_is_that_of_all_partitions() -> None:
-    assert DeadLetterPolicy(1, "", ()).letter_topic(HERE, "s").full == "persistent://public/default/t-s-DLQ"
-    assert DeadLetterPolicy(1, "grave", ()).letter_topic(HERE, "s").full == "persistent://public/default/grave"
+    assert DeadLetterPolicy(1, "", ()).dead_letter_topic(HERE, "s").full == "persistent://public/default/t-s-DLQ"
+    assert DeadLetterPolicy(1, "grave", ()).dead_letter_topic(HERE, "s").full == "persistent://public/default/grave"
 
 
 ACTIONS = st.lists(st.tuples(st.integers(0, 8), st.one_of(st.none(), st.integers(0, 50)), st.booleans()), max_size=40)
@@ -64,7 +64,7 @@ def test_an_entry_is_let_go_once_and_not_before_its_time(actions: list[tuple[int
     for now in range(51):
         for position in held.take_due(now):
             assert model.pop(position) == now
-        assert held.next_ms is None or held.next_ms > now
+        assert held.next_due_ms is None or held.next_due_ms > now
         held.check()
     assert set(held) == set(model), "what becomes a dead letter has no time"
 
@@ -85,4 +85,4 @@ def test_a_clock_that_was_a_day_ahead_makes_nothing_wait_longer_than_the_policy(
     held = BackoffQueue()
     day_ms = 86_400_000
     assert held.restore({Position(1, 0): RedeliveryCount(2, day_ms)}, DeadLetterPolicy(5, "", (1.0, 4.0)), 1000) == []
-    assert held.next_ms == 5000
+    assert held.next_due_ms == 5000
