@@ -26,11 +26,12 @@ def shop(what: str, url: str, tmp_path: Path) -> Shop:
     return Shop(f"shop-{what}", arguments, tmp_path, {"PYTHONPATH": str(ROOT)})
 
 
-def until_decided(url: str) -> None:
+def until_settled(url: str) -> None:
+    """Waits until no half message is undecided, and each topic has stored what was decided: only then is it visible."""
     deadline = time.monotonic() + 60
     with Admin(url) as admin:
-        while any(found.items for found in admin.all_halves()):
-            assert time.monotonic() < deadline, [found.items for found in admin.all_halves()]
+        while left := [each for found in (*admin.all_halves(), *admin.all_transactions()) for each in found.items]:
+            assert time.monotonic() < deadline, left
             time.sleep(0.1)
 
 
@@ -60,7 +61,7 @@ def test_topic_and_database_agree_when_the_program_is_killed_and_then_every_brok
         checker = shop("check", url, tmp_path)
         try:
             checker.wait_ready()
-            until_decided(url)
+            until_settled(url)
         finally:
             checker.kill()
         with sqlite3.connect(tmp_path / "orders.sqlite") as database:
