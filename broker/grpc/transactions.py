@@ -123,7 +123,7 @@ class TransactionService(HalfMessageService):
 
     async def sink_status(self, request: wire.SinkRequest, context: CallContext) -> wire.SinkReply:
         running = await self._broker.transactions.load_owned(request.coordinator)
-        found = running.core.find_sink_batch(request.sink_id, context.principal.name)
+        found = running.core.table.find_sink_batch(request.sink_id, context.principal.name)
         if found is None:
             return wire.SinkReply(batch=-1)
         return wire.SinkReply(known=True, query_id=found.query_id, batch=found.batch)
@@ -195,8 +195,8 @@ class TransactionAdminService(HalfMessageAdminService):
         return wire.ListTransactionsReply(
             items=[_row(number, row) for row in rows], open=found["open"], prepared=found["prepared"],
             unsettled=found["unsettled"], epoch=coordinator.epoch, committed=found["committed"],
-            aborted=found["aborted"], next_least=coordinator.core.next_id,
-            done_below=coordinator.core.lowest_unsettled_id,
+            aborted=found["aborted"], next_least=coordinator.core.table.next_id,
+            done_below=coordinator.core.table.lowest_unsettled_id,
             loading_ms=coordinator.loading_ms, loaded_ms=coordinator.loaded_ms, ledger_id=ledger[0],
             ledger_entries=ledger[1], ledger_bytes=ledger[2],
         )  # fmt: skip

@@ -23,7 +23,6 @@ from ...proto.errors import (
     SinkFenced,
     TransactionAborted,
     TransactionEnded,
-    TransactionForgotten,
     Unavailable,
 )
 from ...proto.states import COUNTER_BITS, TxnState
@@ -40,10 +39,9 @@ from .intents_core import (
     EndVerb,
     Intent,
     Join,
-    Limits,
     RemoveParticipant,
 )
-from .outcomes_core import OutcomeDecider
+from .outcomes_core import Decisions, Outcomes
 from .records_core import (
     FORGOTTEN,
     AnyRecord,
@@ -58,8 +56,17 @@ from .records_core import (
     Unnamed,
     make_commit_record,
 )
-from .state_core import CoordinatorState, Key
-from .table_core import COUNTER_MAX, EPOCH_MAX, IN_DOUBT, LiveTransaction, Phase, UnsettledTransaction, txn_state_of
+from .state_core import Key
+from .table_core import (
+    COUNTER_MAX,
+    EPOCH_MAX,
+    IN_DOUBT,
+    LiveTransaction,
+    Phase,
+    TransactionTable,
+    UnsettledTransaction,
+    txn_state_of,
+)
 
 # ----------------------------------------------------------------------------------------------------- ends_core
 # The participants of a transaction, and who may end it: its client, an administrator, or a topic that is deleted.
@@ -75,12 +82,17 @@ RECORD_BYTES_MAX = 4 << 20
 """Largest estimated size of a commit record in bytes: a record must fit into one entry of the ledger."""
 
 
-class EndDecider(OutcomeDecider):
-    """The part of a coordinator that decides joins and ends."""
+class Ends:
+    """Decides joins and ends."""
+
+    def __init__(self, table: TransactionTable, decisions: Decisions, outcomes: Outcomes) -> None:
+        self._table = table
+        self._decisions = decisions
+        self._outcomes = outcomes
 
     # ------------------------------------------------------------------ join
-    def _join(self, intent: Join, now: float) -> TxnState:
-        found = self._certain(intent.txn, intent, now, intent.owner)
+    def join(self, intent: Join, now: float) -> TxnState:
+        found = self._outcomes.find_certain(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction) and intent.topic:
             self._add_participant(found, intent.topic)
         return txn_state_of(found)
@@ -89,19 +101,19 @@ class EndDecider(OutcomeDecider):
         if topic in live.participants:
             return
         if live.phase is Phase.PREPARED:
-            raise TransactionEnded(f"{self._id(live.txn)} is prepared: nothing may be added")
-        if len(live.participants) >= self.limits.participants_max:
-            raise InvalidRequest(f"{self._id(live.txn)} has {len(live.participants)} topics: no more may join")
+            raise TransactionEnded(f"{self._table.txn_id(live.txn)} is prepared: nothing may be added")
+        if (count := len(live.participants)) >= self._table.limits.participants_max:
+            raise InvalidRequest(f"{self._table.txn_id(live.txn)} has {count} topics: no more may join")
         live.participants[topic] = Participant(topic)
 
     def join_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
         """Makes the topic a participant without waiting, if the transaction is neither in doubt nor ended. Returns
         whether the topic is a participant now; after False the caller must send a Join, which waits or is refused with
         the reason."""
-        if self.has_ended:
+        if self._decisions.has_ended:
             return False
         try:
-            found = self._find(txn, now, owner)
+            found = self._outcomes.find(txn, now, owner)
             if not isinstance(found, LiveTransaction) or found.phase in IN_DOUBT:
                 return False
             self._add_participant(found, topic)
@@ -110,50 +122,54 @@ class EndDecider(OutcomeDecider):
         return True
 
     # ------------------------------------------------------------------ ends
-    def _end_of(self, intent: End, now: float) -> None:
-        found = self._certain(intent.txn, intent, now, intent.owner)
+    def end(self, intent: End, now: float) -> None:
+        found = self._outcomes.find_certain(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction):
             self._end_live(found, intent, now)
         elif isinstance(found, UnsettledTransaction) and _is_to_wait(found, intent):
             found.waiting_requests.append(intent.request)
         else:
-            self._answer(intent, self._answer_ended(intent, txn_state_of(found)))
+            self._decisions.answer(intent, self._answer_ended(intent, txn_state_of(found)))
 
     def _answer_ended(self, intent: End, state: TxnState) -> TxnState:
         """Returns the state as the answer to an End of a transaction that has ended already. If the transaction was
         aborted and `intent` is no abort, raises the reason; raises TransactionForgotten if the outcome was
         discarded."""
-        if state is TxnState.COMMITTED or (intent.verb is EndVerb.ABORT and intent.txn >= self.state.forgotten_below):
+        is_known = intent.txn >= self._table.state.forgotten_below
+        if state is TxnState.COMMITTED or (intent.verb is EndVerb.ABORT and is_known):
             return state
-        raise self._why_aborted(intent.txn)
+        raise self._table.why_aborted(intent.txn)
 
     def _end_live(self, live: LiveTransaction, intent: End, now: float) -> None:
         if intent.verb is EndVerb.ABORT:
-            self._abort(live, AbortReason.CLIENT, now)
-            self._again([intent], now) if live.phase is not Phase.ABORTING else live.waiting_intents.append(intent)
+            self._outcomes.abort(live, AbortReason.CLIENT, now)
+            if live.phase is Phase.ABORTING:
+                live.waiting_intents.append(intent)
+            else:
+                self._outcomes.receive_again([intent], now)
             return
         if intent.verb is EndVerb.COMMIT and live.owned.tag is not None:
-            raise InvalidRequest(f"{self._id(live.txn)} is of a sink: it commits with its batch")
+            raise InvalidRequest(f"{self._table.txn_id(live.txn)} is of a sink: it commits with its batch")
         if intent.verb is EndVerb.PREPARE and live.phase is Phase.PREPARED:
-            self._answer(intent, TxnState.PREPARED)
+            self._decisions.answer(intent, TxnState.PREPARED)
             return
-        self._check_holder(live.owned.owner, live.owned.name, live.owned.holder)
-        listed = self._participants(live, intent.participants, now)
+        self._table.check_holder(live.owned.owner, live.owned.name, live.owned.holder)
+        listed = self.list_participants(live, intent.participants, now)
         if intent.verb is EndVerb.PREPARE:
             live.phase = Phase.PREPARING
-            left_s = min(intent.prepared_s or self.limits.prepared_s_max, self.limits.prepared_s_max)
-            self._decide(Prepared(live.txn, live.owned, listed, left_s), None)
+            left_s = min(intent.prepared_s or self._table.limits.prepared_s_max, self._table.limits.prepared_s_max)
+            self._decisions.decide(Prepared(live.txn, live.owned, listed, left_s))
         elif not listed and live.phase is Phase.OPEN:
-            self._commit_nothing(live, now)
-            self._again([intent], now)
+            self._outcomes.commit_nothing(live, now)
+            self._outcomes.receive_again([intent], now)
             return
         else:
             live.phase = Phase.COMMITTING
-            self._decide(make_commit_record({live.txn: listed}, owner=live.owned.owner), None)
+            self._decisions.decide(make_commit_record({live.txn: listed}, owner=live.owned.owner))
         live.participants = {each.topic: each for each in listed}
         live.waiting_intents.append(intent)
 
-    def _participants(self, live: LiveTransaction, listed: Sequence[Participant], now: float) -> list[Participant]:
+    def list_participants(self, live: LiveTransaction, listed: Sequence[Participant], now: float) -> list[Participant]:
         """Returns the topics that joined, each with the entries that the client names. If the client names entries of a
         topic that never joined, something is lost: aborts the transaction and raises TransactionAborted."""
         if not listed:
@@ -161,9 +177,9 @@ class EndDecider(OutcomeDecider):
         said = {each.topic: each for each in listed}
         strange = [each.topic for each in listed if each.entries and each.topic not in live.participants]
         if strange:
-            self._abort(live, AbortReason.FAILED, now)
+            self._outcomes.abort(live, AbortReason.FAILED, now)
             raise TransactionAborted(
-                f"{self._id(live.txn)} is aborted: topic {strange[0]} has not joined it",
+                f"{self._table.txn_id(live.txn)} is aborted: topic {strange[0]} has not joined it",
                 reason=AbortReason.FAILED.value,
             )
         found = [said.get(topic) or Participant(topic, 0) for topic in live.participants]
@@ -173,37 +189,37 @@ class EndDecider(OutcomeDecider):
         return found
 
     # ------------------------------------------------------------------ of an administrator
-    def _abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
-        if intent.txn in self._unused:
-            self._abort_or_void(intent.txn, AbortReason.ADMIN, now)
-        found = self._certain(intent.txn, intent, now)
+    def abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
+        if intent.txn in self._table.unused:
+            self._outcomes.abort_or_void(intent.txn, AbortReason.ADMIN, now)
+        found = self._outcomes.find_certain(intent.txn, intent, now)
         if isinstance(found, LiveTransaction):
-            self._abort(found, AbortReason.ADMIN, now)
+            self._outcomes.abort(found, AbortReason.ADMIN, now)
             if found.phase is Phase.ABORTING:
                 found.waiting_intents.append(intent)
                 return
             found = TxnState.ABORTED
-        if found is TxnState.ABORTED and intent.txn < self.state.forgotten_below:
-            raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
-        self._answer(intent, txn_state_of(found))
+        if found is TxnState.ABORTED and intent.txn < self._table.state.forgotten_below:
+            raise self._table.forgotten_error(intent.txn)
+        self._decisions.answer(intent, txn_state_of(found))
 
-    def _abort_open(self, intent: AbortOpen, now: float) -> None:
-        found = self._certain(intent.txn, intent, now)
+    def abort_open(self, intent: AbortOpen, now: float) -> None:
+        found = self._outcomes.find_certain(intent.txn, intent, now)
         if isinstance(found, LiveTransaction) and found.phase is Phase.OPEN:
-            self._abort(found, AbortReason.DELETED, now)
-        row = self._row(intent.txn, now)
+            self._outcomes.abort(found, AbortReason.DELETED, now)
+        row = self._table.transaction_row(intent.txn, now)
         assert row is not None, "it is none of those that were never used"
-        self._answer(intent, row)
+        self._decisions.answer(intent, row)
 
-    def _detach(self, intent: RemoveParticipant) -> None:
-        ending = self._ending.get(intent.txn)
+    def detach(self, intent: RemoveParticipant) -> None:
+        ending = self._table.ending.get(intent.txn)
         if ending is None or intent.topic not in ending.waiting:
-            raise NotFound(f"{self._id(intent.txn)} does not wait for {intent.topic}")
+            raise NotFound(f"{self._table.txn_id(intent.txn)} does not wait for {intent.topic}")
         if ending.is_durable:
-            self._decide(Detached(intent.txn, intent.topic), intent)
+            self._decisions.decide(Detached(intent.txn, intent.topic), intent)
         else:
-            self._on_settled(intent.txn, intent.topic)
-            self._answer(intent, None)
+            self._outcomes.on_settled(intent.txn, intent.topic)
+            self._decisions.answer(intent, None)
 
 
 def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
@@ -220,31 +236,38 @@ def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
 # in doubt, what is asked about the sink waits. Guards: tests/broker/transaction/test_names_and_sinks.py.
 
 
-class BatchDecider(EndDecider):
-    """The part of a coordinator that decides batches of sinks."""
+class Batches:
+    """Decides batches of sinks."""
 
-    def __init__(self, number: int, epoch: int, state: CoordinatorState, limits: Limits) -> None:
-        super().__init__(number, epoch, state, limits)
-        self._sinks_in_doubt: dict[Key, list[Intent]] = {}
-        self._used_sinks: dict[Key, float] = {}
+    def __init__(
+        self, table: TransactionTable, decisions: Decisions, outcomes: Outcomes, ends: Ends, now: float
+    ) -> None:
+        self._table = table
+        self._decisions = decisions
+        self._outcomes = outcomes
+        self._ends = ends
+        self.in_doubt: dict[Key, list[Intent]] = {}  # by sink: what waits for the batch that is being committed
+        self.used_at = {key: now - each.idle_s for key, each in table.state.sinks.items()}
 
-    def _has_batch(self, intent: Begin | CommitBatch, tag: SinkTag, now: float) -> bool:
+    def has_batch(self, intent: Begin | CommitBatch, tag: SinkTag, now: float) -> bool:
         """Whether the sink has the batch already. Raises InvalidRequest, BackPressure if no more sinks are allowed,
-        SinkFenced if another query writes the sink, MustWait while a batch of the sink is in doubt."""
-        owner, limits = intent.owner, self.limits
+        SinkFenced if another query writes the sink, IntentQueued while a batch of the sink is in doubt."""
+        owner, limits = intent.owner, self._table.limits
         if tag.batch < 0:
             raise InvalidRequest(f"the batches of a sink have numbers from 0, and not {tag.batch}")
-        waiting = self._sinks_in_doubt.get((owner, tag.sink_id))
+        waiting = self.in_doubt.get((owner, tag.sink_id))
         if waiting is not None:
             waiting.append(intent)
             raise IntentQueued
-        sinks = self.state.sinks
+        sinks = self._table.state.sinks
         if not sinks.has_room(owner, tag.sink_id, limits.sinks_max, limits.sinks_per_role_max):
-            raise BackPressure(f"coordinator {self.number} knows as many sinks as it may, of all roles or of this one")
+            raise BackPressure(
+                f"coordinator {self._table.number} knows as many sinks as it may, of all roles or of this one"
+            )
         stored = sinks.find(owner, tag.sink_id)
         if stored is None:
             return False
-        self._used_sinks[sinks.key(owner, tag.sink_id)] = now
+        self.used_at[sinks.key(owner, tag.sink_id)] = now
         if stored.query_id != tag.query_id:
             if not intent.adopt:
                 raise SinkFenced(
@@ -254,57 +277,57 @@ class BatchDecider(EndDecider):
             return False
         return tag.batch <= stored.batch
 
-    def _commit_batch(self, intent: CommitBatch, now: float) -> None:
+    def commit(self, intent: CommitBatch, now: float) -> None:
         sink = None
         if intent.sink_id:
             tag = SinkTag(intent.sink_id, intent.query_id, intent.batch)
             if max(len(tag.sink_id), len(tag.query_id)) > NAME_MAX:
                 raise InvalidRequest(f"names of sinks and queries have at most {NAME_MAX} characters")
-            if self._has_batch(intent, tag, now):
-                self._answer(intent, True)
+            if self.has_batch(intent, tag, now):
+                self._decisions.answer(intent, True)
                 return
             sink = SinkBatch(intent.sink_id, intent.query_id, intent.batch, intent.owner)
-        found = {txn: self._certain(txn, intent, now, intent.owner) for txn in intent.txns}
+        found = {txn: self._outcomes.find_certain(txn, intent, now, intent.owner) for txn in intent.txns}
         done = [txn for txn, each in found.items() if txn_state_of(each) is TxnState.COMMITTED]
         if done and sink is None and len(done) == len(found):
-            self._answer(intent, False)
+            self._decisions.answer(intent, False)
             return
         if done:
-            raise TransactionEnded(f"{self._id(done[0])} is committed already, without the others")
+            raise TransactionEnded(f"{self._table.txn_id(done[0])} is committed already, without the others")
         live = [each for each in found.values() if isinstance(each, LiveTransaction)]
         for txn in found:
-            if txn not in self._live:
-                raise self._why_aborted(txn)
+            if txn not in self._table.live:
+                raise self._table.why_aborted(txn)
         self._check_batch(intent, live)
-        shares = {each.txn: self._participants(each, intent.txns[each.txn], now) for each in live}
+        shares = {each.txn: self._ends.list_participants(each, intent.txns[each.txn], now) for each in live}
         if sum(len(each) for each in shares.values()) * 40 > RECORD_BYTES_MAX:
             raise InvalidRequest(f"a batch of {len(shares)} transactions has too many participants for one record")
         for each in live:
             each.phase = Phase.COMMITTING
             each.participants = {share.topic: share for share in shares[each.txn]}
         if sink is not None:
-            self._sinks_in_doubt[sink.owner, sink.sink_id] = []
-        self._decide(make_commit_record(shares, sink, owner=intent.owner), intent)
+            self.in_doubt[sink.owner, sink.sink_id] = []
+        self._decisions.decide(make_commit_record(shares, sink, owner=intent.owner), intent)
 
     def _check_batch(self, intent: CommitBatch, live: list[LiveTransaction]) -> None:
         for each in live:
             tag = each.owned.tag
             wanted = (intent.sink_id, intent.query_id, intent.batch) if intent.sink_id else None
             if (tag and (tag.sink_id, tag.query_id, tag.batch)) != wanted:
-                raise InvalidRequest(f"{self._id(each.txn)} was begun for another batch, or for none")
-            self._check_holder(each.owned.owner, each.owned.name, each.owned.holder)
+                raise InvalidRequest(f"{self._table.txn_id(each.txn)} was begun for another batch, or for none")
+            self._table.check_holder(each.owned.owner, each.owned.name, each.owned.holder)
 
-    def _batch_ended(self, sink: SinkBatch, now: float) -> None:
+    def on_committed(self, sink: SinkBatch, now: float) -> None:
         """Handles that a batch of the sink is committed: aborts other transactions of this or an earlier batch, and
         those of other queries; then handles the intents that waited for it."""
         key = sink.owner, sink.sink_id
-        self._used_sinks[key] = now
-        for txn in list(self._of_sink.get(key, ())):
-            owned = self._unused[txn].owned if txn in self._unused else self._live[txn].owned
+        self.used_at[key] = now
+        for txn in list(self._table.by_sink.get(key, ())):
+            owned = self._table.unused[txn].owned if txn in self._table.unused else self._table.live[txn].owned
             assert owned.tag is not None, "it is of a sink"
             if owned.tag.query_id != sink.query_id or owned.tag.batch <= sink.batch:
-                self._abort_or_void(txn, AbortReason.SUPERSEDED, now)
-        self._again(self._sinks_in_doubt.pop(key), now)
+                self._outcomes.abort_or_void(txn, AbortReason.SUPERSEDED, now)
+        self._outcomes.receive_again(self.in_doubt.pop(key), now)
 
 
 # --------------------------------------------------------------------------------------------------- begins_core
@@ -319,21 +342,25 @@ NOTES = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
 
-class BeginDecider(BatchDecider):
-    """The part of a coordinator that decides begins."""
+class Begins:
+    """Decides begins, and forgets names and sinks that are idle."""
 
     def __init__(
-        self, number: int, epoch: int, state: CoordinatorState, limits: Limits, now: float, gap: Callable[[], int]
-    ) -> None:
-        super().__init__(number, epoch, state, limits)
+        self, table: TransactionTable, decisions: Decisions, outcomes: Outcomes, batches: Batches, now: float,
+        gap: Callable[[], int],
+    ) -> None:  # fmt: skip
+        """`gap` returns the random number of ids to leave out before the next block."""
+        self._table = table
+        self._decisions = decisions
+        self._outcomes = outcomes
+        self._batches = batches
         self._gap = gap
-        self._used_names = {key: now - each.idle_s for key, each in state.names.items()}
-        self._used_sinks = {key: now - each.idle_s for key, each in state.sinks.items()}
-        self._holders = state.last_holder
+        self._used_names = {key: now - each.idle_s for key, each in table.state.names.items()}
+        self._holders = table.state.last_holder
         self._idle_looked_at = self._idle_noted_at = now
 
-    def _begin(self, intent: Begin, now: float) -> None:
-        limits = self.limits
+    def begin(self, intent: Begin, now: float) -> None:
+        limits = self._table.limits
         if not 0 <= intent.timeout_s <= limits.timeout_s_max:
             raise InvalidRequest(
                 f"a transaction may stay open for {limits.timeout_s_max:g} s, not {intent.timeout_s:g}; prepare it"
@@ -342,109 +369,111 @@ class BeginDecider(BatchDecider):
         texts = (intent.name, *((tag.sink_id, tag.query_id, tag.run) if tag is not None else ()))
         if max(map(len, texts)) > NAME_MAX:
             raise InvalidRequest(f"names of owners and sinks have at most {NAME_MAX} characters")
-        if tag is not None and self._has_batch(intent, tag, now):
-            self._answer(intent, BeginAnswer(0, 0, 0.0, already=True))
+        if tag is not None and self._batches.has_batch(intent, tag, now):
+            self._decisions.answer(intent, BeginAnswer(0, 0, 0.0, already=True))
             return
         count = self._room(intent)
         if intent.name and not intent.holder:
             self._change_holder(intent, now)
             return
-        self._check_holder(intent.owner, intent.name, intent.holder)
+        self._table.check_holder(intent.owner, intent.name, intent.holder)
         self._lease_ids(intent, count, intent.holder, now)
 
     def _room(self, intent: Begin) -> int:
-        limits, used = self.limits, len(self._live) + len(self._unused)
+        limits, used = self._table.limits, len(self._table.live) + len(self._table.unused)
         room = limits.open_max - used
         if intent.owner and limits.open_per_role_max:
-            room = min(room, limits.open_per_role_max - self._per_owner.get(intent.owner, 0))
+            room = min(room, limits.open_per_role_max - self._table.open_by_owner.get(intent.owner, 0))
         if room <= 0:
-            raise BackPressure(f"coordinator {self.number} has {used} open transactions: wait for some to end")
+            raise BackPressure(f"coordinator {self._table.number} has {used} open transactions: wait for some to end")
         return min(max(1, intent.count), BLOCK_MAX, max(1, room // BLOCKS))
 
     def _change_holder(self, intent: Begin, now: float) -> None:
-        owner, limits = intent.owner, self.limits
-        if not self.state.names.has_room(owner, intent.name, limits.names_max, limits.names_per_role_max):
-            raise BackPressure(f"coordinator {self.number} knows as many names as it may, of all roles or of this one")
+        owner, limits = intent.owner, self._table.limits
+        if not self._table.state.names.has_room(owner, intent.name, limits.names_max, limits.names_per_role_max):
+            raise BackPressure(
+                f"coordinator {self._table.number} knows as many names as it may, of all roles or of this one"
+            )
         self._holders += 1
-        for txn in list(self._of_name.get((owner, intent.name), ())):
-            self._abort_or_void(txn, AbortReason.FENCED, now)
-        self._decide(Named(intent.name, self._holders, owner=owner), intent)
+        for txn in list(self._table.by_name.get((owner, intent.name), ())):
+            self._outcomes.abort_or_void(txn, AbortReason.FENCED, now)
+        self._decisions.decide(Named(intent.name, self._holders, owner=owner), intent)
 
-    def _on_holder_changed(self, record: Named, intent: Begin, now: float) -> None:
-        for txn in list(self._of_name.get((record.owner, record.name), ())):
+    def on_holder_changed(self, record: Named, intent: Begin, now: float) -> None:
+        for txn in list(self._table.by_name.get((record.owner, record.name), ())):
             # what an earlier begin was given in the meantime, or was in doubt
-            self._abort_or_void(txn, AbortReason.FENCED, now)
+            self._outcomes.abort_or_void(txn, AbortReason.FENCED, now)
         try:
             self._lease_ids(intent, self._room(intent), record.holder, now)
         except MagnetarError as error:
-            self._answer(intent, error)
+            self._decisions.answer(intent, error)
 
     def _lease_ids(self, intent: Begin, count: int, holder: int, now: float) -> None:
-        first = self._reserve_ids(count)
+        first = self.reserve_ids(count)
         if intent.name:
-            self._used_names[self.state.names.key(intent.owner, intent.name)] = now
-        timeout_s = intent.timeout_s or self.limits.timeout_s
+            self._used_names[self._table.state.names.key(intent.owner, intent.name)] = now
+        timeout_s = intent.timeout_s or self._table.limits.timeout_s
         owned = TransactionOwner(intent.owner, timeout_s, intent.name, holder, intent.tag, intent.address)
-        self._lease(range(first, first + count), owned, now)
-        self._answer(intent, BeginAnswer(first, count, self.limits.lease_s, holder))
+        self._table.add_lease(range(first, first + count), owned, now)
+        self._decisions.answer(intent, BeginAnswer(first, count, self._table.limits.lease_s, holder))
 
-    def _reserve_ids(self, count: int) -> int:
+    def reserve_ids(self, count: int) -> int:
         """Reserves `count` consecutive ids and returns the first. If this epoch has not enough ids left, ends the epoch
         and raises NotOwner: the next epoch has new ids. Raises Unavailable if no further epoch is possible."""
-        first = self._next + self._gap()
-        if first + count - 1 > (self.epoch << COUNTER_BITS) + COUNTER_MAX:
-            if self.epoch == EPOCH_MAX:
-                raise Unavailable(f"coordinator {self.number} has no ids any more; use another one")
-            self._abandon_epoch("the ids of its epoch are used up")
-            raise NotOwner(f"coordinator {self.number} takes a new epoch; try again")
-        self._next = first + count
+        first = self._table.next_id + self._gap()
+        if first + count - 1 > (self._table.epoch << COUNTER_BITS) + COUNTER_MAX:
+            if self._table.epoch == EPOCH_MAX:
+                raise Unavailable(f"coordinator {self._table.number} has no ids any more; use another one")
+            self._decisions.abandon_epoch("the ids of its epoch are used up")
+            raise NotOwner(f"coordinator {self._table.number} takes a new epoch; try again")
+        self._table.next_id = first + count
         return first
 
     # ------------------------------------------------------------------ what is idle
-    def _expire_idle(self, now: float) -> None:
+    def expire_idle(self, now: float) -> None:
         """Decides records that remove names and sinks that were idle too long, and records the idle times of the
         rest."""
-        limits, shortest = self.limits, min(self.limits.name_idle_s, self.limits.sink_idle_s)
+        limits, shortest = self._table.limits, min(self._table.limits.name_idle_s, self._table.limits.sink_idle_s)
         if now - self._idle_looked_at <= shortest / 1000:
             return
         self._idle_looked_at = now
         taken = {
             (each.record.owner, each.record.name)
-            for each in (*self._gathered, *self._writing) if isinstance(each.record, Named)
+            for each in (*self._decisions.gathered, *self._decisions.writing) if isinstance(each.record, Named)
         }  # fmt: skip
         names = [
-            key for key, _ in self.state.names.items()
-            if now - self._used_names.get(key, now) >= limits.name_idle_s and key not in self._of_name
+            key for key, _ in self._table.state.names.items()
+            if now - self._used_names.get(key, now) >= limits.name_idle_s and key not in self._table.by_name
             and key not in taken
         ]  # fmt: skip
         sinks = [
-            sink for key, sink in self.state.sinks.items()
-            if now - self._used_sinks.get(key, now) >= limits.sink_idle_s and key not in self._of_sink
-            and key not in self._sinks_in_doubt
+            sink for key, sink in self._table.state.sinks.items()
+            if now - self._batches.used_at.get(key, now) >= limits.sink_idle_s and key not in self._table.by_sink
+            and key not in self._batches.in_doubt
         ]  # fmt: skip
         if names:
-            self._decide(Unnamed([name for _, name in names], [owner for owner, _ in names]), None)
+            self._decisions.decide(Unnamed([name for _, name in names], [owner for owner, _ in names]))
         for sink in sinks:
-            self._decide(SinkKept(SinkBatch(sink.sink_id, sink.query_id, FORGOTTEN, sink.owner)), None)
+            self._decisions.decide(SinkKept(SinkBatch(sink.sink_id, sink.query_id, FORGOTTEN, sink.owner)))
         for key in names:
             self._used_names.pop(key, None)
         for sink in sinks:
-            self._used_sinks.pop((sink.owner, sink.sink_id), None)
+            self._batches.used_at.pop((sink.owner, sink.sink_id), None)
         if now - self._idle_noted_at >= shortest / NOTES:
             self._idle_noted_at = now
-            changing = {*taken, *self._sinks_in_doubt, *names, *((each.owner, each.sink_id) for each in sinks)}
-            for note in list(self._idle_notes(now, changing)):
-                self._decide(note, None)
+            changing = {*taken, *self._batches.in_doubt, *names, *((each.owner, each.sink_id) for each in sinks)}
+            for note in list(self.make_idle_notes(now, changing)):
+                self._decisions.decide(note)
 
-    def _idle_notes(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
+    def make_idle_notes(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
         """Yields new records of names and sinks whose recorded idle time differs from the actual one by at least the
         limit divided by NOTES, except those in `changing`."""
-        limits = self.limits
-        for (owner, name), each in self.state.names.items():
+        limits = self._table.limits
+        for (owner, name), each in self._table.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)
             if (owner, name) not in changing and abs(idle_s - each.idle_s) >= limits.name_idle_s / NOTES:
                 yield Named(name, each.holder, idle_s, owner)
-        for key, sink in self.state.sinks.items():
-            idle_s = now - self._used_sinks.get(key, now)
+        for key, sink in self._table.state.sinks.items():
+            idle_s = now - self._batches.used_at.get(key, now)
             if key not in changing and abs(idle_s - sink.idle_s) >= limits.sink_idle_s / NOTES:
                 yield SinkKept(SinkBatch(sink.sink_id, sink.query_id, sink.batch, sink.owner, idle_s))

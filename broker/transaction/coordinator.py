@@ -87,7 +87,7 @@ class RunningCoordinator:
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> None:  # fmt: skip
-        self.number, self.epoch = core.number, core.epoch
+        self.number, self.epoch = core.table.number, core.table.epoch
         self.loading_ms = self.loaded_ms = 0  # since the epoch: the take-over
         self._clock = world.clock
         self.log = log
@@ -96,7 +96,7 @@ class RunningCoordinator:
         self._on_over = on_over
         self._settler = SettlementSender(world, topics, self._settled)
         self._halves = HalfDriver(
-            lambda txn, messages: publish(TxnId(core.number, txn), messages), self._published, self._not_published
+            lambda txn, messages: publish(TxnId(core.table.number, txn), messages), self._published, self._not_published
         )
         self._loop = asyncio.get_running_loop()
         self._is_writing = self._is_stopped = False
@@ -141,13 +141,13 @@ class RunningCoordinator:
         empty `topic` only the timeout of the transaction begins. `owner` is the role that writes; None: the topic
         itself asks. Raises InvalidRequest if another role began the transaction."""
         state = await self._state(lambda to: Join(to, txn.least, topic, owner))
-        owed = self.core.find_unsettled(txn.least, topic) if state is TxnState.COMMITTED else None
+        owed = self.core.outcomes.find_unsettled(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
     def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         """Joins like `join` without waiting; returns whether the topic is a participant now. After False call `join`,
         which waits while the transaction is in doubt, or raises."""
-        return self.core.join_nowait(txn[1], topic, owner, self._clock.monotonic())
+        return self.core.ends.join_nowait(txn[1], topic, owner, self._clock.monotonic())
 
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
         last = Position(participant.ledger, participant.entry)
@@ -239,7 +239,7 @@ class RunningCoordinator:
                     yield await member.wait_check()
             finally:
                 self.core.halves.remove_member(member, self._clock.monotonic())
-                self._do(self.core.take_effects())
+                self._do(self.core.decisions.take_effects())
 
     def list_halves(self, half: TxnId | None, group: str, limit: int) -> list[HalfRow]:
         now = self._clock.monotonic()
@@ -251,19 +251,19 @@ class RunningCoordinator:
 
     def _published(self, each: PublishHalf, listed: list[Participant]) -> None:
         self.core.halves.on_published(each.half, each.txn, listed, self._clock.monotonic())
-        self._do(self.core.take_effects())
+        self._do(self.core.decisions.take_effects())
 
     def _not_published(self, each: PublishHalf, error: MagnetarError) -> None:
         _LOG.info("half %s is not published: %s", TxnId(self.number, each.half), error)
         self.core.halves.on_not_published(each.half, each.txn, error, self._clock.monotonic())
-        self._do(self.core.take_effects())
+        self._do(self.core.decisions.take_effects())
 
     def list_transactions(self, txn: TxnId | None, limit: int) -> list[TransactionRow]:
-        return self.core.transaction_rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
+        return self.core.table.transaction_rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
         """Returns gauges of the core and of settling, and counters since the take-over."""
-        counters = self.core.counters
+        counters = self.core.table.counters
         return {
             **self.core.statistics(), "begun": counters.begun, "settled": counters.settled,
             "records": counters.records, "settle_failures": self._settler.failures,
@@ -272,16 +272,16 @@ class RunningCoordinator:
 
     def aborts_by_reason(self) -> dict[str, int]:
         """Returns the number of aborts since the take-over, by reason."""
-        return {reason.name.lower(): self.core.counters.aborted.get(reason, 0) for reason in AbortReason}
+        return {reason.name.lower(): self.core.table.counters.aborted.get(reason, 0) for reason in AbortReason}
 
     def duration_histogram(self) -> tuple[Sequence[int], float]:
         """Returns the histogram of how long transactions were open: counts by the bounds LASTED_S, and the sum in
         seconds."""
-        return self.core.counters.durations, self.core.counters.durations_sum_s
+        return self.core.table.counters.durations, self.core.table.counters.durations_sum_s
 
     @property
     def oldest_open_s(self) -> float:
-        return self.core.oldest_open_s(self._clock.monotonic())
+        return self.core.table.oldest_open_s(self._clock.monotonic())
 
     async def _state(self, make: Callable[[object], Intent]) -> TxnState:
         found = await self._ask(make)
@@ -319,7 +319,7 @@ class RunningCoordinator:
                     _LOG.warning("half %s of group %r is parked, an operator decides: %s", text, group, why)
                 case _:
                     assert_never(effect)
-        if self.core.has_decided_records and not self._is_writing:
+        if self.core.decisions.has_decided_records and not self._is_writing:
             self._is_writing = True
             self._quiet.clear()
             self._loop.call_soon(self._write)  # what is asked in this turn goes together
@@ -333,7 +333,7 @@ class RunningCoordinator:
         the last append is durable."""
         if self._is_stopped:
             return
-        append = self.core.take_append()
+        append = self.core.decisions.take_append()
         if append is None:
             self._is_writing = False
             self._quiet.set()
@@ -387,14 +387,14 @@ class RunningCoordinator:
         while True:
             await asyncio.sleep(TICK_S)
             self._do(self.core.tick(self._clock.monotonic()))
-            if self.core.has_deferred_records:
-                self.core.promote_deferred_records()
+            if self.core.decisions.has_deferred_records:
+                self.core.decisions.promote_deferred_records()
                 self._do(())
 
     # ------------------------------------------------------------------ the end
     @property
     def has_ended(self) -> bool:
-        return self.core.has_ended
+        return self.core.decisions.has_ended
 
     async def is_owner(self) -> bool:
         """Whether the metadata says that no other broker has taken the coordinator over."""
@@ -420,7 +420,7 @@ class RunningCoordinator:
 
     async def _close(self) -> None:
         core = self.core
-        core.has_ended = True
+        core.decisions.has_ended = True
         try:
             async with asyncio.timeout(self._close_s):
                 await self._quiet.wait()
@@ -435,7 +435,7 @@ class RunningCoordinator:
         await self._stop()
 
     async def _abandon_epoch(self, error: MagnetarError) -> None:
-        self.core.has_ended = True
+        self.core.decisions.has_ended = True
         _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, error)
         await self._stop()
 

@@ -1,7 +1,7 @@
 """The core of a coordinator in one epoch: which transactions are committed. It decides, and waits for nothing.
 
     effects = coordinator.receive(End(request, txn, EndVerb.COMMIT, …), now)  an intent
-    append = coordinator.take_append()                                        all that was decided: one append
+    append = coordinator.decisions.take_append()                              all that was decided: one append
     effects = coordinator.on_appended(append.number, now)                     a fact
     effects = coordinator.on_settled(txn, topic) | tick(now) | end_epoch()
 
@@ -25,9 +25,9 @@ Rules (docs/transactions.md)
   done only after each participant has stored it (invariant 87).
 - **Time** is monotonic; deadlines begin anew in a new epoch and are never shortened.
 
-`Coordinator` inherits from one class per decision: the table of ids (table_core.py), outcomes and appends
-(outcomes_core.py), joins, ends, batches of sinks, begins and names (begins_core.py). This module receives intents,
-applies durable records, and handles deadlines; it owns the half messages (halves_core.py).
+`Coordinator` has an object for each idea: the table of ids (table_core.py); what is decided, and outcomes
+(outcomes_core.py); joins and ends, batches of sinks, begins and names (begins_core.py); half messages (halves_core.py).
+This module gives each intent to one of them, applies durable records, and handles deadlines.
 Guards: tests/broker/transaction/.
 """
 
@@ -35,12 +35,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from ...proto.errors import MagnetarError, NotOwner, OutcomeUnknown, TransactionForgotten
+from ...proto.errors import MagnetarError, NotOwner, OutcomeUnknown
 from ...proto.states import COUNTER_BITS, TxnState
-from .begins_core import BLOCK_MAX, BeginDecider
+from .begins_core import BLOCK_MAX, Batches, Begins, Ends
 from .halves_core import HalfMessages, IntentQueued
 from .intents_core import (
     AbortByAdmin,
@@ -62,7 +62,7 @@ from .intents_core import (
     Result,
     WatchHalves,
 )
-from .outcomes_core import Decision
+from .outcomes_core import Decision, Decisions, Outcomes
 from .records_core import (
     Aborted,
     AnyRecord,
@@ -71,7 +71,6 @@ from .records_core import (
     Done,
     Forgotten,
     HalfNoted,
-    HalfRecord,
     HalfRolledBack,
     HalfStored,
     HandedLease,
@@ -85,7 +84,7 @@ from .records_core import (
     make_commit_record,
 )
 from .state_core import CoordinatorState
-from .table_core import IN_DOUBT, IdLease, LiveTransaction, Phase, txn_state_of
+from .table_core import IN_DOUBT, IdLease, LiveTransaction, Phase, TransactionTable, txn_state_of
 
 MARKS = 8
 """How often per `retention_s` the lowest id that is not done is remembered."""
@@ -93,7 +92,7 @@ HANDED_MAX = 500
 """Most open transactions, and most leases, in one record of a hand-over."""
 
 
-class Coordinator(BeginDecider):
+class Coordinator:
     """The core of one epoch of a coordinator. `state` is what was read from its ledger; from now on only this object
     applies records to `state`."""
 
@@ -101,7 +100,15 @@ class Coordinator(BeginDecider):
         self, number: int, epoch: int, state: CoordinatorState, limits: Limits, now: float, gap: Callable[[], int]
     ) -> None:
         """Begins an epoch. `gap` returns the random number of ids to leave out before the next block."""
-        super().__init__(number, epoch, state, limits, now, gap)
+        self.state = state
+        self.table = TransactionTable(
+            number, epoch, state, limits, lambda half, owner: self.halves.has_other_owner(half, owner)
+        )
+        self.decisions = Decisions()
+        self.outcomes = Outcomes(self.table, self.decisions, self._receive)
+        self.ends = Ends(self.table, self.decisions, self.outcomes)
+        self.batches = Batches(self.table, self.decisions, self.outcomes, self.ends, now)
+        self.begins = Begins(self.table, self.decisions, self.outcomes, self.batches, now, gap)
         self._marks: deque[tuple[float, int]] = deque()
         self.halves = HalfMessages(state.halves, limits.halves, self, epoch, now)
 
@@ -110,51 +117,51 @@ class Coordinator(BeginDecider):
         """Resumes the transactions of earlier epochs; returns the first effects, which send the outcomes that those
         epochs decided."""
         for handed in self.state.handed:
-            if handed.epoch == self.epoch - 1:
+            if handed.epoch == self.table.epoch - 1:
                 self._take_handed(handed, now)
         self.state.handed.clear()
         for txn, prepared in self.state.prepared.items():
             live = LiveTransaction(txn, prepared.owned, now, now + prepared.left_s, Phase.PREPARED)
             live.participants = {each.topic: each for each in prepared.participants}
-            self._add(live)
+            self.table.add(live)
         for txn, outcome in self.state.unsettled.items():
-            self._decide_end(txn, outcome.committed, outcome.waiting.values(), None, now, is_durable=True)
+            self.outcomes.send_outcome(txn, outcome.committed, outcome.waiting.values(), None, now, is_durable=True)
         self.halves.start(now)
-        return self.take_effects()
+        return self.decisions.take_effects()
 
     def _take_handed(self, handed: HandedOver, now: float) -> None:
         for txn, owned, topics in handed.opened:
             live = LiveTransaction(txn, owned, now, now + owned.timeout_s)
             live.participants = {topic: Participant(topic) for topic in topics}
-            self._add(live)
+            self.table.add(live)
         for txns, owned in handed.leases:
-            self._lease(txns, owned, now)
+            self.table.add_lease(txns, owned, now)
 
     def receive(self, intent: Intent, now: float) -> list[Effect]:
-        if self.has_ended:
-            return [Answer(intent.request, NotOwner(f"coordinator {self.number} is moving; look it up again"))]
+        if self.decisions.has_ended:
+            return [Answer(intent.request, NotOwner(f"coordinator {self.table.number} is moving; look it up again"))]
         self._receive(intent, now)
-        return self.take_effects()
+        return self.decisions.take_effects()
 
     def _receive(self, intent: Intent, now: float) -> None:
         try:
             match intent:
                 case Begin():
-                    self._begin(intent, now)
+                    self.begins.begin(intent, now)
                 case Join():
-                    self._answer(intent, self._join(intent, now))
+                    self.decisions.answer(intent, self.ends.join(intent, now))
                 case End():
-                    self._end_of(intent, now)
+                    self.ends.end(intent, now)
                 case CommitBatch():
-                    self._commit_batch(intent, now)
+                    self.batches.commit(intent, now)
                 case GetStatus():
-                    self._answer(intent, self._status(intent, now))
+                    self.decisions.answer(intent, self._status(intent, now))
                 case AbortByAdmin():
-                    self._abort_by_admin(intent, now)
+                    self.ends.abort_by_admin(intent, now)
                 case AbortOpen():
-                    self._abort_open(intent, now)
+                    self.ends.abort_open(intent, now)
                 case RemoveParticipant():
-                    self._detach(intent)
+                    self.ends.detach(intent)
                 case PrepareHalf() | EndHalf() | ChangeHalf() | WatchHalves():
                     self.halves.receive(intent, now)
                 case _:
@@ -162,75 +169,70 @@ class Coordinator(BeginDecider):
         except IntentQueued:
             pass
         except MagnetarError as error:
-            self._answer(intent, error)
+            self.decisions.answer(intent, error)
 
     def _status(self, intent: GetStatus, now: float) -> TxnState:
-        self._check_owner(intent.txn, intent.owner)
-        if intent.txn in self._unused:
+        self.table.check_owner(intent.txn, intent.owner)
+        if intent.txn in self.table.unused:
             return TxnState.OPEN
         if (half := self.halves.find_state(intent.txn, intent, intent.owner)) is not None:
             return half
-        found = self._certain(intent.txn, intent, now, intent.owner)
+        found = self.outcomes.find_certain(intent.txn, intent, now, intent.owner)
         if found is TxnState.ABORTED and intent.txn < self.state.forgotten_below:
-            raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
+            raise self.table.forgotten_error(intent.txn)
         return txn_state_of(found)
 
     # ------------------------------------------------------------------ of halves (halves_core.py)
-    def add_decision(self, record: HalfRecord, *, lazily: bool = False) -> None:
-        (self._lazy if lazily else self._gathered).append(Decision(record))
-
-    def add_effect(self, effect: Effect) -> None:
-        self._effects.append(effect)
-
-    def receive_waiting(self, intents: Iterable[Intent], now: float) -> None:
-        self._again(intents, now)
-
-    def describe_half(self, half: int) -> str:
-        return f"half {self._id(half)}"
-
     def check_half_id(self, half: int) -> None:
-        if half >> COUNTER_BITS > self.epoch:
-            raise NotOwner(f"coordinator {self.number} has a later epoch elsewhere; look it up again")
-        if half >= self._next:
-            raise self._unknown_id_error(half)
-
-    def check_half_owner(self, half: int, owner: str | None) -> None:
-        self._check_owner(half, owner)
-
-    def _has_other_owner(self, txn: int, owner: str) -> bool:
-        return self.halves.has_other_owner(txn, owner) or super()._has_other_owner(txn, owner)
+        if half >> COUNTER_BITS > self.table.epoch:
+            raise NotOwner(f"coordinator {self.table.number} has a later epoch elsewhere; look it up again")
+        if half >= self.table.next_id:
+            raise self.table.unknown_id_error(half)
 
     def claim_half_id(self, half: int, now: float) -> bool:
         self.check_half_id(half)
-        lease = self._unused.get(half)
+        lease = self.table.unused.get(half)
         if lease is None:
             return False
         if lease.until <= now:
-            self._abort_or_void(half, AbortReason.LEASE, now)
+            self.outcomes.abort_or_void(half, AbortReason.LEASE, now)
             return False
-        del self._unused[half]
-        self._unindex(half, lease.owned)
+        del self.table.unused[half]
+        self.table.unindex(half, lease.owned)
         return True
 
     def begin_for_half(self, owner: str, timeout_s: float, now: float) -> int:
-        txn = self._reserve_ids(1)
-        self._add(LiveTransaction(txn, TransactionOwner(owner, timeout_s), now, now + timeout_s))
+        txn = self.begins.reserve_ids(1)
+        self.table.add(LiveTransaction(txn, TransactionOwner(owner, timeout_s), now, now + timeout_s))
         return txn
 
     def commit_for_half(self, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
-        live = self._live.get(txn)
+        live = self.table.live.get(txn)
         if live is None or live.phase is not Phase.OPEN:
-            raise self._why_aborted(txn)
-        found = self._participants(live, listed, now)
+            raise self.table.why_aborted(txn)
+        found = self.ends.list_participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
-        self._decide(make_commit_record({txn: found}, half=half, owner=live.owned.owner), None)
+        self.decisions.decide(make_commit_record({txn: found}, half=half, owner=live.owned.owner), None)
 
     def abort_for_half(self, txn: int, now: float) -> None:
-        live = self._live.get(txn)
+        live = self.table.live.get(txn)
         if live is not None and live.phase is Phase.OPEN:
-            self._abort(live, AbortReason.FAILED, now)
+            self.outcomes.abort(live, AbortReason.FAILED, now)
 
     # ------------------------------------------------------------------ what is durable
+    def on_appended(self, number: int, now: float) -> list[Effect]:
+        """Fact: the records of append `number` are durable. Applies them and returns the effects."""
+        decisions = self.decisions.take_durable(number)
+        self.table.counters.records += len(decisions)
+        for decision in decisions:
+            self._on_durable(decision, now)
+        return self.decisions.take_effects()
+
+    def on_settled(self, txn: int, topic: str) -> list[Effect]:
+        """Fact: the topic has stored the outcome. Returns the effects. Repeated calls do nothing."""
+        self.outcomes.on_settled(txn, topic)
+        return self.decisions.take_effects()
+
     def _on_durable(self, decision: Decision, now: float) -> None:
         record, intent = decision
         self.state.apply(record)
@@ -238,46 +240,47 @@ class Coordinator(BeginDecider):
             case Committed():
                 self._durable_commit(record, intent, now)
             case Prepared():
-                live = self._live[record.txn]
+                live = self.table.live[record.txn]
                 live.phase, live.deadline = Phase.PREPARED, now + record.left_s
-                heapq.heappush(self._deadlines, (live.deadline, live.txn))
-                self._end_outdated(live, now)
-                self._resolved(live, now)
+                heapq.heappush(self.table.deadlines, (live.deadline, live.txn))
+                self.outcomes.abort_outdated(live, now)
+                self.outcomes.receive_waiting(live, now)
             case Aborted():
-                live = self._live[record.txn]
-                self._remove(live)
-                self._aborted(live, now, is_durable=True)
-                self._resolved(live, now)
+                live = self.table.live[record.txn]
+                self.table.remove(live)
+                self.outcomes.end_aborted(live, now, is_durable=True)
+                self.outcomes.receive_waiting(live, now)
             case Named() if intent is not None:
                 assert isinstance(intent, Begin), "a name is taken by a begin"
-                self._on_holder_changed(record, intent, now)
+                self.begins.on_holder_changed(record, intent, now)
             case Detached():
                 assert intent is not None, "a participant is detached by an administrator"
-                self._on_settled(record.txn, record.topic)
-                self._answer(intent, None)
+                self.outcomes.on_settled(record.txn, record.topic)
+                self.decisions.answer(intent, None)
             case Done():
                 for txn in record.txns:
-                    self._ending.pop(txn, None)
+                    self.table.ending.pop(txn, None)
             case HalfStored() | HalfNoted() | HalfRolledBack():
                 self.halves.on_durable(record, now)
 
     def _durable_commit(self, record: Committed, intent: Intent | None, now: float) -> None:
         ended = []
         for txn, shares in record.txns:
-            live = self._live.get(txn)
+            live = self.table.live.get(txn)
             if live is None:
                 continue  # it was empty, and is counted
-            self._remove(live)
-            self._decide_end(txn, True, decode_participants(record, shares), live.owned, live.began, is_durable=True)
-            self.counters.committed += 1
-            self.counters.count_ended(now - live.began)
+            self.table.remove(live)
+            waiting = decode_participants(record, shares)
+            self.outcomes.send_outcome(txn, True, waiting, live.owned, live.began, is_durable=True)
+            self.table.counters.committed += 1
+            self.table.counters.count_ended(now - live.began)
             ended.append(live)
         if intent is not None:
-            self._answer(intent, False)
+            self.decisions.answer(intent, False)
         for live in ended:
-            self._resolved(live, now)
+            self.outcomes.receive_waiting(live, now)
         if record.sink is not None:
-            self._batch_ended(record.sink, now)
+            self.batches.on_committed(record.sink, now)
         if record.half:
             self.halves.remove_half(record.half, "committed", now)
 
@@ -285,80 +288,84 @@ class Coordinator(BeginDecider):
     def tick(self, now: float) -> list[Effect]:
         """Aborts transactions after their deadlines and discards old outcomes; returns the effects. Must be called
         about once a second."""
-        if self.has_ended:
+        if self.decisions.has_ended:
             return []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, txn = heapq.heappop(self._deadlines)
+        while self.table.deadlines and self.table.deadlines[0][0] <= now:
+            _, txn = heapq.heappop(self.table.deadlines)
             self._on_deadline(txn, now)
-        if len(self._deadlines) > 2 * (len(self._live) + len(self._unused)) + 1000:
-            self._deadlines = [(each.deadline, txn) for txn, each in self._live.items()]
-            self._deadlines += [(each.until, txn) for txn, each in self._unused.items()]
-            heapq.heapify(self._deadlines)
+        if len(self.table.deadlines) > 2 * (len(self.table.live) + len(self.table.unused)) + 1000:
+            self.table.deadlines = [(each.deadline, txn) for txn, each in self.table.live.items()]
+            self.table.deadlines += [(each.until, txn) for txn, each in self.table.unused.items()]
+            heapq.heapify(self.table.deadlines)
         self._expire_outcomes(now)
         self.halves.tick(now)
-        return self.take_effects()
+        return self.decisions.take_effects()
 
     def _on_deadline(self, txn: int, now: float) -> None:
-        lease, live = self._unused.get(txn), self._live.get(txn)
+        lease, live = self.table.unused.get(txn), self.table.live.get(txn)
         if lease is not None and lease.until <= now:
-            self._abort_or_void(txn, AbortReason.LEASE, now)
+            self.outcomes.abort_or_void(txn, AbortReason.LEASE, now)
         elif live is not None and live.deadline <= now and live.phase not in IN_DOUBT:
-            self._abort(live, AbortReason.TIMEOUT, now)
+            self.outcomes.abort(live, AbortReason.TIMEOUT, now)
 
     def _expire_outcomes(self, now: float) -> None:
-        limits = self.limits
+        limits = self.table.limits
         if not self._marks or now - self._marks[-1][0] >= limits.retention_s / MARKS:
-            self._marks.append((now, self._lowest()))
+            self._marks.append((now, self.table.lowest_unsettled_id))
         below = self.state.forgotten_below
         while self._marks and now - self._marks[0][0] >= limits.retention_s:
             below = max(below, self._marks.popleft()[1])
-        if below > self.state.forgotten_below and not any(isinstance(each.record, Forgotten) for each in self._lazy):
-            self._lazy.append(Decision(Forgotten(below)))
-        self._expire_idle(now)
+        is_decided = any(isinstance(each.record, Forgotten) for each in self.decisions.deferred)
+        if below > self.state.forgotten_below and not is_decided:
+            self.decisions.defer(Forgotten(below))
+        self.begins.expire_idle(now)
 
     # ------------------------------------------------------------------ the end of the epoch
     def end_epoch(self) -> list[Effect]:
         """Ends the epoch and answers every waiting request without an outcome, by OutcomeUnknown or NotOwner: the next
         epoch reads the ledger. Returns the effects."""
-        self.has_ended = True
-        waiting: list[Intent] = [intent for live in self._live.values() for intent in live.waiting_intents]
-        waiting += [each.intent for each in (*self._gathered, *self._writing) if each.intent is not None]
-        waiting += [intent for intents in self._sinks_in_doubt.values() for intent in intents]
+        self.decisions.has_ended = True
+        waiting: list[Intent] = [intent for live in self.table.live.values() for intent in live.waiting_intents]
+        undecided = (*self.decisions.gathered, *self.decisions.writing)
+        waiting += [each.intent for each in undecided if each.intent is not None]
+        waiting += [intent for intents in self.batches.in_doubt.values() for intent in intents]
         waiting += self.halves.take_waiting_intents()
-        unknown = OutcomeUnknown(f"coordinator {self.number} is moving: ask it again")
-        nothing = NotOwner(f"coordinator {self.number} is moving; look it up again")
+        unknown = OutcomeUnknown(f"coordinator {self.table.number} is moving: ask it again")
+        nothing = NotOwner(f"coordinator {self.table.number} is moving; look it up again")
         answers: dict[object, Result] = {
             intent.request: nothing if isinstance(intent, Join | GetStatus | AbortOpen) else unknown
             for intent in waiting
         }
-        answers |= {request: unknown for ending in self._ending.values() for request in ending.waiting_requests}
-        self._effects += [Answer(request, result) for request, result in answers.items()]
-        for live in self._live.values():
+        answers |= {request: unknown for ending in self.table.ending.values() for request in ending.waiting_requests}
+        self.decisions.effects += [Answer(request, result) for request, result in answers.items()]
+        for live in self.table.live.values():
             live.waiting_intents = []
-        for ending in self._ending.values():
+        for ending in self.table.ending.values():
             ending.waiting_requests.clear()
-        self._sinks_in_doubt.clear()
-        return self.take_effects()
+        self.batches.in_doubt.clear()
+        return self.decisions.take_effects()
 
     def make_hand_over(self, now: float) -> list[AnyRecord]:
         """Returns the records with which the next epoch goes on. `has_ended` must be True, no append may be in flight,
         and nothing may be decided afterwards."""
-        assert self.has_ended, "nothing is decided after a hand-over"
-        assert not [*self._writing, *self._gathered], "nothing is in doubt at a hand-over"
+        assert self.decisions.has_ended, "nothing is decided after a hand-over"
+        assert not [*self.decisions.writing, *self.decisions.gathered], "nothing is in doubt at a hand-over"
         opened = [
             HandedOpen(txn, live.owned, list(live.participants))
-            for txn, live in self._live.items() if live.phase is Phase.OPEN
+            for txn, live in self.table.live.items() if live.phase is Phase.OPEN
         ]  # fmt: skip
         grouped: dict[int, tuple[IdLease, list[int]]] = {}
-        for txn, lease in self._unused.items():
+        for txn, lease in self.table.unused.items():
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
         leases = [HandedLease(txns, lease.owned) for lease, txns in grouped.values()]
         records: list[AnyRecord] = [
-            *(each.record for each in self._lazy), *self.halves.make_age_records(now), *self._idle_notes(now)
-        ]  # fmt: skip
+            *(each.record for each in self.decisions.deferred),
+            *self.halves.make_age_records(now),
+            *self.begins.make_idle_notes(now),
+        ]
         for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
             end = start + HANDED_MAX
-            records.append(HandedOver(self.epoch, opened[start:end], leases[start:end]))
+            records.append(HandedOver(self.table.epoch, opened[start:end], leases[start:end]))
         return records
 
     # ------------------------------------------------------------------ views
@@ -366,18 +373,19 @@ class Coordinator(BeginDecider):
     def is_idle(self) -> bool:
         """Whether no transaction is open, prepared or unsettled, and no half message must be checked: no broker needs
         to load the coordinator before a client asks."""
-        open_ = self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared
+        table = self.table
+        open_ = table.live or table.unused or table.ending or self.state.unsettled or self.state.prepared
         return not open_ and self.state.halves.is_idle
 
     def statistics(self) -> dict[str, int]:
-        prepared = sum(live.phase is Phase.PREPARED for live in self._live.values())
+        prepared = sum(live.phase is Phase.PREPARED for live in self.table.live.values())
         return {
-            "open": len(self._live) - prepared,
-            "leased": len(self._unused),
+            "open": len(self.table.live) - prepared,
+            "leased": len(self.table.unused),
             "prepared": prepared,
-            "unsettled": len(self._ending),
-            "committed": self.counters.committed,
-            "aborted": sum(self.counters.aborted.values()),
+            "unsettled": len(self.table.ending),
+            "committed": self.table.counters.committed,
+            "aborted": sum(self.table.counters.aborted.values()),
             **{f"halves_{name}": count for name, count in self.halves.statistics().items()},
         }
 
@@ -385,22 +393,24 @@ class Coordinator(BeginDecider):
         """Raises AssertionError if an invariant is broken."""
         self.state.check()
         self.halves.check()
-        own = {txn for txn in (*self._live, *self._unused) if txn >> COUNTER_BITS == self.epoch}
-        assert all(txn < self._next for txn in own), "every id was given before it is used"
-        assert not self._live.keys() & self._unused.keys(), "an id is leased or used"
-        assert not self._live.keys() & self._ending.keys(), "a transaction has an outcome or not"
-        for txn, live in self._live.items():
+        own = {txn for txn in (*self.table.live, *self.table.unused) if txn >> COUNTER_BITS == self.table.epoch}
+        assert all(txn < self.table.next_id for txn in own), "every id was given before it is used"
+        assert not self.table.live.keys() & self.table.unused.keys(), "an id is leased or used"
+        assert not self.table.live.keys() & self.table.ending.keys(), "a transaction has an outcome or not"
+        for txn, live in self.table.live.items():
             assert not self.state.is_committed(txn), "a live transaction has no outcome"
             assert (live.phase in IN_DOUBT) or not live.waiting_intents, "only what is in doubt waits"
             assert (txn in self.state.prepared) is (
                 live.phase in (Phase.PREPARED, Phase.ABORTING)
                 or (live.phase is Phase.COMMITTING and txn in self.state.prepared)
             ), "prepared is durable"
-        written = [each.record for each in (*self._gathered, *self._writing)]
+        written = [each.record for each in (*self.decisions.gathered, *self.decisions.writing)]
         doubt = {txn for record in written if isinstance(record, Committed) for txn, _ in record.txns}
         doubt |= {record.txn for record in written if isinstance(record, Prepared | Aborted)}
-        in_doubt = {txn for txn, live in self._live.items() if live.phase in IN_DOUBT}
-        assert doubt - {txn for txn in doubt if txn not in self._live} == in_doubt, "in doubt is what is on its way"
-        for txn, ending in self._ending.items():
+        in_doubt = {txn for txn, live in self.table.live.items() if live.phase in IN_DOUBT}
+        assert doubt & self.table.live.keys() == in_doubt, "in doubt is what is on its way"
+        for txn, ending in self.table.ending.items():
             assert ending.committed is self.state.is_committed(txn), "committed is durable"
-        assert len(self._live) + len(self._unused) <= self.limits.open_max + BLOCK_MAX, "the bound holds"
+        assert len(self.table.live) + len(self.table.unused) <= self.table.limits.open_max + BLOCK_MAX, (
+            "the bound holds"
+        )

@@ -170,6 +170,7 @@ class HalfMessages:
         self._state = state
         self._limits = limits
         self._coordinator = coordinator
+        self._table = coordinator.table
         self._check = epoch << 40  # the last number of a question: none is used in two epochs
         self._halves: dict[int, OpenHalf] = {}
         self._groups: dict[tuple[str, str], HalfGroup] = {}
@@ -206,7 +207,7 @@ class HalfMessages:
                 assert_never(intent)
 
     def _answer(self, intent: Intent, result: Result) -> None:
-        self._coordinator.add_effect(Answer(intent.request, result))
+        self._coordinator.decisions.effects.append(Answer(intent.request, result))
 
     def has_other_owner(self, half: int, owner: str) -> bool:
         """Whether `half` is the id of a half message that another role prepared."""
@@ -215,8 +216,8 @@ class HalfMessages:
 
     def find_state(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
         """Returns the state of a half message, or None if `half` is not the id of one. Raises InvalidRequest if another
-        role prepared it, MustWait while it is being decided: then `intent` waits."""
-        self._coordinator.check_half_owner(half, owner)
+        role prepared it, IntentQueued while it is being decided: then `intent` waits."""
+        self._table.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
             return self._state.find_outcome(half)
@@ -236,13 +237,13 @@ class HalfMessages:
         group = self._groups.get((intent.owner, intent.group))
         self._check_size(intent, group.halves if group is not None else 0)
         if not self._coordinator.claim_half_id(intent.half, now):
-            text = self._coordinator.describe_half(intent.half)
+            text = f"half {self._table.txn_id(intent.half)}"
             raise TransactionAborted(f"the id {text} is void: prepare the half under another one", reason="void")
         after_s = min(intent.check_after_s or self._limits.check_after_s, self._limits.open_s)
         record = HalfStored(intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages))
         self._add(OpenHalf(record, now, Phase.STORING, [intent]))
         self._storing_bytes += half_size_bytes(record)
-        self._coordinator.add_decision(record)
+        self._coordinator.decisions.decide(record)
 
     def _check_size(self, intent: PrepareHalf, open_halves: int) -> None:
         limits = self._limits
@@ -269,7 +270,7 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ decisions
     def _end(self, intent: EndHalf, now: float) -> None:
-        self._coordinator.check_half_owner(intent.half, intent.owner)
+        self._table.check_owner(intent.half, intent.owner)
         half = self._halves.get(intent.half)
         if half is None:
             self._answer(intent, self._ended_as(intent, now))
@@ -283,7 +284,7 @@ class HalfMessages:
         if half.phase is Phase.PARKED:
             why = half.record.parked
             raise HalfParked(
-                f"{self._coordinator.describe_half(intent.half)} is parked ({why}): an operator decides, by "
+                f"half {self._table.txn_id(intent.half)} is parked ({why}): an operator decides, by "
                 "'magnetar transactions halves'", reason=why,
             )  # fmt: skip
         self._decided(half, intent, is_commit=intent.verb is HalfVerb.COMMIT, now=now)
@@ -298,18 +299,17 @@ class HalfMessages:
             taken = intent.verb is HalfVerb.ROLLBACK and self._coordinator.claim_half_id(intent.half, now)
             if not taken:
                 raise TransactionForgotten(
-                    f"{self._coordinator.describe_half(intent.half)} is not known: it was never stored, or ended long "
-                    f"ago"
+                    f"half {self._table.txn_id(intent.half)} is not known: it was never stored, or ended long ago"
                 )
             return TxnState.ABORTED  # and it is not stored later
         if intent.verb is HalfVerb.COMMIT and outcome is TxnState.ABORTED:
             raise self._rolled_back(intent.half)
         if intent.verb is HalfVerb.ROLLBACK and outcome is TxnState.COMMITTED:
-            raise TransactionEnded(f"{self._coordinator.describe_half(intent.half)} is committed")
+            raise TransactionEnded(f"half {self._table.txn_id(intent.half)} is committed")
         return outcome
 
     def _rolled_back(self, half: int) -> MagnetarError:
-        return TransactionAborted(f"{self._coordinator.describe_half(half)} is rolled back", reason="rolled back")
+        return TransactionAborted(f"half {self._table.txn_id(half)} is rolled back", reason="rolled back")
 
     def _wait_if_deciding(self, half: OpenHalf, intent: Intent) -> None:
         if half.phase in DECIDING:
@@ -323,7 +323,7 @@ class HalfMessages:
             half.try_until, half.tries = now + TRIES_S, 0
         else:
             half.phase = Phase.ROLLING_BACK
-            self._coordinator.add_decision(HalfRolledBack(half.record.half))
+            self._coordinator.decisions.decide(HalfRolledBack(half.record.half))
         half.waiting_intents.append(intent)
         self._ask(half.group_key, now)
 
@@ -334,9 +334,9 @@ class HalfMessages:
             wanted = {HalfChange.COMMIT: TxnState.COMMITTED, HalfChange.ROLLBACK: TxnState.ABORTED}.get(intent.verb)
             outcome = self._state.find_outcome(intent.half)
             if outcome is None:
-                raise NotFound(f"{self._coordinator.describe_half(intent.half)} is not open")
+                raise NotFound(f"half {self._table.txn_id(intent.half)} is not open")
             if outcome is not wanted:
-                raise TransactionEnded(f"{self._coordinator.describe_half(intent.half)} is {_past(outcome)} already")
+                raise TransactionEnded(f"half {self._table.txn_id(intent.half)} is {_past(outcome)} already")
             self._answer(intent, None)
             return
         self._wait_if_deciding(half, intent)
@@ -349,7 +349,7 @@ class HalfMessages:
             case HalfChange.REVIVE if half.phase is Phase.PARKED:
                 half.phase, half.age_start = Phase.REVIVING, now
                 half.waiting_intents.append(intent)
-                self._coordinator.add_decision(HalfNoted(half.record.half, 0, 0.0, ""))
+                self._coordinator.decisions.decide(HalfNoted(half.record.half, 0, 0.0, ""))
             case HalfChange.REVIVE if half.phase is Phase.WAITING:
                 self._make_ready(half, now)
                 self._answer(intent, None)
@@ -361,7 +361,7 @@ class HalfMessages:
         """Publishes the half in a new transaction. Raises NotOwner if this epoch has no ids left, and ends."""
         half.txn = self._coordinator.begin_for_half(half.record.owner, PUBLISH_S, now)
         half.phase = Phase.PUBLISHING
-        self._coordinator.add_effect(PublishHalf(half.record.half, half.txn, half.record.messages))
+        self._coordinator.decisions.effects.append(PublishHalf(half.record.half, half.txn, half.record.messages))
 
     def on_published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
         found = self._halves.get(half)
@@ -390,7 +390,7 @@ class HalfMessages:
             return
         told = error
         if not stays:
-            text = self._coordinator.describe_half(half.record.half)
+            text = f"half {self._table.txn_id(half.record.half)}"
             told = Unavailable(f"{text}: {half.why}; nothing of it counts so far")
         self._refuse(half, told)
         if stays:
@@ -464,7 +464,7 @@ class HalfMessages:
             self.counters["asked"] += 1
             self._arm(half, now + self._limits.answer_s)
             record = half.record
-            self._coordinator.add_effect(AskHalf(
+            self._coordinator.decisions.effects.append(AskHalf(
                 member, record.half, half.check_number, record.check_key, record.unknown, now - half.age_start,
                 self._limits.answer_s, record.messages,
             ))  # fmt: skip
@@ -483,7 +483,7 @@ class HalfMessages:
             # the count is this object's too, before it is durable: the next answer counts on
             noted = HalfNoted(half.record.half, half.record.unknown + 1, now - half.age_start, "")
             half.record = _noted(half.record, noted)
-            self._coordinator.add_decision(noted)
+            self._coordinator.decisions.decide(noted)
         self._ask(half.group_key, now)
 
     def _leave(self, half: OpenHalf) -> None:
@@ -513,7 +513,7 @@ class HalfMessages:
     def _park(self, half: OpenHalf, why: str, now: float, *, unknown: int = 0) -> None:
         self._leave(half)
         half.phase = Phase.PARKING
-        self._coordinator.add_decision(
+        self._coordinator.decisions.decide(
             HalfNoted(half.record.half, half.record.unknown + unknown, now - half.age_start, why)
         )
         self._ask(half.group_key, now)
@@ -541,7 +541,7 @@ class HalfMessages:
             half.phase = Phase.PARKED
             half.record = _noted(half.record, record)
             self.counters["parked"] += 1
-            self._coordinator.add_effect(WarnParked(record.half, half.record.group, record.parked))
+            self._coordinator.decisions.effects.append(WarnParked(record.half, half.record.group, record.parked))
             self._resolved(half, now)
         elif half.phase is Phase.REVIVING and not record.parked:
             half.record = _noted(half.record, record)
@@ -567,7 +567,7 @@ class HalfMessages:
 
     def _resolved(self, half: OpenHalf, now: float) -> None:
         later, half.waiting_intents = half.waiting_intents, []
-        self._coordinator.receive_waiting(later, now)
+        self._coordinator.outcomes.receive_again(later, now)
 
     def _add(self, half: OpenHalf) -> None:
         self._halves[half.record.half] = half
@@ -599,7 +599,7 @@ class HalfMessages:
         if now - self._noted >= self._limits.open_s / NOTES:
             self._noted = now
             for note in self.make_age_records(now):
-                self._coordinator.add_decision(note)
+                self._coordinator.decisions.decide(note)
 
     def _passed(self, half: OpenHalf, now: float) -> None:
         match half.phase:
@@ -621,7 +621,7 @@ class HalfMessages:
         """Discards outcomes that are older than `retention_s`, or up to an eighth more."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
-            self._coordinator.add_decision(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
+            self._coordinator.decisions.defer(HalvesForgotten(self._ended.popleft()[1].serialize()))
 
     def make_age_records(self, now: float) -> list[HalfNoted]:
         """Returns records that store the current age of each half message that waits for a check, or is being

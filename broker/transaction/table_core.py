@@ -1,11 +1,11 @@
 """The ids that a coordinator gave, and what is known of each: its owner, its deadline, and its outcome.
 
-This class only stores and finds them; its subclasses decide what becomes of a transaction (outcomes_core.py). An id is
-in one of three tables (unused, live, ending), or has ended: then it is committed if the durable state says so, and else
-aborted. Indexes lead from an owner, its names and its sinks to the ids without an outcome.
+This class only stores and finds them; outcomes_core.py and begins_core.py decide what becomes of a transaction. An id
+is in one of three tables (unused, live, ending), or has ended: then it is committed if the durable state says so, and
+else aborted. Indexes lead from an owner, its names and its sinks to the ids without an outcome.
 
 **Another role** than the one that began a transaction gets the answer for an id that was never given, whatever its
-state is: `_check_owner` comes before any other check. Ids that were aborted and are in no table are ABORTED for every
+state is: `check_owner` comes before any other check. Ids that were aborted and are in no table are ABORTED for every
 role, for it is not known who began them; the answer says no more than that there was no commit.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -106,75 +106,78 @@ class TransactionTable:
     """The table of ids. `state` is what was read from the ledger; from now on only the coordinator applies records to
     it."""
 
-    def __init__(self, number: int, epoch: int, state: CoordinatorState, limits: Limits) -> None:
+    def __init__(
+        self, number: int, epoch: int, state: CoordinatorState, limits: Limits,
+        has_half_of_other: Callable[[int, str], bool],
+    ) -> None:  # fmt: skip
+        """`has_half_of_other` returns whether an id is that of a half message that another role prepared."""
         assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
+        self._has_half_of_other = has_half_of_other
         self.number, self.epoch, self.state, self.limits = number, epoch, state, limits
         self.counters = Counters()
-        self._next = epoch << COUNTER_BITS
-        self._unused: dict[int, IdLease] = {}
-        self._live: dict[int, LiveTransaction] = {}
-        self._ending: dict[int, UnsettledTransaction] = {}
-        self._per_owner: dict[str, int] = {}
-        self._of_name: dict[Key, set[int]] = {}  # unused and live ones
-        self._of_sink: dict[Key, set[int]] = {}
+        self.next_id = epoch << COUNTER_BITS
+        self.unused: dict[int, IdLease] = {}
+        self.live: dict[int, LiveTransaction] = {}
+        self.ending: dict[int, UnsettledTransaction] = {}
+        self.open_by_owner: dict[str, int] = {}
+        self.by_name: dict[Key, set[int]] = {}  # unused and live ones
+        self.by_sink: dict[Key, set[int]] = {}
         self._gone: dict[int, AbortedTransaction] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self.deadlines: list[tuple[float, int]] = []
 
     # ------------------------------------------------------------------ what is added and removed
-    def _lease(self, txns: Iterable[int], owned: TransactionOwner, now: float) -> None:
+    def add_lease(self, txns: Iterable[int], owned: TransactionOwner, now: float) -> None:
         lease = IdLease(owned, now + self.limits.lease_s)
         for txn in txns:
-            self._unused[txn] = lease
-            heapq.heappush(self._deadlines, (lease.until, txn))
+            self.unused[txn] = lease
+            heapq.heappush(self.deadlines, (lease.until, txn))
             self._index(txn, owned)
 
-    def _add(self, live: LiveTransaction) -> None:
-        self._live[live.txn] = live
-        heapq.heappush(self._deadlines, (live.deadline, live.txn))
+    def add(self, live: LiveTransaction) -> None:
+        self.live[live.txn] = live
+        heapq.heappush(self.deadlines, (live.deadline, live.txn))
         self._index(live.txn, live.owned)
 
-    def _remove(self, live: LiveTransaction) -> None:
-        del self._live[live.txn]
-        self._unindex(live.txn, live.owned)
+    def remove(self, live: LiveTransaction) -> None:
+        del self.live[live.txn]
+        self.unindex(live.txn, live.owned)
 
     def _index(self, txn: int, owned: TransactionOwner) -> None:
-        self._per_owner[owned.owner] = self._per_owner.get(owned.owner, 0) + 1
+        self.open_by_owner[owned.owner] = self.open_by_owner.get(owned.owner, 0) + 1
         if owned.name:
-            self._of_name.setdefault((owned.owner, owned.name), set()).add(txn)
+            self.by_name.setdefault((owned.owner, owned.name), set()).add(txn)
         if owned.tag is not None:
-            self._of_sink.setdefault((owned.owner, owned.tag.sink_id), set()).add(txn)
+            self.by_sink.setdefault((owned.owner, owned.tag.sink_id), set()).add(txn)
 
-    def _unindex(self, txn: int, owned: TransactionOwner) -> None:
-        self._per_owner[owned.owner] -= 1
-        if not self._per_owner[owned.owner]:
-            del self._per_owner[owned.owner]
+    def unindex(self, txn: int, owned: TransactionOwner) -> None:
+        self.open_by_owner[owned.owner] -= 1
+        if not self.open_by_owner[owned.owner]:
+            del self.open_by_owner[owned.owner]
         sink = owned.tag.sink_id if owned.tag else ""
-        for name, index in ((owned.name, self._of_name), (sink, self._of_sink)):
+        for name, index in ((owned.name, self.by_name), (sink, self.by_sink)):
             if (key := (owned.owner, name)) in index:
                 index[key].discard(txn)
                 if not index[key]:
                     del index[key]
 
     # ------------------------------------------------------------------ what is known of an id
-    def _id(self, txn: int) -> TxnId:
+    def txn_id(self, txn: int) -> TxnId:
         return TxnId(self.number, txn)
 
-    def _check_owner(self, txn: int, owner: str | None) -> None:
+    def check_owner(self, txn: int, owner: str | None) -> None:
         """Raises InvalidRequest, the same as for an id that was never given, if another role began the transaction.
         `owner` is None: the caller may see those of every role."""
         if owner is None:
             return
         began = self._owner_of(txn)
-        if began != owner and (began is not None or self._has_other_owner(txn, owner)):
-            raise self._unknown_id_error(txn)
-
-    def _has_other_owner(self, txn: int, owner: str) -> bool:
-        """Whether another role is known to have begun the transaction, which must be in no table."""
-        return self.state.kept.has_other_owner(txn, owner)
+        if began == owner:
+            return
+        if began is not None or self._has_half_of_other(txn, owner) or self.state.kept.has_other_owner(txn, owner):
+            raise self.unknown_id_error(txn)
 
     def _owner_of(self, txn: int) -> str | None:
         """Returns the role that began the transaction; None if the id is in no table, so that the role is not known."""
-        found = self._unused.get(txn) or self._live.get(txn) or self._ending.get(txn)
+        found = self.unused.get(txn) or self.live.get(txn) or self.ending.get(txn)
         if found is not None and found.owned is not None:
             return found.owned.owner
         gone, outcome = self._gone.get(txn), self.state.unsettled.get(txn)
@@ -182,20 +185,20 @@ class TransactionTable:
             return gone.owner
         return (outcome.owner or None) if outcome is not None else None
 
-    def _unknown_id_error(self, txn: int) -> InvalidRequest:
-        return InvalidRequest(f"{self._id(txn)} was never given")
+    def unknown_id_error(self, txn: int) -> InvalidRequest:
+        return InvalidRequest(f"{self.txn_id(txn)} was never given")
 
-    def _is_superseded(self, owned: TransactionOwner) -> bool:
+    def is_superseded(self, owned: TransactionOwner) -> bool:
         tag = owned.tag
         sink = self.state.sinks.find(owned.owner, tag.sink_id) if tag is not None else None
         return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
 
-    def _check_holder(self, owner: str, name: str, holder: int) -> None:
+    def check_holder(self, owner: str, name: str, holder: int) -> None:
         found = self.state.names.find(owner, name) if name else None
         if name and (found is None or found.holder != holder):
             raise TransactionFenced(f"a later holder of {name!r} took over")
 
-    def _record_abort(self, txn: int, reason: AbortReason, owner: str) -> None:
+    def record_abort(self, txn: int, reason: AbortReason, owner: str) -> None:
         self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
         self._gone[txn] = AbortedTransaction(reason, owner)
         if len(self._gone) > GONE_MAX:
@@ -205,33 +208,28 @@ class TransactionTable:
         gone = self._gone.get(txn)
         return gone.reason if gone is not None else unknown
 
-    def _why_aborted(self, txn: int) -> MagnetarError:
+    def forgotten_error(self, txn: int) -> TransactionForgotten:
+        return TransactionForgotten(f"{self.txn_id(txn)} ended more than {self.limits.retention_s:g} s ago")
+
+    def why_aborted(self, txn: int) -> MagnetarError:
         if txn < self.state.forgotten_below:
-            return TransactionForgotten(f"{self._id(txn)} ended more than {self.limits.retention_s:g} s ago")
+            return self.forgotten_error(txn)
         lost = txn >> COUNTER_BITS < self.epoch
         reason = self._reason_of(txn, AbortReason.LOST if lost else AbortReason.TIMEOUT)
         if reason is AbortReason.FENCED:
-            return TransactionFenced(f"{self._id(txn)}: a later holder of its name took over")
-        return TransactionAborted(f"{self._id(txn)} is aborted: {reason.value}", reason=reason.value)
+            return TransactionFenced(f"{self.txn_id(txn)}: a later holder of its name took over")
+        return TransactionAborted(f"{self.txn_id(txn)} is aborted: {reason.value}", reason=reason.value)
 
     # ------------------------------------------------------------------ views
     @property
-    def next_id(self) -> int:
-        return self._next
-
-    @property
     def lowest_unsettled_id(self) -> int:
-        """The id below which all transactions have ended and every participant has stored the outcome."""
-        return self._lowest()
-
-    def _lowest(self) -> int:
-        """Returns the lowest id that has no outcome, or whose outcome some participant has not stored."""
-        return min((self._next, *self._unused, *self._live, *self._ending, *self.state.unsettled))
+        """The lowest id that has no outcome, or whose outcome some participant has not stored."""
+        return min((self.next_id, *self.unused, *self.live, *self.ending, *self.state.unsettled))
 
     def oldest_open_s(self, now: float) -> float:
         """Returns for how many seconds the oldest transaction without an outcome has been open; 0 if there is no such
         transaction."""
-        began = (live.began for live in self._live.values())
+        began = (live.began for live in self.live.values())
         return now - min(began, default=now)
 
     def find_sink_batch(self, sink_id: str, owner: str = "") -> SinkBatch | None:
@@ -241,11 +239,11 @@ class TransactionTable:
     def transaction_rows(self, now: float, txn: int | None, limit: int) -> list[TransactionRow]:
         """Returns rows of up to `limit` transactions that are not settled, the oldest first; only of `txn` if it is
         given."""
-        found = sorted({*self._live, *self._ending}) if txn is None else [txn]
-        return [row for each in found[:limit] if (row := self._row(each, now)) is not None]
+        found = sorted({*self.live, *self.ending}) if txn is None else [txn]
+        return [row for each in found[:limit] if (row := self.transaction_row(each, now)) is not None]
 
-    def _row(self, txn: int, now: float) -> TransactionRow | None:
-        live, ending = self._live.get(txn), self._ending.get(txn)
+    def transaction_row(self, txn: int, now: float) -> TransactionRow | None:
+        live, ending = self.live.get(txn), self.ending.get(txn)
         if live is not None:
             left_s = max(0.0, live.deadline - now)
             owned, waiting = live.owned, list(live.participants)
@@ -260,7 +258,7 @@ class TransactionTable:
                 txn, txn_state_of(ending), owned.owner, owned.name, owned.tag, now - ending.began, 0.0,
                 list(ending.waiting), reason, owned.address, owned.timeout_s,
             )  # fmt: skip
-        if txn >= self._next or txn in self._unused:
+        if txn >= self.next_id or txn in self.unused:
             return None
         committed_ = self.state.is_committed(txn)
         reason = "" if committed_ else self._reason_of(txn, AbortReason.LOST).value

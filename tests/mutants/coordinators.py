@@ -6,40 +6,40 @@ from collections.abc import Sequence
 from typing import Any
 
 from magnetar.broker.transaction import log
-from magnetar.broker.transaction.begins_core import EndDecider
+from magnetar.broker.transaction.begins_core import Batches, Ends
 from magnetar.broker.transaction.coordinator_core import Coordinator
 from magnetar.broker.transaction.halves_core import IntentQueued
 from magnetar.broker.transaction.intents_core import AbortReason, SendOutcome
 from magnetar.broker.transaction.log import CoordinatorLog
-from magnetar.broker.transaction.outcomes_core import Decision
+from magnetar.broker.transaction.outcomes_core import Outcomes
 from magnetar.broker.transaction.records_core import Done, Participant, SinkBatch
 from magnetar.broker.transaction.state_core import CoordinatorState
-from magnetar.broker.transaction.table_core import LiveTransaction, Phase
+from magnetar.broker.transaction.table_core import LiveTransaction, Phase, TransactionTable
 from tests.mutants.ledgers import Stack, put
 
 
 def answered_while_in_doubt(stack: Stack) -> None:
     """M90: a question about a transaction is answered while its commit is on its way."""
 
-    def certain(self: Coordinator, txn: int, intent: Any, now: float, owner: str | None = None) -> Any:
-        found = self._find(txn, now, owner)
-        if getattr(found, "phase", None) is Phase.COMMITTING and not self._writing:
+    def certain(self: Outcomes, txn: int, intent: Any, now: float, owner: str | None = None) -> Any:
+        found = self.find(txn, now, owner)
+        if getattr(found, "phase", None) is Phase.COMMITTING and not self._decisions.writing:
             found.waiting_intents.append(intent)  # type: ignore[union-attr]
             raise IntentQueued
         return found
 
-    put(stack, Coordinator, "_certain", certain)
+    put(stack, Outcomes, "find_certain", certain)
 
 
 def done_before_all_stored(stack: Stack) -> None:
     """M91: a transaction is done when the first of its topics has stored the outcome."""
 
-    def settled(self: Coordinator, txn: int, topic: str) -> None:
-        ending = self._ending.pop(txn, None)
+    def settled(self: Outcomes, txn: int, topic: str) -> None:
+        ending = self._table.ending.pop(txn, None)
         if ending is not None and ending.is_durable:
-            self._lazy.append(Decision(Done([txn])))
+            self._decisions.defer(Done([txn]))
 
-    put(stack, Coordinator, "_on_settled", settled)
+    put(stack, Outcomes, "on_settled", settled)
 
 
 def epoch_stays(stack: Stack) -> None:
@@ -60,7 +60,7 @@ def handed_to_any_epoch(stack: Stack) -> None:
 
     def start(self: Coordinator, now: float) -> list[Any]:
         for handed in self.state.handed:
-            if handed.epoch < self.epoch - 1:
+            if handed.epoch < self.table.epoch - 1:
                 self._take_handed(handed, now)
         return honest(self, now)
 
@@ -70,10 +70,7 @@ def handed_to_any_epoch(stack: Stack) -> None:
 def forgotten_by_age(stack: Stack) -> None:
     """M94: outcomes are forgotten when they are old, whether their topics have stored them or not."""
 
-    def lowest(self: Coordinator) -> int:
-        return self._next
-
-    put(stack, Coordinator, "_lowest", lowest)
+    put(stack, TransactionTable, "lowest_unsettled_id", property(lambda self: self.next_id))
 
 
 def batch_is_not_remembered(stack: Stack) -> None:
@@ -91,36 +88,39 @@ def batch_is_not_remembered(stack: Stack) -> None:
 def aborted_by_sink_alone(stack: Stack) -> None:
     """M97: the commit of a batch aborts all else that was begun for its sink, and asks for no batch."""
 
-    def batch_ended(self: Coordinator, sink: SinkBatch, now: float) -> None:
+    def committed(self: Batches, sink: SinkBatch, now: float) -> None:
         key = sink.owner, sink.sink_id
-        for txn in list(self._of_sink.get(key, ())):
-            self._abort_or_void(txn, AbortReason.SUPERSEDED, now)
-        self._again(self._sinks_in_doubt.pop(key), now)
+        for txn in list(self._table.by_sink.get(key, ())):
+            self._outcomes.abort_or_void(txn, AbortReason.SUPERSEDED, now)
+        self._outcomes.receive_again(self.in_doubt.pop(key), now)
 
-    put(stack, Coordinator, "_batch_ended", batch_ended)
+    put(stack, Batches, "on_committed", committed)
 
 
 def settled_before_durable(stack: Stack) -> None:
     """M96: topics are told of a commit when it is decided, and not when its record is durable."""
-    honest = Coordinator._decide
+    honest = Coordinator._receive
 
-    def decide(self: Coordinator, record: Any, intent: Any) -> None:
-        honest(self, record, intent)
-        for txn, _ in getattr(record, "txns", ()) if type(record).__name__ == "Committed" else ():
-            self._effects += [SendOutcome(txn, True, each) for each in self._live[txn].participants.values()]
+    def receive(self: Coordinator, intent: Any, now: float) -> None:
+        before = len(self.decisions.gathered)
+        honest(self, intent, now)
+        for record, _ in self.decisions.gathered[before:]:
+            for txn, _ in getattr(record, "txns", ()) if type(record).__name__ == "Committed" else ():
+                shares = self.table.live[txn].participants.values()
+                self.decisions.effects += [SendOutcome(txn, True, each) for each in shares]
 
-    put(stack, Coordinator, "_decide", decide)
+    put(stack, Coordinator, "_receive", receive)
 
 
 def lost_receipts_commit_all(stack: Stack) -> None:
     """M76: of a topic whose receipts the client lost a commit counts all that it stored."""
-    honest = EndDecider._participants
+    honest = Ends.list_participants
 
     def participants(
-        self: EndDecider, live: LiveTransaction, listed: Sequence[Participant], now: float
+        self: Ends, live: LiveTransaction, listed: Sequence[Participant], now: float
     ) -> list[Participant]:
         said = {each.topic for each in listed}
         found = honest(self, live, listed, now)
         return [each if not listed or each.topic in said else Participant(each.topic) for each in found]
 
-    put(stack, EndDecider, "_participants", participants)
+    put(stack, Ends, "list_participants", participants)

@@ -22,11 +22,11 @@ def decided_apart(stack: Stack) -> None:
     """M98: a half ends by a record of its own, after that of the transaction that publishes it."""
 
     def commit_own(self: Coordinator, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
-        live = self._live[txn]
-        found = self._participants(live, listed, now)
+        live = self.table.live[txn]
+        found = self.ends.list_participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
-        self._decide(make_commit_record({txn: found}), None)
-        self.add_decision(HalfRolledBack(half))
+        self.decisions.decide(make_commit_record({txn: found}))
+        self.decisions.decide(HalfRolledBack(half))
 
     put(stack, Coordinator, "commit_for_half", commit_own)
 
@@ -64,7 +64,7 @@ def dropped_when_unknown(stack: Stack) -> None:
             return
         self._leave(half)
         half.phase = HalfPhase.ROLLING_BACK
-        self._coordinator.add_decision(HalfRolledBack(half.record.half))
+        self._coordinator.decisions.decide(HalfRolledBack(half.record.half))
         self._ask(half.group_key, now)
 
     put(stack, HalfMessages, "_park", park)

@@ -100,7 +100,7 @@ class HalfWorld(World):
         self.members.pop(member)
         self.open_asks = {half: each for half, each in self.open_asks.items() if each.member != member}
         self.core.halves.remove_member(member, self.now)
-        self._do(self.core.take_effects())
+        self._do(self.core.decisions.take_effects())
 
     def publish(self, number: int = 0, *, upto: int = 100) -> None:
         """The messages go into their topics; `upto`: the broker that publishes stops after so many."""
@@ -120,13 +120,13 @@ class HalfWorld(World):
         counts = Counter(topic for topic, _ in each.messages)
         listed = [Participant(topic, count, 1, count) for topic, count in counts.items()]
         self.core.halves.on_published(each.half, each.txn, listed, self.now)
-        self._do(self.core.take_effects())
+        self._do(self.core.decisions.take_effects())
 
     def not_published(self, each: PublishHalf, error: MagnetarError) -> None:
         if each in self.publishing:
             self.publishing.remove(each)
         self.core.halves.on_not_published(each.half, each.txn, error, self.now)
-        self._do(self.core.take_effects())
+        self._do(self.core.decisions.take_effects())
 
     def tick(self, seconds: float) -> None:
         self.now += seconds

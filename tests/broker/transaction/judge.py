@@ -136,7 +136,7 @@ class World:
     def take(self) -> bool:
         """Begins an append."""
         if self.append_now is None:
-            self.append_now = self.core.take_append()
+            self.append_now = self.core.decisions.take_append()
             if self.append_now is not None:
                 for record in self.append_now.records:
                     if isinstance(record, Committed):
@@ -170,7 +170,7 @@ class World:
         self._next_epoch()
 
     def hand_over(self) -> None:
-        self.core.has_ended = True
+        self.core.decisions.has_ended = True
         if self.append_now is not None:
             self.appended()
         self.flush()
@@ -197,7 +197,7 @@ class World:
         """Time passes, and every topic answers."""
         for _ in range(rounds):
             self.tick(self.limits.timeout_s_max + self.limits.lease_s + self.limits.prepared_s_max)
-            self.core.promote_deferred_records()
+            self.core.decisions.promote_deferred_records()
             self.flush()
             while self.settling:
                 self.settle()

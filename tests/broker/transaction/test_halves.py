@@ -199,7 +199,7 @@ def test_outcomes_survive_take_overs_until_their_retention_is_over() -> None:
     assert world.answers[world.end_half(yes, COMMIT)] is TxnState.COMMITTED
     assert world.answers[world.end_half(no, ROLLBACK)] is TxnState.ABORTED
     world.tick(HALF_LIMITS.retention_s)
-    world.core.promote_deferred_records()
+    world.core.decisions.promote_deferred_records()
     world.flush()
     for half in (yes, no):
         for verb in (COMMIT, ROLLBACK):
@@ -522,7 +522,7 @@ def test_a_try_that_comes_too_late_is_aborted_at_once() -> None:
     world.not_published(first, Unavailable("no answer"))
     world.tick(5)
     world.core.halves.on_published(half, first.txn, [], world.now)
-    world._do(world.core.take_effects())
+    world._do(world.core.decisions.take_effects())
     assert status(world, half) is None, "the second try goes on"
     world.publish()
     world.flush()

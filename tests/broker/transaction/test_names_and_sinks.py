@@ -222,7 +222,7 @@ def test_a_stray_is_ended_under_its_own_id() -> None:
 def test_a_coordinator_whose_ids_are_used_up_takes_a_new_epoch_and_loses_nothing() -> None:
     world = World()
     txn = world.begin(0)
-    world.core._next = (1 << COUNTER_BITS) + COUNTER_MAX
+    world.core.table.next_id = (1 << COUNTER_BITS) + COUNTER_MAX
     assert world.begin(1) == (1 << COUNTER_BITS) + COUNTER_MAX, "the last id"
     world.ask(Begin(2, "me"))
     assert isinstance(world.answers[2], NotOwner)
@@ -233,7 +233,7 @@ def test_a_coordinator_whose_ids_are_used_up_takes_a_new_epoch_and_loses_nothing
     assert world.answers[4] is TxnState.OPEN
     world.epoch = EPOCH_MAX - 1
     world.hand_over()
-    world.core._next = (EPOCH_MAX << COUNTER_BITS) + COUNTER_MAX + 1
+    world.core.table.next_id = (EPOCH_MAX << COUNTER_BITS) + COUNTER_MAX + 1
     world.ask(Begin(5, "me"))
     assert isinstance(world.answers[5], Unavailable)
     assert not world.gave_up, "there is no epoch after it"

@@ -77,7 +77,7 @@ def is_missing(world: World, txn: int, owner: str = "you") -> None:
         lambda to, txn: PrepareHalf(to, txn, owner, "g", "", [HalfMessage("a", b"x")]),
     ]
     for make in questions:
-        never = world.core.next_id + 999
+        never = world.core.table.next_id + 999
         found, missing = (answer(world, partial(make, txn=each)) for each in (txn, never))
         assert said(found, txn) == said(missing, never)
 
@@ -94,7 +94,7 @@ def test_what_another_role_has_is_missing_in_every_state() -> None:
     world.flush()
     while any(each.txn == done for each in world.settling):
         world.settle(next(number for number, each in enumerate(world.settling) if each.txn == done))
-    world.core.promote_deferred_records()
+    world.core.decisions.promote_deferred_records()
     world.flush()
     world.ask(End(31, aborted, EndVerb.ABORT, "me"))
     for txn in (unused, opened, prepared, done, ending, aborted):
@@ -160,8 +160,8 @@ def test_two_roles_use_one_sink_and_the_batches_of_one_count_for_it_alone() -> N
     assert answer(world, lambda to: CommitBatch(to, "you", {}, "sink", "q", 1 << 40)) is False
     assert status(world, mine) is TxnState.OPEN, "and what the other role has open is not ended"
     assert answer(world, lambda to: CommitBatch(to, "me", {mine: ()}, "sink", "q", 7)) is False, "it is no repeat"
-    assert world.core.find_sink_batch("sink", "me") == SinkBatch("sink", "q", 7, "me")
-    assert world.core.find_sink_batch("sink", "third") is None
+    assert world.core.table.find_sink_batch("sink", "me") == SinkBatch("sink", "q", 7, "me")
+    assert world.core.table.find_sink_batch("sink", "third") is None
     world.crash()
     assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 7)) is True
     assert answer(world, lambda to: CommitBatch(to, "third", {}, "sink", "other", 0)) is False
@@ -213,7 +213,7 @@ def test_a_role_has_a_share_of_the_halves_and_of_those_who_are_asked() -> None:
     world.core.halves.receive(WatchHalves(object(), "mine", "me", "g"), world.now)
     world.core.halves.remove_member(0, world.now)
     world.core.halves.receive(WatchHalves(object(), "more", "you", "g"), world.now)
-    world.core.take_effects()
+    world.core.decisions.take_effects()
 
 
 def test_a_half_of_another_role_is_missing_also_when_it_has_ended_and_after_a_take_over() -> None:
@@ -242,11 +242,11 @@ def test_a_sink_that_was_idle_for_long_is_forgotten_also_over_take_overs() -> No
         world.flush()
         assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 3)) is True, "what is used stays"
         world.hand_over()
-    assert world.core.find_sink_batch("sink", "you") is None
+    assert world.core.table.find_sink_batch("sink", "you") is None
     assert world.core.state.names.find("you", "app") is None
     assert answer(world, lambda to: CommitBatch(to, "you", {}, "sink", "other", 0)) is False
     world.crash()
-    assert world.core.find_sink_batch("sink", "me") is not None
+    assert world.core.table.find_sink_batch("sink", "me") is not None
 
 
 def test_ids_have_gaps_by_chance_and_a_block_has_none() -> None:

@@ -150,7 +150,7 @@ class Life:
         if self.id in topic.core.known:
             if state is TxnState.ABORTED:
                 topic.settle(Settlement(self.id, False))
-            elif (owed := self.world.core.find_unsettled(self.txn, topic.name)) is not None:
+            elif (owed := self.world.core.outcomes.find_unsettled(self.txn, topic.name)) is not None:
                 topic.settle(self.settlement(True, owed))
         return False
 
@@ -219,7 +219,7 @@ class Life:
     def heal(self) -> None:
         for _ in range(3):
             self.world.tick(self.world.limits.timeout_s_max + 1)
-            self.world.core.promote_deferred_records()
+            self.world.core.decisions.promote_deferred_records()
             self.world.flush()
             while self.world.settling:
                 self.settle(self.world.settling.pop(0))

@@ -98,7 +98,7 @@ class Owners:
         ask_end, end_half, remember = (
             RunningCoordinator.end_nowait,
             RunningCoordinator.end_half,
-            TransactionTable._record_abort,
+            TransactionTable.record_abort,
         )
 
         async def begun(running: RunningCoordinator, owner: str, *args: Any, **kwargs: Any) -> BeginAnswer:
@@ -149,6 +149,6 @@ class Owners:
             mock.patch.object(RunningCoordinator, "commit_batch", batch),
             mock.patch.object(RunningCoordinator, "end_nowait", end),
             mock.patch.object(RunningCoordinator, "end_half", half),
-            mock.patch.object(TransactionTable, "_record_abort", remembered),
+            mock.patch.object(TransactionTable, "record_abort", remembered),
         ):
             yield
