@@ -200,7 +200,8 @@ def _pip(place: Place, command: Command) -> None:
     assert command.words[1] == "install", command
     for wanted in command.words[2:]:
         if wanted == ".":
-            build_and_import(place.folder)
+            if place.is_first("pip install ."):  # several pages name it
+                build_and_import(place.folder)
             continue
         match = re.fullmatch(r"magnetar(?:\[(\w+)\])?", wanted)
         assert match, f"what is {wanted}?"

@@ -16,6 +16,16 @@ from tests.support.processes import Processes
 PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
 WITH_SPARK = [program for program in PROGRAMS if "/spark_" in program]
 
+DONE = "-- the program is done --"
+_IN_TURN = f"""
+import runpy, sys
+url, *programs = sys.argv[1:]
+for program in programs:
+    sys.argv[:] = [program, url]
+    runpy.run_path(program, run_name="__main__")
+    print({DONE!r}, flush=True)
+"""
+
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
@@ -26,14 +36,17 @@ WITH_SPARK = [program for program in PROGRAMS if "/spark_" in program]
     ],
 )
 def test_each_program_runs(tmp_path: Path, programs: list[str]) -> None:
-    """One after the other against one server: each has topics of its own, so that it may run again."""
+    """One after the other against one server: each has topics of its own, so that it may run again. In one process,
+    which imports and starts a JVM once, and where each is `__main__` in its turn."""
     pytest.importorskip("fastavro")
     with Processes(tmp_path) as processes:
         place = Place(tmp_path, processes)
-        for program in programs:
-            command = (sys.executable, str(ROOT / program), f"magnetar://{place.address}")
-            said = place.run(*command, timeout_s=600)  # Spark alone starts for 10 s on a machine that does nothing else
-            assert said.strip(), f"{program} says nothing of what it did"
+        files = [str(ROOT / program) for program in programs]
+        said = place.run(sys.executable, "-c", _IN_TURN, f"magnetar://{place.address}", *files, timeout_s=600)
+        parts = said.split(DONE)
+        assert parts.pop().strip() == ""
+        for program, part in zip(programs, parts, strict=True):
+            assert part.strip(), f"{program} says nothing of what it did"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -63,7 +63,7 @@ async def loaded(folder: Path, **changes: object) -> AsyncIterator[Loaded]:
 async def all_of(consumer: TestConsumer, *, ack: bool = True) -> list[bytes]:
     """What comes until nothing does."""
     found: list[bytes] = []
-    while not await consumer.quiet():
+    while consumer.items or not await consumer.quiet():
         if all(each.WhichOneof("kind") == "active" for each in consumer.items):
             consumer.items.clear()
             continue

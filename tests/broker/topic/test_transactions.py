@@ -791,7 +791,7 @@ async def compacted(running: Cluster, broker: Broker) -> list[bytes]:
         start=wire.MessageId(ledger_id=-1, entry_id=-1),
     ).ready()  # fmt: skip
     found: list[bytes] = []
-    while not await reader.quiet():
+    while reader.items or not await reader.quiet():
         found += await reader.receive_payloads(1)
     await reader.close()
     return found
