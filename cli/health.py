@@ -33,8 +33,9 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 @click.option("--live", is_flag=True, help="Ask whether its event loop runs (/livez), not whether it serves (/readyz).")
 @click.option("--tls-ca", envvar="MAGNETAR_TLS_CA", default="", metavar="FILE", help="Who signs its certificate.")
 @click.option(
-    "--timeout", "timeout_s", type=FiniteNumber(0.1, 600), default=4.0, show_default=True, help="Seconds for the answer."
-)
+    "--timeout", "timeout_s", type=FiniteNumber(0.1, 600), default=4.0, show_default=True,
+    help="Seconds to wait for its answer.",
+)  # fmt: skip
 def health(url: str | None, live: bool, tls_ca: str, timeout_s: float) -> int:
     """Ask a server whether it is ready: exit code 0, or 1 and the reasons.
 
