@@ -2,9 +2,9 @@
 
     defaults  ←  [section] of a TOML file  ←  MAGNETAR_<SECTION>__<NAME> in the environment  ←  keyword overrides
 
-In the environment two underscores stand for a level: `MAGNETAR_BOOKIE__STORE__MEMTABLE_BYTES` is `memtable_bytes` of
-[bookie.store]. After the section one is enough (`MAGNETAR_BROKER_ROLL_MINUTES`). A program first calls
-`read_file_variables`: then each variable may be given as the content of a file (`MAGNETAR_BROKER_NAME_FILE=PATH`).
+In the environment two underscores stand for a level: MAGNETAR_BOOKIE__STORE__MEMTABLE_BYTES is `memtable_bytes` of
+[bookie.store]. After the section one is enough (MAGNETAR_BROKER_ROLL_MINUTES). A program first calls
+`read_file_variables`: then each variable may be given as the content of a file (MAGNETAR_BROKER_NAME_FILE=PATH).
 
 Every setting has a name with its unit, a type, a default, and a comment: what it ends or bounds, and what it costs. The
 comment is the text after the field in the source (`#` on its line, or a string literal below it). `settings` lists them
