@@ -31,12 +31,13 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
     help=f"Of the server: its --health address, or a broker's REST (default: MAGNETAR_HEALTH, else {DEFAULT_URL}).",
 )  # fmt: skip
 @click.option("--live", is_flag=True, help="Ask whether its event loop runs (/livez), not whether it serves (/readyz).")
+@click.option("--started", is_flag=True, help="Ask whether it has started, ready or not (/startz).")
 @click.option("--tls-ca", envvar="MAGNETAR_TLS_CA", default="", metavar="FILE", help="Who signs its certificate.")
 @click.option(
     "--timeout", "timeout_s", type=FiniteNumber(0.1, 600), default=4.0, show_default=True,
     help="Seconds to wait for its answer.",
 )  # fmt: skip
-def health(url: str | None, live: bool, tls_ca: str, timeout_s: float) -> int:
+def health(url: str | None, live: bool, started: bool, tls_ca: str, timeout_s: float) -> int:
     """Ask a server whether it is ready: exit code 0, or 1 and the reasons.
 
     \b
@@ -49,7 +50,9 @@ def health(url: str | None, live: bool, tls_ca: str, timeout_s: float) -> int:
     parts = urlsplit(where)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise click.UsageError(f"--http: {where!r} is not http://HOST:PORT or https://HOST:PORT")
-    path = parts.path.rstrip("/") or ("/livez" if live else "/readyz")
+    if live and started:
+        raise click.UsageError("--live or --started, not both")
+    path = parts.path.rstrip("/") or ("/livez" if live else "/startz" if started else "/readyz")
     status, text = _ask(where, path, tls_ca, timeout_s)
     if status == 200:
         click.echo(text)

@@ -1,13 +1,14 @@
 """Whether this process lives and serves: its heartbeat, the probes that ask for it, and what systemd is told.
 
     HEARTBEAT.start()                            in the event loop, once: beats each BEAT_S
-    server = await HealthServer.start(endpoint)  answers GET /livez and GET /readyz, in threads of its own
+    server = HealthServer.start(endpoint)        answers GET /livez, /startz and /readyz, in threads of its own
     HEALTH.readiness = why_not_ready             a coroutine function: the reasons, none of them: it is ready
     notify_systemd("READY=1")                    nothing happens where systemd did not start the process
 
 **/livez** is 200 while the last beat is younger than HUNG_S, else 503. No other process is asked, and the event loop is
-not: a loop that hangs is what it is for. **/readyz** is 200 if `HEALTH.readiness` returns no reason, else 503 and a
-line for each reason (with `Accept: application/json` an object); a loop that does not answer within READY_S is one.
+not: a loop that hangs is what it is for. **/startz** is 200 once the process has
+started, whatever happens later. **/readyz** is 200 if `HEALTH.readiness` returns no reason, else 503 and a line for
+each (with `Accept: application/json` an object); that the loop does not answer within READY_S is one.
 Both need no credentials, so they say nothing of what is stored here. At most CONNECTIONS_MAX are open, each for
 REQUEST_S at most; above that the oldest is closed, so that a stranger who keeps some open makes no probe fail.
 **systemd** hears of the start (READY=1), of each beat if it asked for a watchdog (WATCHDOG=1), and of the end
@@ -109,6 +110,10 @@ class Health:
         self.readiness: Readiness = _starting
         self.endpoint: Endpoint | None = None  # where probes ask
 
+    @property
+    def has_started(self) -> bool:
+        return self.readiness is not _starting
+
     def on_stopping(self) -> None:
         self.readiness = _stopping
         notify_systemd("STOPPING=1")
@@ -187,9 +192,11 @@ class HealthServer:
         if path == "/livez":
             hanging = HEARTBEAT.why_hanging()
             return _reasons_response(head, method, [hanging] if hanging else [], "not alive")
+        if path == "/startz":
+            return _reasons_response(head, method, [] if HEALTH.has_started else ["it is starting"], "not started")
         if path == "/readyz":
             return _reasons_response(head, method, self._why_not_ready(), "not ready")
-        return _response(method, "404 Not Found", "text/plain", "there are /livez and /readyz\n")
+        return _response(method, "404 Not Found", "text/plain", "there are /livez, /startz and /readyz\n")
 
     def _why_not_ready(self) -> Sequence[str]:
         if hanging := HEARTBEAT.why_hanging():

@@ -45,6 +45,7 @@ async def probe(server: HealthServer, path: str, method: str = "GET", **headers:
 
 async def test_readyz_has_a_line_for_each_reason_and_is_ok_without_one(server: HealthServer) -> None:
     assert await probe(server, "/readyz") == (503, "not ready: it is starting\n")
+    assert await probe(server, "/startz") == (503, "not started: it is starting\n")
     reasons = ["no session", "no ledger"]
 
     async def why_not_ready() -> Sequence[str]:
@@ -52,6 +53,7 @@ async def test_readyz_has_a_line_for_each_reason_and_is_ok_without_one(server: H
 
     health.HEALTH.readiness = why_not_ready
     assert await probe(server, "/readyz?verbose") == (503, "not ready: no session\nnot ready: no ledger\n")
+    assert await probe(server, "/startz") == (200, "ok\n"), "ready or not"
     status, text = await probe(server, "/readyz", accept="application/json")
     assert (status, json.loads(text)) == (503, {"ok": False, "reasons": reasons})
     reasons.clear()
