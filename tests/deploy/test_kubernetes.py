@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,11 @@ import yaml
 
 from magnetar.bookie.server import BookieConfig
 from magnetar.broker.common.config import BrokerConfig
+from magnetar.cli.common.processes import Process, Processes
 from magnetar.cli.main import root
 from magnetar.runtime.config import load
 from tests.layout import ROOT
+from tests.support.processes import run_cli
 
 CHART = ROOT / "deploy" / "helm" / "magnetar"
 FILE = ROOT / "deploy" / "kubernetes" / "magnetar.yaml"
@@ -192,20 +193,70 @@ def check_schema(objects: dict[tuple[str, str], Manifest]) -> None:
         validate.validate(found, KUBERNETES, strict=True)
 
 
-def test_a_mounted_secret_becomes_a_folder_that_a_server_takes(tmp_path: Path) -> None:
-    """The command of the init container, on a folder as the kubelet makes it: links to a hidden one."""
-    mounted, data, out = tmp_path / "mounted", tmp_path / "mounted" / "..2026", tmp_path / "security"
-    (data / "members").mkdir(parents=True)
-    out.mkdir()
-    for name in ("security.toml", "members/bookie-key.pem"):
-        (data / name).write_text("x")
-        (data / name).chmod(0o440)
+def mount(role: str, secrets: Path, mounted: Path) -> None:
+    """Makes the folder of the role's projected volume as the kubelet does: links to a hidden folder. `secrets`: what
+    `magnetar security init --servers` wrote."""
+    (volume,) = (each["projected"] for each in pod(role)["volumes"] if each["name"] == "mounted")
+    for source in volume["sources"]:
+        own = secrets / ("members" if source["secret"]["name"].endswith("-member") else "")
+        files = [path for path in own.iterdir() if path.is_file()]
+        for item in source["secret"].get("items", [{"key": path.name, "path": path.name} for path in files]):
+            path = mounted / "..2026" / item["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes((own / item["key"]).read_bytes())
+            path.chmod(volume["defaultMode"])
     (mounted / "..data").symlink_to("..2026")
-    for name in ("security.toml", "members"):
-        (mounted / name).symlink_to(f"..data/{name}")
-    shell, flag, script = pod("bookie")["initContainers"][0]["command"]
+    for top in os.listdir(mounted / "..2026"):
+        (mounted / top).symlink_to(f"..data/{top}")
+
+
+def run_init(role: str, mounted: Path, out: Path) -> None:
+    """Runs the command of the init container here."""
+    out.mkdir(exist_ok=True)
+    shell, flag, script = pod(role)["initContainers"][0]["command"]
     script = script.replace("/mounted", str(mounted)).replace("/security/", f"{out}/")
-    for _ in range(2):  # a node that was restarted runs it again
-        subprocess.run([shell, flag, script], check=True, timeout=30)
-    assert sorted(os.listdir(out)) == ["members", "security.toml"]
-    assert {path.stat().st_mode & 0o077 for path in out.rglob("*")} == {0}, sys.platform
+    subprocess.run([shell, flag, script], check=True, timeout=30)
+
+
+@pytest.mark.processes
+def test_the_containers_serve_with_the_secrets_that_are_mounted(started: Processes, tmp_path: Path) -> None:
+    """The commands of the manifests as local processes, each with the files of its own volume."""
+    authority, secrets = tmp_path / "authority", tmp_path / "servers"
+    made = run_cli("security", "init", str(authority), "--servers", str(secrets), "--host", "localhost")
+    assert made.code == 0, made.err
+    where: dict[str, str] = {}
+
+    def start(role: str, number: int = 0) -> Process:
+        name = f"{role}-{number}"
+        mounted, security = tmp_path / f"mounted-{name}", tmp_path / f"security-{name}"
+        mount(role, secrets, mounted)
+        for _ in range(2):  # a node that was restarted runs it again
+            run_init(role, mounted, security)
+        assert {path.stat().st_mode & 0o077 for path in security.rglob("*")} == {0}
+        container = pod(role)["containers"][0]
+        found = []
+        for each in container["args"]:
+            option, equals, value = each.partition("=")
+            value = value if equals else option
+            value = re.sub(r"^\$\(POD_NAME\)\..*cluster\.local", "localhost", value).replace("$(POD_NAME)", name)
+            value = re.sub(r"^localhost:\d+$", "localhost:0", value)
+            value = re.sub(r"^0\.0\.0\.0:\d+$", "127.0.0.1:0", value).replace("/data", str(tmp_path / f"data-{name}"))
+            value = where.get(value, value)
+            found += [option, value] if equals else [value]
+        variables = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+        assert variables["MAGNETAR_SECURITY"] == "/security/security.toml"
+        variables |= {"MAGNETAR_HEALTH": "127.0.0.1:0", "MAGNETAR_SECURITY": f"{security}/security.toml"}
+        process = started.start(name, *found, environment=variables)
+        process.wait_ready()
+        return process
+
+    tree = start("metadata")
+    where["magnetar-metadata:7640"] = f"localhost:{tree.address.rpartition(':')[2]}"
+    servers = [tree, *(start("bookie", number) for number in range(3)), start("broker")]
+    for server in servers:
+        (health,) = re.findall(r"health=(\S+)", server.lines[0])
+        assert run_cli("health", "--http", f"http://{health}").code == 0, server.output()
+    url = f"magnetar+ssl://localhost:{servers[-1].address.rpartition(':')[2]}"
+    given = {"MAGNETAR_TOKEN": str(authority / "admin.token"), "MAGNETAR_TLS_CA": str(authority / "ca.pem")}
+    assert run_cli("produce", "orders", "-m", "hello", "--url", url, **given).code == 0
+    assert run_cli("produce", "orders", "-m", "hello", "--url", url).code != 0, "it asks who calls"
