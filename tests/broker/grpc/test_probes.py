@@ -119,8 +119,7 @@ def test_on_a_secured_server_a_stranger_may_check_and_nothing_else(started: Proc
                 refused()
             assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
     with grpc.secure_channel(where, tls) as flood, pytest.raises(grpc.RpcError, match="too many refused calls"):
-        for _ in range(200):
-            check(flood)
+        any(check(flood) is None for _ in range(200))
     known = grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(token))
     with grpc.secure_channel(where, known) as channel:
         assert len(reflect(channel, asked)[0].list_services_response.service) == len(SERVICES)
