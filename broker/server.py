@@ -28,6 +28,7 @@ from .common.retry import LogThrottle
 from .grpc import checked as later
 from .grpc.checked import CheckedService
 from .grpc.connection import BrokerService
+from .grpc.probes import make_probe_services
 from .node.load_turns import LOOK_S
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
@@ -82,7 +83,9 @@ class Broker:
 
     async def _start(self) -> None:
         config = self._config
-        services = list(self._services.items())
+        services: list[tuple[str, object]] = list(self._services.items())
+        names = tuple(f"magnetar.wire.{each}" for each in self._services)
+        services += make_probe_services(self.topic_manager.readiness, names)
         limits = Limits(config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s)
         network = self._world.network
         access = ListenerAccess(limits=limits, memory=self.topic_manager.memory)

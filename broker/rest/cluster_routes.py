@@ -108,6 +108,11 @@ async def healthz(call: RestRequest) -> Response:
     return PlainTextResponse("ok\n")
 
 
+@register_route("GET", "/livez", "As /healthz; a loop that hangs does not answer it.", answer='text "ok"', is_open=True)
+async def livez(call: RestRequest) -> Response:
+    return await healthz(call)
+
+
 @register_route("GET", "/readyz", "The broker is registered and can make ledgers; else 503 and why not.",
     answer='text "ok"',
        is_open=True)  # fmt: skip

@@ -67,6 +67,10 @@ def _outcome(command: click.Command) -> int:
         command.main(prog_name="magnetar")
     for given in sys.argv[1:]:
         check_text(given)
+    if any(each.startswith("MAGNETAR_") and each.endswith("_FILE") for each in os.environ):
+        from ...runtime.config import read_file_variables
+
+        read_file_variables(os.environ)
     try:
         with command.make_context("magnetar", sys.argv[1:]) as context:
             result = command.invoke(context)

@@ -26,9 +26,11 @@ from .servers import (
     make_memory_plan,
     metadata_options,
     parse_endpoint,
+    parse_health_endpoint,
     parse_metadata_address,
     parse_metrics_endpoint,
     pulsar_facts,
+    readiness_of,
     scheme,
     serve,
     serve_for_ever,
@@ -55,6 +57,7 @@ class BrokerOptions(NamedTuple):
     session_s: float
     security: str | None = None
     metrics: Endpoint | None = None
+    health: Endpoint | None = None  # of the first process
     compat: str = "none"
     warning: str = ""
     config: str | None = None
@@ -105,7 +108,7 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
         )
         facts = await serve_metrics(parts, given.metrics, page) | pulsar_facts(running)
         voice.report_ready(f"{scheme(security)}://{running.endpoint}", **facts)
-        await serve_for_ever(given.warning)
+        await serve_for_ever(given.warning, readiness_of(broker=running))
 
 
 def broker_specs(
@@ -115,7 +118,9 @@ def broker_specs(
     ports, the metrics and the warning of `given`, the others ports of their own. Raises Busy or InvalidConfiguration.
     """
     found = []
-    given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
+    given = given._replace(
+        metrics=given.metrics and ports.reserve(given.metrics), health=given.health and ports.reserve(given.health)
+    )
     for number in range(count):
         asked = {each: getattr(given.settings, each) for each in LISTENING}
         forwarded = given.settings.advertised is not None
@@ -125,9 +130,11 @@ def broker_specs(
         }  # fmt: skip
         one = given._replace(settings=settings_of_process(given.settings, number, base, listening))
         if number:
-            one = one._replace(metrics=None, warning="")
+            one = one._replace(metrics=None, health=None, warning="")
         name = f"broker-{number + 1}"
-        found.append(several.make_spec(name, partial(run, one), log_level, log_format, shows=not number))
+        found.append(
+            several.make_spec(name, partial(run, one), log_level, log_format, shows=not number, health=one.health)
+        )
     return found
 
 
@@ -194,6 +201,7 @@ def broker(
     config: str | None,
     memory_bytes: int | None,
     metrics: str | None,
+    health: str | None,
     insecure: bool,
     metrics_compat: str,
     log_level: str,
@@ -224,11 +232,12 @@ def broker(
     }  # fmt: skip
     settings = with_share_group(load(BrokerConfig, "broker", file=config, overrides=given))
     one = BrokerOptions(
-        settings, tree, wait_s, session_s, security, scraped, metrics_compat, warning, config, memory_bytes,
+        settings, tree, wait_s, session_s, security, scraped, parse_health_endpoint(health), metrics_compat, warning,
+        config, memory_bytes,
     )  # fmt: skip
     if processes_ > 1:
         return _several(one, processes_, log_level, log_format)
-    return serve(lambda world: run(one, world, SingleProcessOutput()), log_level, log_format)
+    return serve(lambda world: run(one, world, SingleProcessOutput()), log_level, log_format, health=one.health)
 
 
 def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) -> int:

@@ -29,7 +29,9 @@ import msgspec
 
 from ...metadata.store import UNREADABLE
 from ...proto.errors import MagnetarError
+from ...proto.versions import PRODUCT
 from ...runtime.descriptors import PROCESS
+from ...runtime.health import HEALTH, HEARTBEAT, notify_systemd
 from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor
 from .metrics_transactions import TopicTransactionSeries, add_coordinators
@@ -264,6 +266,11 @@ class MeasuredParts(msgspec.Struct, frozen=True):
             used |= broker_memory(self.broker) if self.broker is not None else {}
             used |= metadata_memory(self.metadata) if self.metadata is not None else {}
             add_shares(page, self.memory, used)
+        page.gauge("magnetar_build_info", "Process: 1; its version is the label.", 1, version=PRODUCT)
+        text = "Process: by how much a turn of the event loop came too late at most, in the last minute."
+        page.gauge("magnetar_process_loop_lag_seconds", text, HEARTBEAT.lag_s)
+        text = "Process: share of the last half minute in which the event loop had a processor; near 1 it is full."
+        page.gauge("magnetar_process_loop_busy_ratio", text, HEARTBEAT.busy_ratio)
         text = "Process: open on all ports, but for a bookie's."
         page.gauge("magnetar_process_connections", text, PROCESS.connections)
         text = "Process: connections that all ports may have open, of the limit of open files."
@@ -412,10 +419,16 @@ def is_ready() -> bool:
 def announce_ready(url: str, **facts: object) -> None:
     """Prints the ready line, for which scripts wait; nothing else is printed on stdout."""
     _said.append(url)
-    print_ready(url, **facts)
+    print_ready(url, **facts, **_probed())
+
+
+def _probed() -> dict[str, object]:
+    """Returns the fact for the ready line that says where probes ask."""
+    return {} if HEALTH.endpoint is None else {"health": HEALTH.endpoint}
 
 
 def print_ready(url: str, **facts: object) -> None:
+    notify_systemd("READY=1")
     print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
 
@@ -454,7 +467,7 @@ class ProcessOutput:
 
     def report_ready(self, url: str, **facts: object) -> None:
         self.said = True
-        self.child.report_ready(url=url, **facts)
+        self.child.report_ready(url=url, **facts, **_probed())
 
     def combine_metrics(self, own: Measure) -> Measure:
         self._own = own

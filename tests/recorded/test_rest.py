@@ -37,6 +37,7 @@ SHOP = json.dumps({
 
 OF_PROCESS = f"""
 GET /healthz
+GET /livez
 GET /readyz
 GET /status.html
 GET /openapi.json
