@@ -1,5 +1,5 @@
 """Exit codes, and the message of a failed command: one line on stderr with the error and a next step (docs/errors.md);
-with `-o json` one JSON object there.
+with `-o json` or jsonl one JSON object there.
 
 `MAGNETAR_DEBUG=1` shows the traceback instead. Codes are a contract with scripts: never renumber.
 """
@@ -201,13 +201,14 @@ def describe(error: MagnetarError) -> str:
 
 
 def wants_json(arguments: list[str]) -> bool:
-    """Whether `-o json` is on the command line, even if that is invalid."""
+    """Whether `-o json` or `-o jsonl` is on the command line, even if that is invalid."""
     given = arguments[1:]
     if "--" in given:
         given = given[: given.index("--")]
     pairs = pairwise(given)
-    together = {"-ojson", "-o=json", "--output=json"}
-    return any(flag in ("-o", "--output") and kind == "json" for flag, kind in pairs) or not together.isdisjoint(given)
+    kinds = ("json", "jsonl")
+    together = {f"{flag}{kind}" for flag in ("-o", "-o=", "--output=") for kind in kinds}
+    return any(flag in ("-o", "--output") and kind in kinds for flag, kind in pairs) or not together.isdisjoint(given)
 
 
 def _print_error(

@@ -29,7 +29,10 @@ class LazyCommand(NamedTuple):
 ROW = LazyCommand(".admin.rows", "", "")
 """In a table: the verb that a row of proto/operations.py makes. Its line of help is read when that is shown."""
 
-SHARED = {"--url": "The server.", "-o": "table or json.", "--timeout": "Seconds.", "--profile": "Of client.toml."}
+SHARED = {
+    "--url": "The server.", "-o": "table, wide, json, jsonl, yaml or name.", "--timeout": "Seconds.",
+    "--profile": "Of client.toml.",
+}  # fmt: skip
 
 
 def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .output import Output
-from .units import FiniteNumber
+from .output import OUTPUT, Output, watch
+from .units import FiniteNumber, Interval
 
 if TYPE_CHECKING:
     from ...client.admin import Admin, AdminClient
@@ -213,12 +213,12 @@ def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[s
     }  # fmt: skip
 
 
-def with_session(function: Callable[..., None]) -> Callable[..., None]:
+def with_session(function: Callable[..., None], *watched: str) -> Callable[..., None]:
     """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --profile, and passes its Session as the
-    first argument."""
+    first argument. `watched`: the flags by which it answers again and again; none for what changes anything."""
 
     @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")
-    @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+    @OUTPUT
     @click.option("--timeout", type=FiniteNumber(0.1), default=30.0, show_default=True, help="Seconds.")
     @click.option("--token", envvar="MAGNETAR_TOKEN", default="", metavar="FILE|env:NAME", help="Where your token is.")
     @click.option("--tls-ca", envvar="MAGNETAR_TLS_CA", default="", metavar="FILE", help="Who signs its certificate.")
@@ -227,27 +227,40 @@ def with_session(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--profile", envvar="MAGNETAR_PROFILE", default="", metavar="NAME", help="Of client.toml.")
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
+        every_s = options.pop("every_s", None)
         output, timeout_s = Output(options.pop("output")), options.pop("timeout")
         said = {name: options.pop(name) for name in NAMES}
         session = Session(out=output, timeout_s=timeout_s, **_with_profile(said, load_profile(options.pop("profile"))))
         try:
-            function(session, *args, **options)
+            if every_s is None:
+                function(session, *args, **options)
+            else:
+                watch(output, every_s, lambda: function(session, *args, **options))
         finally:
             session.close()
 
+    if watched:
+        what = "Answer again after so long, until Ctrl-C: 2s."
+        command = click.option(*watched, "every_s", type=Interval(), default=None, metavar="TIME", help=what)(command)
     return command
 
 
-def verb(*options: Callable[[Any], Any], name: str = "") -> Callable[[Callable[..., None]], click.Command]:
+WATCHED = ("-w", "--watch")
+
+
+def verb(
+    *options: Callable[[Any], Any], name: str = "", watched: bool = False
+) -> Callable[[Callable[..., None]], click.Command]:
     """Decorates a function: makes a command of it that gets its Session first, by the name of the function.
 
     A parameter for which `options` has no option becomes an argument, with the parameter's default; `yes` becomes the
-    option YES.
+    option YES. `watched`: it only asks, and has --watch.
     """
 
     def make(function: Callable[..., None]) -> click.Command:
-        command = with_session(function)
-        given = {each.name for each in _parameters(options)}
+        parameters = _parameters(options)
+        given, taken = {each.name for each in parameters}, {flag for each in parameters for flag in each.opts}
+        command = with_session(function, *(flag for flag in WATCHED if watched and flag not in taken))
         code, defaults = function.__code__, function.__defaults__ or ()  # inspect takes 0.1 ms, for each verb
         own = [each for each in code.co_varnames[1 : code.co_argcount] if each not in given]
         if "yes" in own:
