@@ -15,7 +15,7 @@ import click
 from ..proto.states import NUMBERS
 from ..runtime.clock import SystemClock
 from .common.exits import Failure
-from .common.session import Session, with_session
+from .common.session import COMPLETED, Session, with_session
 from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _WithHint(click.Command):
 
 
 @click.command(cls=_WithHint)
-@click.argument("topic")
+@click.argument("topic", shell_complete=COMPLETED["topic"])
 @click.option("-m", "--message", "messages", multiple=True, callback=_is_text, help="A message; may be given often.")
 @click.option(
     "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, allow_dash=True), help="A line each."
@@ -211,9 +211,9 @@ POLL_MS = 200
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=COMPLETED["topic"])
 @click.option(
-    "-s", "--subscription", default=None,
+    "-s", "--subscription", default=None, shell_complete=COMPLETED["subscription"],
     help="Name of the subscription; made when it does not exist, and kept. Without: nothing is kept.",
 )  # fmt: skip
 @click.option("-n", "--count", type=click.IntRange(0), default=None, help="End after so many; 0: never (as --follow).")

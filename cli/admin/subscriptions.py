@@ -13,7 +13,7 @@ from click import option
 from ..common import units
 from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.output import id_text
-from ..common.session import SUBSCRIPTION, Session, confirm, verb
+from ..common.session import COMPLETED, SUBSCRIPTION, Session, confirm, verb
 from ..common.units import parse_duration, parse_message_id
 from .properties import PROPERTIES
 from .topics import full_name
@@ -97,19 +97,22 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
     _done(session, f"subscription {subscription} of {full_name(topic)} has {said}", topic, subscription)
 
 
-@verb(option("-s", "--subscription", default=None, help="Only this one."), watched=True)
+@verb(
+    option("-s", "--subscription", default=None, help="Only this one.", shell_complete=COMPLETED["subscription"]),
+    watched=True,
+)
 def stats(session: Session, topic: str, subscription: str | None) -> None:
     """Backlog, holes, consumers, and why the next message is not delivered.
 
     Example: magnetar subscriptions stats orders -s billing
     """
-    from ..common.exits import NOT_FOUND, Failure
+    from ...proto.errors import SubscriptionNotFound
     from . import stats as tables
 
     found = tables.subscriptions(tables.partition_stats(session, full_name(topic)))
     if subscription is not None:
         if subscription not in found:
-            raise Failure(f"{full_name(topic)} has no subscription {subscription!r}", NOT_FOUND)
+            raise SubscriptionNotFound(f"{full_name(topic)} has no subscription {subscription!r}")
         found = {subscription: found[subscription]}
     if session.out.structured:
         session.out.print_document(found if subscription is None else found[subscription])

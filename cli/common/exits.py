@@ -64,7 +64,7 @@ def _outcome(command: click.Command) -> int:
     """Runs the command as `click.Command.main` does, except that this would exit with 1 at a closed pipe without
     saying why. Returns the exit code."""
     if "_MAGNETAR_COMPLETE" in os.environ:
-        command.main(prog_name="magnetar")
+        return _complete(command)
     for given in sys.argv[1:]:
         check_text(given)
     try:
@@ -73,6 +73,15 @@ def _outcome(command: click.Command) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     return result if isinstance(result, int) else OK
+
+
+def _complete(command: click.Command) -> int:
+    """Answers a shell that completes a line. Whatever fails, the person who types sees nothing of it."""
+    import contextlib
+
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), contextlib.suppress(Exception):
+        command.main(prog_name="magnetar", standalone_mode=False)
+    return OK
 
 
 def check_text(given: str) -> None:
@@ -182,7 +191,7 @@ def describe(error: MagnetarError) -> str:
         Unavailable,
     )
 
-    text = error.message or type(error).__name__
+    text = "; ".join((error.message or type(error).__name__, *getattr(error, "__notes__", ())))
     match error:
         case Unavailable() if "unreached" in error.fields and "--url" not in text:
             return f"{text}; --url or MAGNETAR_URL names another"

@@ -25,7 +25,7 @@ class FiniteNumber(click.FloatRange):
         return found
 
 
-class Interval(click.ParamType):
+class Interval(click.FloatRange):
     """A time between two answers, in seconds: `2s`, `500ms`, `1m`; a bare number counts seconds."""
 
     name = "time"
