@@ -39,6 +39,7 @@ COMMANDS = {
         ".storage.ledgers", "repair", "Auto-recovery: status, enable, disable; or run a worker alone."
     ),
     "security": LazyCommand(".security", "security", "Keys, certificates and tokens."),
+    "bench": LazyCommand(".bench", "bench", "Measure a server from here: produce, consume, latency."),
     "context": LazyCommand(".context", "context", "Contexts: servers with your credentials; add, use, list, show, …"),
     "completion": LazyCommand(".context", "completion", "Completion of commands and names: bash, zsh, fish."),
     "demo": LazyCommand(".demo", "demo", "Flights through a cluster and Spark, and back."),
