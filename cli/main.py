@@ -40,6 +40,9 @@ COMMANDS = {
         ".storage.ledgers", "repair", "Auto-recovery: status, enable, disable; or run a worker alone."
     ),
     "security": LazyCommand(".security", "security", "Keys, certificates and tokens."),
+    "bench": LazyCommand(".bench", "bench", "Measure a server from here: produce, consume, latency."),
+    "context": LazyCommand(".context", "context", "Contexts: servers with your credentials; add, use, list, show, …"),
+    "completion": LazyCommand(".context", "completion", "Completion of commands and names: bash, zsh, fish."),
     "demo": LazyCommand(".demo", "demo", "Flights through a cluster and Spark, and back."),
 }
 
@@ -50,8 +53,9 @@ HELP = """A durable message broker with Pulsar's model: topics, subscriptions an
   magnetar produce orders -m hello              send
   magnetar consume orders -s billing -n 1       receive
 
-The server is given by --url or MAGNETAR_URL (default magnetar://127.0.0.1:7650); --url, -o and --timeout may be
-before or after the command. With -o json failures are JSON too, on standard error.
+The server is given by --url, MAGNETAR_URL or a context ('magnetar context'), in this order (default
+magnetar://127.0.0.1:7650); --url, -o, --timeout and --context may be before or after the command. With -o json or
+jsonl failures are JSON too, on standard error.
 Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not found, 5 in use, 130 interrupted.
 """
 

@@ -117,6 +117,7 @@ class Place:
     def run(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Runs a program of this project in the folder; its stdout. Anything but exit code 0 fails the test."""
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        environment["XDG_CONFIG_HOME"] = str(self.folder)  # its contexts are no person's
         if words[:3] == (sys.executable, "-m", "magnetar.cli.main"):
             environment["MAGNETAR_URL"] = f"magnetar://{self.address}"
         done = subprocess.run(
