@@ -60,6 +60,7 @@ from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import HalfPublisher, InternalProducer, TopicSettler
 from .load_turns import LoadTurns, StateMemory
 from .readiness import ReadinessCheck
+from .survey import Surveyor
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
@@ -155,6 +156,7 @@ class TopicManager:
         self.endpoint = ""  # where clients reach this broker
         self.internal_producer = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
+        self.survey = Surveyor(world.clock, lambda: self.loaded.values())
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
             world.clock, lambda name: self._open().grants.get_rights(name),
@@ -251,6 +253,7 @@ class TopicManager:
 
     async def close(self) -> None:
         """Ends the ownership session: unloads all topics, then releases the bundles."""
+        self.survey.close()
         if self._session is None:
             return
         session = self._leave(keep_bundles=True)
