@@ -5,11 +5,11 @@
     survey.total.backlog, survey.namespaces["public/default"].bytes_in
     survey.largest["traffic"]           at most TOP topics, the largest first; also by "backlog" and by "age"
 
-The metrics (cli/run/metrics.py) read it. A walk
-reads no entry and adds no work to a message: it compares the counters of each topic with those of the walk before. So
-totals never fall, though topics come and go; what a topic counts between the last walk and its unloading is missing.
-A backlog that is not in memory is estimated from its place in its ledger. The age of the oldest message is that of the
-entry last known as such (broker/topic/maintenance.py), at most AGES_READ others are read after a walk.
+The metrics (cli/run/metrics.py) and the summaries (broker/session/summaries.py) show it. A walk reads no entry and adds
+no work to a message: it compares the counters of each topic with those of the walk before. So totals never fall, though
+topics come and go; what a topic counts between the last walk and its unloading is missing. A backlog that is not in
+memory is estimated from its place in its ledger. The age of the oldest message is that of the entry last known as such
+(broker/topic/maintenance.py); at most AGES_READ others are read after a walk.
 Guarding tests: tests/broker/node/test_survey.py.
 """
 

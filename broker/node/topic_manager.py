@@ -156,6 +156,7 @@ class TopicManager:
         self.endpoint = ""  # where clients reach this broker
         self.internal_producer = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
+        self.started_ms = world.clock.wall_ms()  # since the epoch
         self.survey = Surveyor(world.clock, lambda: self.loaded.values())
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
