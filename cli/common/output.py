@@ -79,6 +79,9 @@ class Output:
         print(json.dumps(value, indent=2, ensure_ascii=False))
 
     def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
+        if not sys.stdout.isatty() or len(rows) > ROWS_WRAPPED:
+            print_plain_table(rows, columns)
+            return
         from rich import box
         from rich.console import Console
         from rich.table import Table
@@ -86,13 +89,27 @@ class Output:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for column in columns:
             numeric = all(isinstance(row.get(column), int | float) for row in rows)
-            table.add_column(column, justify="right" if numeric else "left", no_wrap=not sys.stdout.isatty())
+            table.add_column(column, justify="right" if numeric else "left")
         for row in rows:
             table.add_row(*(format_cell(row.get(column)) for column in columns))
-        console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+        console = Console(highlight=False)
         with console.capture() as captured:  # rich would end the process when the reader of a pipe has closed it
             console.print(table)
         print(captured.get(), end="")
+
+
+ROWS_WRAPPED = 500
+"""Rows up to which a table on a terminal is fitted into its width: for 5,000 that takes seconds."""
+
+
+def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Prints a table whose lines are as long as they are, as a pipe wants it."""
+    cells = [[" ".join(format_cell(row.get(column)).split("\n")) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    form = "   ".join(f"{{:{'>' if right else '<'}{width}}}" for width, right in zip(widths, numeric, strict=True))
+    lines = [form.format(*columns), "─" * (sum(widths) + 3 * (len(widths) - 1)), *(form.format(*each) for each in cells)]
+    print("\n".join(lines))
 
 
 def stream_json(rows: Iterable[Row]) -> None:
