@@ -81,7 +81,7 @@ def _plain(value: Any) -> Any:
         plain = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "auto_topic_creation"}
         return {**plain, "auto_topic_creation_off": off}
     if is_dataclass(value):
-        return {name: _plain(getattr(value, name)) for name, _, _ in _shape_of(type(value))}
+        return {name: _plain(getattr(value, name)) for name, _, _ in _shape_of(cast(type, type(value)))}
     return value
 
 

@@ -19,10 +19,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappush, heappushpop
 from typing import Any, NamedTuple
+
+import msgspec
 
 from ...proto.errors import MagnetarError
 from ...runtime.clock import Clock
@@ -47,8 +48,7 @@ AGES_S = 2.0
 MEASURES = ("traffic", "backlog", "age")
 
 
-@dataclass(slots=True)
-class Sums:
+class Sums(msgspec.Struct):
     """What some loaded topics come to. The totals count since the broker was started, all else is as of now."""
 
     topics: int = 0
@@ -78,17 +78,13 @@ class TopicFacts(NamedTuple):
     oldest_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True):
     """The result of a walk."""
 
     at_s: float  # of the clock
     total: Sums
     namespaces: Mapping[str, Sums]
     largest: Mapping[str, tuple[TopicFacts, ...]]  # by each of MEASURES, the largest first
-
-
-NOTHING = Survey(0.0, Sums(), {}, {})
 
 
 def inspect_topic(topic: Topic) -> TopicFacts:
@@ -103,17 +99,17 @@ def inspect_topic(topic: Topic) -> TopicFacts:
     return TopicFacts(topic, topic.traffic.walked_rates, backlog, oldest)
 
 
-@dataclass(slots=True)
 class _Walk:
     """A walk that has begun."""
 
-    passed_s: float
-    sums: dict[int, tuple[str, Sums]] = field(default_factory=dict)  # by the identity of the namespace's name
-    heaps: dict[str, list[tuple[float, int, TopicFacts]]] = field(
-        default_factory=lambda: {name: [] for name in MEASURES}
-    )
-    ageless: list[Callable[[], Coroutine[Any, Any, object]]] = field(default_factory=list)  # the reads of ages
-    walked: int = 0
+    __slots__ = ("ageless", "heaps", "passed_s", "sums", "walked")
+
+    def __init__(self, passed_s: float) -> None:
+        self.passed_s = passed_s
+        self.sums: dict[int, tuple[str, Sums]] = {}  # by the identity of the namespace's name
+        self.heaps: dict[str, list[tuple[float, int, TopicFacts]]] = {name: [] for name in MEASURES}
+        self.ageless: list[Callable[[], Coroutine[Any, Any, object]]] = []  # the reads of ages
+        self.walked = 0
 
     def add(self, topic: Topic) -> None:
         self.walked += 1
@@ -222,11 +218,11 @@ class Surveyor:
         namespaces: dict[str, Sums] = {}
         for name, sums in walk.sums.values():
             known = namespaces.setdefault(name, Sums())
-            for each in Sums.__slots__:
+            for each in Sums.__struct_fields__:
                 setattr(known, each, getattr(known, each) + getattr(sums, each))
         total = Sums()
         for name, sums in namespaces.items():
-            for each in Sums.__slots__:
+            for each in Sums.__struct_fields__:
                 setattr(total, each, getattr(total, each) + getattr(sums, each))
             _add_totals(sums, self._totals.get(name))
         _add_totals(total, self._total)

@@ -108,8 +108,8 @@ def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
     form = "   ".join(f"{{:{'>' if right else '<'}{width}}}" for width, right in zip(widths, numeric, strict=True))
-    lines = [form.format(*columns), "─" * (sum(widths) + 3 * (len(widths) - 1)), *(form.format(*each) for each in cells)]
-    print("\n".join(lines))
+    rule = "─" * (sum(widths) + 3 * (len(widths) - 1))
+    print("\n".join((form.format(*columns), rule, *(form.format(*each) for each in cells))))
 
 
 def stream_json(rows: Iterable[Row]) -> None:
