@@ -20,9 +20,11 @@ from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.node.survey import Surveyor
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
+from magnetar.broker.subscription.subscription import NO_DELIVERIES
 from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.proto.names import Position, TopicName
+from magnetar.proto.states import Blocked
 from magnetar.runtime.budget import CallerMemory
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.metrics import SECONDS, Histogram, Page
@@ -38,6 +40,7 @@ def stand_in(number: int, *, backlog: int = 0) -> Any:
     shape.add(Span(number, 0, 9, 10, size=1000, open=True))
     subscription = SimpleNamespace(
         name="s", is_durable=True, store=True, consumers={}, dispatcher=SimpleNamespace(unacked=number, held=()),
+        deliveries=NO_DELIVERIES, dead_letters=None, pump=SimpleNamespace(blocked=Blocked.CAUGHT_UP),
         delayed=None, cursor=Cursor(shape, CursorState(Position(number, 9 - backlog))),
     )  # fmt: skip
     cache = SimpleNamespace(recent=None, get=lambda position: None)
@@ -57,7 +60,7 @@ def stand_in_broker(topics: dict[str, Any], config: BrokerConfig) -> Any:
     owned = SimpleNamespace(
         world=SimpleNamespace(clock=clock), loaded=topics, cache=SimpleNamespace(statistics=dict), config=config,
         publish_seconds=Histogram(SECONDS), bookie_statistics=dict, memory=CallerMemory(), coordinators=(),
-        survey=Surveyor(clock, topics.values),
+        survey=Surveyor(clock, topics.values), load_seconds=Histogram(SECONDS), lookups=0,
     )  # fmt: skip
     return SimpleNamespace(topic_manager=owned)
 

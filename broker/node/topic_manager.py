@@ -156,6 +156,8 @@ class TopicManager:
         self.endpoint = ""  # where clients reach this broker
         self.internal_producer = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
+        self.load_seconds = Histogram(SECONDS)  # of each topic that was loaded, without its wait for a turn
+        self.lookups = 0  # questions for the owner of a topic
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.survey = Surveyor(world.clock, lambda: self.loaded.values())
         self._session: _OwnershipSession | None = None
@@ -320,6 +322,7 @@ class TopicManager:
     async def find_owner(self, name: TopicName) -> BrokerRecord:
         """Returns the broker that serves the topic, which need not exist; this broker may become the owner. Raises
         Unavailable while this broker has no metadata session, unless the topic is loaded here."""
+        self.lookups += 1
         session, here = self._open(), self.loaded.get(name.full)
         if here is not None and (here.owned() or not session.settled):
             return session.ownership.me
@@ -388,6 +391,7 @@ class TopicManager:
         )  # fmt: skip
         try:
             async with self._turns.make_turn(name.full):
+                begun_s = self.world.clock.monotonic()
                 await topic.open(partial(session.catalog.ensure_topic, name) if create else None)
         except MagnetarError as error:
             if self._throttle.should_log(error):
@@ -397,6 +401,7 @@ class TopicManager:
             await topic.close()
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
+        self.load_seconds.observe(self.world.clock.monotonic() - begun_s)
         applied = session.policies.applied_nowait(name)
         if applied is not topic.applied:  # they have changed while it was opened, perhaps
             topic.apply(applied)

@@ -327,6 +327,8 @@ def _bookie(page: Page, bookie: Bookie) -> None:
 
 async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
     """Adds the metrics of a broker. `cluster`: for Pulsar's names; None: without them."""
+    from ...broker.common import refusals  # there is a broker, so it is loaded
+
     owned = broker.topic_manager
     page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     for way, budget in (("requests", owned.memory.requests), ("answers", owned.memory.answers)):
@@ -335,6 +337,15 @@ async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
     page.histogram(
         "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
     )
+    text = "Broker: take-over of a topic, from its turn to its readiness."
+    page.histogram("magnetar_broker_load_seconds", text, owned.load_seconds)
+    text = "Broker: questions for the owner of a topic."
+    page.counter("magnetar_broker_lookups_total", text, owned.lookups)
+    text = "Broker: requests of clients that were refused, by operation and reason."
+    for kind in (refusals.PublishRefusal, refusals.SubscribeRefusal, refusals.AckRefusal):
+        for each in kind:
+            labels = {"operation": each.operation, "reason": each.name.lower()}
+            page.counter("magnetar_broker_refused_total", text, refusals.REFUSED[each], **labels)
     for bookie, numbers in owned.bookie_statistics().items():
         page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
     add_coordinators(page, owned.coordinators, cluster)
@@ -396,6 +407,7 @@ async def _topics(
     read."""
     from ...broker.common.token_bucket import TimeSlices
     from ...broker.topic.statistics import cached_backlog_size  # there is a broker, so it is loaded
+    from ...proto.states import Blocked
     from ...runtime.metrics import escape_label
 
     def series(name: str, kind: str, help: str) -> Callable[[str], None]:
@@ -418,6 +430,10 @@ async def _topics(
     held = series("subscription_held_messages", "gauge", "Subscription: of its backlog, failed and held back.")
     text = "Subscription: age of its oldest message; 0: none, or not known."
     oldest = series("subscription_oldest_unacked_seconds", "gauge", text)
+    out = series("subscription_messages_out_total", "counter", "Subscription: messages delivered.")
+    again = series("subscription_redelivered_messages_total", "counter", "Subscription: delivered again.")
+    letters = series("subscription_dead_letters_total", "counter", "Subscription: entries moved as dead letters.")
+    blocked = series("subscription_blocked", "gauge", "Subscription: 1; what waits is not delivered, for this reason.")
     unread, turns, now_ms = list[_Unread](), TimeSlices(clock), clock.wall_ms()
     for start in range(0, len(topics), TOPICS_AT_ONCE):
         for topic in topics[start : start + TOPICS_AT_ONCE]:
@@ -443,7 +459,14 @@ async def _topics(
                     unacked(f"{whose}{dispatcher.unacked}\n")
                     delayed(f"{whose}{0 if later is None else later.core.count}\n")
                     held(f"{whose}{len(dispatcher.held)}\n")
+                    got, moves = subscription.deliveries, subscription.dead_letters
+                    out(f"{whose}{got.messages}\n")
+                    again(f"{whose}{got.redelivered}\n")
+                    letters(f"{whose}{0 if moves is None else moves.letters}\n")
                     backlog = cached_backlog_size(log, subscription)
+                    reason = subscription.pump.blocked
+                    if backlog != 0 and reason is not None and reason is not Blocked.CAUGHT_UP:
+                        blocked(f'{{reason="{reason.name.lower()}",{whose[1:]}1\n')
                     if backlog is None:
                         unread.append((topic, subscription, partial(_add_line, backlogs, whose)))
                     else:

@@ -125,6 +125,25 @@ async def test_why_a_subscription_does_not_get_on_is_said_in_sentences(tmp_path:
                 await admin.why_stuck("t", "none")
 
 
+async def test_what_consumers_got_is_counted_though_they_left(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        url = f"magnetar://{running.brokers[0].endpoint}"
+        async with AdminClient(url) as admin, Client(url) as client:
+            await made(admin, "t", "s")
+            await send(client, "t", 4)
+            (topic,) = running.brokers[0].topic_manager.loaded.values()
+            subscription = topic.subscriptions["s"]
+            for messages in (4, 8):
+                consumer = await client.subscribe("t", "s", receiver_queue_size=10)
+                for _ in range(4):
+                    await consumer.receive()
+                got = subscription.deliveries
+                assert got.messages == messages
+                await consumer.close()
+                assert subscription.deliveries == got
+                assert not subscription.consumers
+
+
 async def test_what_keeps_a_ledger_is_said_with_the_subscriptions_that_hold_it(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         url = f"magnetar://{running.brokers[0].endpoint}"
