@@ -33,6 +33,7 @@ from ...proto.errors import MagnetarError
 from ...runtime.descriptors import PROCESS
 from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor
+from .metrics_pulsar import PulsarNames
 from .metrics_transactions import TopicTransactionSeries, add_coordinators
 
 if TYPE_CHECKING:
@@ -259,7 +260,8 @@ class MeasuredParts(msgspec.Struct, frozen=True):
     bookies: Sequence[Bookie] = ()
     broker: Broker | None = None
     second: BookKeeperNames | None = None
-    pulsar: bool = False  # Pulsar's names of transactions as well
+    pulsar: bool = False  # Pulsar's names as well
+    as_pulsar: PulsarNames = msgspec.field(default_factory=PulsarNames)
     memory: MemoryPlan | None = None
 
     async def __call__(self, page: Page) -> None:
@@ -270,7 +272,7 @@ class MeasuredParts(msgspec.Struct, frozen=True):
             if self.second is not None:
                 self.second.add(page, bookie.id)
         if self.broker is not None:
-            await _broker(page, self.broker, self.broker.topic_manager.config.cluster if self.pulsar else None)
+            await _broker(page, self.broker, self.as_pulsar if self.pulsar else None)
         if self.memory is not None:
             used = bookies_memory(self.bookies) if self.bookies else {}
             used |= broker_memory(self.broker) if self.broker is not None else {}
@@ -325,11 +327,12 @@ def _bookie(page: Page, bookie: Bookie) -> None:
         page.histogram(f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id)
 
 
-async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
-    """Adds the metrics of a broker. `cluster`: for Pulsar's names; None: without them."""
+async def _broker(page: Page, broker: Broker, pulsar: PulsarNames | None) -> None:
+    """Adds the metrics of a broker. `pulsar`: adds Pulsar's names; None: without them."""
     from ...broker.common import refusals  # there is a broker, so it is loaded
 
     owned = broker.topic_manager
+    cluster = owned.config.cluster if pulsar is not None else None
     page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     for way, budget in (("requests", owned.memory.requests), ("answers", owned.memory.answers)):
         text = "Broker: bytes that its clients hold of its memory; client_memory_bytes bounds them."
@@ -358,6 +361,8 @@ async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
         largest = survey.largest.values() if level == "namespace" else ()
         topics = list({facts.topic.name.full: facts.topic for each in largest for facts in each}.values())
     _sums(page, survey, len(owned.loaded), len(topics), by_namespace=level != "none")
+    if pulsar is not None:
+        pulsar.add(page, owned, survey, topics, each=level == "all")
     unread = await _topics(page, owned.world.clock, topics, TopicTransactionSeries(page, cluster))
     await _backlogs(page, unread)
 
