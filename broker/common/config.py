@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,8 @@ from ...runtime.network import Endpoint
 Positive = Annotated[int, Meta(ge=1)]
 
 Seconds = Annotated[float, Meta(gt=0)]
+
+MetricsTopics = Literal["auto", "all", "namespace", "none"]
 
 LISTEN = Endpoint("127.0.0.1", 7650)
 MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
@@ -55,6 +57,7 @@ class BrokerConfig(Applied, frozen=True):
     degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
     namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
     auto_topic_creation: bool = True  # a topic is made at its first look-up
+    metrics_topics: MetricsTopics = "auto"  # on the page of metrics: auto, all, namespace, none (docs/metrics.md)
     max_tenants: Limit = 0  # of the cluster; concurrent creations may exceed it, as in all that follow; 0: any number
     max_namespaces_per_tenant: Limit = 0  # of each
     max_same_address_producers: Limit = 0  # of a topic from one host; all of one gateway are one; 0: any number

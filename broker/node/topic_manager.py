@@ -60,6 +60,7 @@ from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import HalfPublisher, InternalProducer, TopicSettler
 from .load_turns import LoadTurns, StateMemory
 from .readiness import ReadinessCheck
+from .survey import Surveyor
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
@@ -155,6 +156,10 @@ class TopicManager:
         self.endpoint = ""  # where clients reach this broker
         self.internal_producer = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
+        self.load_seconds = Histogram(SECONDS)  # of each topic that was loaded, without its wait for a turn
+        self.lookups = 0  # questions for the owner of a topic
+        self.started_ms = world.clock.wall_ms()  # since the epoch
+        self.survey = Surveyor(world.clock, lambda: self.loaded.values())
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
             world.clock, lambda name: self._open().grants.get_rights(name),
@@ -251,6 +256,7 @@ class TopicManager:
 
     async def close(self) -> None:
         """Ends the ownership session: unloads all topics, then releases the bundles."""
+        self.survey.close()
         if self._session is None:
             return
         session = self._leave(keep_bundles=True)
@@ -316,6 +322,7 @@ class TopicManager:
     async def find_owner(self, name: TopicName) -> BrokerRecord:
         """Returns the broker that serves the topic, which need not exist; this broker may become the owner. Raises
         Unavailable while this broker has no metadata session, unless the topic is loaded here."""
+        self.lookups += 1
         session, here = self._open(), self.loaded.get(name.full)
         if here is not None and (here.owned() or not session.settled):
             return session.ownership.me
@@ -384,6 +391,7 @@ class TopicManager:
         )  # fmt: skip
         try:
             async with self._turns.make_turn(name.full):
+                begun_s = self.world.clock.monotonic()
                 await topic.open(partial(session.catalog.ensure_topic, name) if create else None)
         except MagnetarError as error:
             if self._throttle.should_log(error):
@@ -393,6 +401,7 @@ class TopicManager:
             await topic.close()
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
+        self.load_seconds.observe(self.world.clock.monotonic() - begun_s)
         applied = session.policies.applied_nowait(name)
         if applied is not topic.applied:  # they have changed while it was opened, perhaps
             topic.apply(applied)

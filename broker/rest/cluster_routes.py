@@ -138,6 +138,11 @@ async def metrics(call: RestRequest) -> Response:
     return StreamingResponse(_pieces(page), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+@register_route("GET", "/metrics/", "The same: Pulsar's way to write it.", answer="text")
+async def metrics_as_pulsar(call: RestRequest) -> Response:
+    return await metrics(call)
+
+
 async def _pieces(page: Page) -> AsyncIterator[bytes]:
     """Yields the page in pieces; between two pieces other tasks of the event loop run."""
     for each in as_text(page):

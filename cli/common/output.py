@@ -141,27 +141,25 @@ class Output:
             print(row.get(columns[0]))
 
     def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
+        if self.kind == "wide":
+            columns = [*columns, *(name for name in rows[0] if name not in columns and _fits(rows[0][name]))]
+        if self.kind == "wide" or not sys.stdout.isatty() or len(rows) > ROWS_WRAPPED:
+            print_plain_table(rows, columns)
+            return
         from rich import box
         from rich.console import Console
         from rich.table import Table
 
-        wide = self.kind == "wide" or not sys.stdout.isatty()
-        if self.kind == "wide":
-            columns = [*columns, *(name for name in rows[0] if name not in columns and _fits(rows[0][name]))]
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for column in columns:
             numeric = all(isinstance(row.get(column), int | float) for row in rows)
-            table.add_column(column, justify="right" if numeric else "left", no_wrap=wide)
+            table.add_column(column, justify="right" if numeric else "left")
         for row in rows:
             table.add_row(*(format_cell(row.get(column)) for column in columns))
-        console = Console(width=WIDE if wide else None, highlight=False)
+        console = Console(highlight=False)
         with console.capture() as captured:  # rich would end the process when the reader of a pipe has closed it
             console.print(table)
         print(captured.get(), end="")
-
-
-WIDE = 400
-"""Characters of a line that no terminal shows."""
 
 
 def _fits(value: Value) -> bool:
@@ -219,6 +217,20 @@ def watch(out: Output, every_s: float, answer: Callable[[], None]) -> None:
             print(mark, screen.getvalue(), sep="", end="", flush=True)
             mark = CLEAR if on_terminal else {"yaml": "---\n"}.get(out.kind, "" if out.structured else "\n")
         time.sleep(every_s)
+
+
+ROWS_WRAPPED = 500
+"""Rows up to which a table on a terminal is fitted into its width: for 5,000 that takes seconds."""
+
+
+def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Prints a table whose lines are as long as they are, as a pipe wants it."""
+    cells = [[" ".join(format_cell(row.get(column)).split("\n")) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    form = "   ".join(f"{{:{'>' if right else '<'}{width}}}" for width, right in zip(widths, numeric, strict=True))
+    rule = "─" * (sum(widths) + 3 * (len(widths) - 1))
+    print("\n".join((form.format(*columns), rule, *(form.format(*each) for each in cells))))
 
 
 def stream_json(rows: Iterable[Row]) -> None:

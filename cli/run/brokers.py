@@ -75,7 +75,7 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
     """Runs a broker until the process is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import Parts
-    from .metrics import MeasuredParts, wants_pulsar_names
+    from .metrics import MeasuredParts, RepeatedPage, wants_pulsar_names
 
     security = given.security
     plan = make_memory_plan(
@@ -103,9 +103,8 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
 
         starting = Broker.start(with_authentication(serving, security), settings, store, next_session)
         running = await parts.start("broker", starting, close)
-        running.rest.measure = page = voice.combine_metrics(
-            MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
-        )
+        own = MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
+        running.rest.measure = page = RepeatedPage(voice.combine_metrics(own), world.clock)
         facts = await serve_metrics(parts, given.metrics, page) | pulsar_facts(running)
         voice.report_ready(f"{scheme(security)}://{running.endpoint}", **facts)
         await serve_for_ever(given.warning, readiness_of(broker=running))

@@ -56,7 +56,7 @@ def server_options(
         type=click.Choice(["none", *compat]),
         default="none",
         show_default=True,
-        help="Show metrics under the names of BookKeeper (bookies), or of Pulsar (transactions), as well.",
+        help="Show metrics under the names of BookKeeper (bookies), or of Pulsar (brokers), as well.",
     )
     memory = click.option(
         "--memory-bytes", type=click.IntRange(min=0), default=None, metavar="BYTES",

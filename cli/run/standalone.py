@@ -207,7 +207,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     from ...metadata.sqlite import SqliteStore
     from ...runtime.lifecycle import Parts
     from ...runtime.peer.inside import InProcessNetwork
-    from .metrics import MeasuredParts, make_bookkeeper_names, wants_pulsar_names
+    from .metrics import MeasuredParts, RepeatedPage, make_bookkeeper_names, wants_pulsar_names
 
     folder, security = given.folder, given.security
     world = replace(world, network=InProcessNetwork(world.network, world.clock))  # the broker and its bookies are here
@@ -228,8 +228,8 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
         measured = MeasuredParts(
             metadata=store, bookies=started, broker=broker, second=second, pulsar=named, memory=plan
         )
-        broker.rest.measure = measured
-        facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, measured)}
+        broker.rest.measure = page = RepeatedPage(measured, world.clock)
+        facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, page)}
         facts |= pulsar_facts(broker)
         announce_ready(f"{scheme(security)}://{broker.endpoint}", **facts)
         await serve_for_ever(given.warning, readiness_of(started, broker))
