@@ -101,7 +101,7 @@ class _OwnershipSession:
         self.policies = PolicyCache(metadata, config, policies_changed)
         self.grants = Grants(metadata, world.clock, grants_changed)
         self.schemas = SchemaRegistry(world, metadata)
-        self.ownership = Ownership(metadata, me)
+        self.ownership = Ownership(metadata, me, world.rng, world.clock.monotonic)
         limits = CatalogLimits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
         self.catalog = Catalog(
             world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation, limits=limits,
@@ -322,6 +322,12 @@ class TopicManager:
         if not session.settled:
             raise Unavailable(_UNSETTLED)
         return await session.ownership.find_owner(name, await session.catalog.get_cached_namespace(name.namespace_name))
+
+    async def report_load(self, busy_percent: int) -> None:
+        """Reports the load of this broker (broker/cluster/placement_core.py)."""
+        session = self._session
+        if session is not None and session.settled and self.config.share_group:
+            await session.ownership.report_load(busy_percent)
 
     @property
     def own_record(self) -> BrokerRecord | None:

@@ -151,7 +151,7 @@ class TransactionCoordinators:
             return self._ownership.me
         if not self._is_settled() or self._closed:
             raise Unavailable("this broker takes no coordinators at the moment; ask another one, or try again")
-        return await self._ownership.find_owner_at(owner_path(number), number, f"coordinator {number}")
+        return await self._ownership.find_owner_at(owner_path(number), f"coordinator {number}")
 
     async def _check_number(self, number: int) -> None:
         count = await self.ensure_count()
