@@ -271,8 +271,19 @@ class Broker:
             return
         self._closing = True
         await self.background.close()
+        await self._drain()
         await self.topic_manager.close()
         await self._stop_serving(self._config.close_grace_s)
+
+    async def _drain(self) -> None:
+        """Gives what this broker owns to others of its group, for `drain_timeout_s` at most."""
+        if not self._config.drain_timeout_s or not await self.topic_manager.can_move():
+            return
+        try:
+            async with asyncio.timeout(self._config.drain_timeout_s):
+                await self.topic_manager.drain()
+        except (TimeoutError, MagnetarError) as error:
+            _LOG.warning("not everything is given to other brokers, the rest is released: %s", error or "too slow")
 
     async def _stop_serving(self, grace_s: float = 0.0) -> None:
         self.rest.shut_down()

@@ -6,8 +6,18 @@ or *assigns* it to the other: it makes the owner record with the other's name. A
 name and does not own the bundle takes it, by a record of its own session. Without a group a broker takes what it is
 asked for. Guard: tests/broker/cluster/test_share_group.py.
 
-An assignment ends with the session of the broker that made it; one to a broker that is not registered any more is
-replaced by the next broker that is asked.
+A broker gives a bundle away (`move_bundle`) by the same record:
+
+    1. it owns the bundle no more: none of its topics is loaded here, and a look-up here waits
+    2. it closes the topics, so that their ledgers are closed and their cursors stored
+    3. one commit replaces its record by the assignment to the new owner
+    4. the new owner takes it when the first client asks for one of the topics
+
+At no moment do two brokers own it: the new owner takes nothing before step 3, the old one serves nothing after step 1.
+Whichever broker dies at whichever step, the bundle can be taken: an assignment ends with the session of the broker
+that made it; an assignment to a broker that is not registered any more is replaced by the next broker that is asked; a
+record of this broker itself for a bundle that it does not own (a commit that failed) it replaces when it is asked.
+Guard: tests/broker/cluster/test_moves.py.
 
 Transaction coordinators have owners in the same way (`find_owner_at`); the rules for bundles hold for them too.
 
@@ -74,6 +84,13 @@ ATTEMPTS_MAX = 10
 """Attempts to read or create an owner record: one fails only if a broker took or released the bundle in between."""
 
 
+MOVE_WAIT_S = 1.0
+"""Seconds that the opening of a topic waits at its next owner for the end of the move; then its client looks it up."""
+MOVE_LOOK_S = 0.002
+MOVE_LOOK_S_MAX = 0.032
+"""Seconds between two reads of the owner record meanwhile: from the first, doubling, to the second."""
+
+
 class Ownership:
     """The bundles that one broker owns; finds the owners of other bundles."""
 
@@ -128,19 +145,30 @@ class Ownership:
             found = self._questions[path] = partial(self.is_owned, path)
         return found
 
-    async def find_owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
+    async def find_owner(
+        self, topic: TopicName, policies: NamespaceRecord, *, opens: bool = False
+    ) -> BrokerRecord:
         """Returns the broker that serves the topic. If the topic's bundle has no owner, this broker becomes the owner,
-        or assigns the bundle to another one of its group. Raises Unavailable if the owner is shutting down."""
+        or assigns the bundle to another one of its group. `opens`: a client opens the topic here; if the owner is a
+        broker that drains, the client was probably sent by it, so this waits up to MOVE_WAIT_S until the bundle is
+        given away. Raises Unavailable if the owner is shutting down."""
         path = self.owner_path(topic, policies)
-        return self.me if self.is_owned(path) else await self.find_owner_at(path, f"topic {topic}")
+        return self.me if self.is_owned(path) else await self.find_owner_at(path, f"topic {topic}", opens=opens)
 
-    async def find_owner_at(self, path: str, what: str) -> BrokerRecord:
+    async def find_owner_at(self, path: str, what: str, *, opens: bool = False) -> BrokerRecord:
         """Returns the owner like `find_owner`, of any object with its owner record at `path`. `what` names the object
         in error texts."""
         if self.is_owned(path):
             return self.me
-        async with self._asking[path]:
-            return await self._ask(path, what)
+        until_s, pause_s = self._now() + MOVE_WAIT_S, MOVE_LOOK_S
+        while True:
+            async with self._asking[path]:
+                owner = await self._ask(path, what)
+            moves = opens and owner.draining and owner.name != self.me.name and not self.me.draining
+            if not moves or self._now() >= until_s:
+                return owner
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOVE_LOOK_S_MAX)
 
     def is_owned(self, path: str) -> bool:
         return path in self._owned and not self.lost
@@ -253,6 +281,24 @@ class Ownership:
         self._owned.pop(path, None)
         await unload()
         await self._store.commit([Delete(path)])
+
+    async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
+        """Gives one bundle away to `heir`, in the order at the head of this module. `unload` closes what is loaded of
+        it."""
+        async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
+            await run_to_end(self._move(path, heir, unload))
+
+    async def _move(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
+        self._owned.pop(path, None)
+        await unload()
+        found = await get_record(self._store, path, OwnerRecord)
+        if found is not None and found[0].broker == self.me.name:  # else another has it: the session was lost meanwhile
+            await self._write_owner(path, heir, found[1])
+
+    @property
+    def owned_paths(self) -> list[str]:
+        """The paths of the owner records of all that this broker owns."""
+        return list(self._owned)
 
     async def close(self) -> None:
         """Releases every bundle and deletes the broker's registration. All topics must be unloaded before."""

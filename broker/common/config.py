@@ -102,6 +102,7 @@ class BrokerConfig(Applied, frozen=True):
     transaction_half_unknown_max: Positive = 15  # so many answers of UNKNOWN park a half message
     transaction_half_open_s: Seconds = 86_400.0  # … and this age
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
+    drain_timeout_s: float = 10.0  # of giving its bundles to others when it stops; then they are released; 0: at once
     session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
 
     # ---- performance
@@ -170,6 +171,8 @@ class BrokerConfig(Applied, frozen=True):
             )
         if self.session_lost_grace_s < 0:
             raise InvalidConfiguration("session_lost_grace_s must not be negative", setting="session_lost_grace_s")
+        if self.drain_timeout_s < 0:
+            raise InvalidConfiguration("drain_timeout_s must not be negative", setting="drain_timeout_s")
 
 
 class Replication(msgspec.Struct, frozen=True):

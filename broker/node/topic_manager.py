@@ -75,6 +75,10 @@ LOADED_AT_ONCE = 64
 AT_ONCE = 100
 """Topics that are unloaded at a time when the broker closes, or checked at a time in a new session."""
 
+MOVED_AT_ONCE = 4
+"""Bundles that are given away at a time: more would share the processor and the disk, and each pause would be longer.
+"""
+
 SKIP_TRIES = 5
 """Attempts of a call that skips lost entries: it fails if a load that had begun before, or another broker, changes the
 topic's list of ledgers."""
@@ -155,6 +159,7 @@ class TopicManager:
         self.endpoint = ""  # where clients reach this broker
         self.internal_producer = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
+        self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
             world.clock, lambda name: self._open().grants.get_rights(name),
@@ -269,6 +274,57 @@ class TopicManager:
             _LOG.warning("bundles are not given back in order: %s", error)
         await session.close()
 
+    # ------------------------------------------------------------------ drain
+    async def drain(self) -> int:
+        """Registers this broker as one that drains, and gives what it owns to the other brokers of its group, a few
+        bundles at a time. Returns what is left: without another broker it keeps all. May be called again."""
+        session = self._open()
+        if not session.settled:
+            raise Unavailable(_UNSETTLED)
+        ownership, turns = session.ownership, asyncio.Semaphore(MOVED_AT_ONCE)
+        await ownership.set_draining(True)
+
+        async def move(path: str) -> None:
+            async with turns:
+                try:
+                    await self._move(session, path)
+                except MagnetarError as error:
+                    _LOG.warning("%s is not given away: %s", path, error)
+
+        await run_together([move(path) for path in ownership.owned_paths], "drain")
+        return len(ownership.owned_paths)
+
+    async def can_move(self) -> bool:
+        """Whether this broker could give bundles away now: it owns some, and the metadata answers."""
+        session = self._session
+        return (
+            session is not None and session.settled and bool(session.ownership.owned_paths) and await session.answers()
+        )
+
+    async def end_drain(self) -> None:
+        """Registers this broker as one that gets bundles again."""
+        await self._open().ownership.set_draining(False)
+
+    async def _move(self, session: _OwnershipSession, path: str) -> None:
+        heir = await session.ownership.choose_heir(path, others=True)
+        if heir is None or not session.settled:
+            return
+        self.heirs[heir.endpoint] = heir
+        going: list[Topic] = []
+        is_of_bundle = session.ownership.make_owner_check(path)
+
+        async def unload() -> None:
+            going.extend(topic for topic in self.loaded.values() if topic.owned is is_of_bundle)
+            for start in range(0, len(going), AT_ONCE):
+                await run_together([
+                    self._unload(topic, NotOwner(f"topic {topic.name} moves to {heir.endpoint}", owner=heir.endpoint))
+                    for topic in going[start : start + AT_ONCE]
+                ], "topic-move")  # fmt: skip
+            await session.transactions.unload_coordinator(path)
+
+        await session.ownership.move_bundle(path, heir, unload)
+        _LOG.info("%s, with %d topics, is given to %s", path, len(going), heir.name)
+
     def _leave(self, *, keep_bundles: bool = False) -> _OwnershipSession:
         session, self._session = self._open(), None
         session.ownership.lost = not keep_bundles
@@ -379,7 +435,7 @@ class TopicManager:
         namespace = await session.catalog.get_cached_namespace(name.namespace_name)
         ownership, path = session.ownership, session.ownership.owner_path(name, namespace)
         if not ownership.is_owned(path):
-            owner = await ownership.find_owner(name, namespace)
+            owner = await ownership.find_owner(name, namespace, opens=True)
             if owner.name != self.name:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
         topic = Topic(
@@ -409,9 +465,9 @@ class TopicManager:
             del self.loaded[topic.name.full]
         self._ending.spawn(self._close_topic(topic), f"end of {topic.name}")
 
-    async def _close_topic(self, topic: Topic) -> None:
+    async def _close_topic(self, topic: Topic, error: MagnetarError | None = None) -> None:
         try:
-            await topic.close()
+            await topic.close(error)
         except MagnetarError as error:
             _LOG.warning("%s: %s", topic.name, error)
         except Exception:  # a fault of one topic must not keep the others from being closed
@@ -452,10 +508,10 @@ class TopicManager:
             topics, bundles = topics + len(going), bundles + 1
         return topics, bundles
 
-    async def _unload(self, topic: Topic) -> None:
+    async def _unload(self, topic: Topic, error: MagnetarError | None = None) -> None:
         if self.loaded.get(topic.name.full) is topic:
             del self.loaded[topic.name.full]
-        await self._close_topic(topic)
+        await self._close_topic(topic, error)
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
         """Marks lost entries as skipped (broker/log/skip_lost.py); returns their ranges. Unloads the topic before and

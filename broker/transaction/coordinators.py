@@ -298,6 +298,14 @@ class TransactionCoordinators:
         return list(self._loaded.values())
 
     # ------------------------------------------------------------------ ending
+    async def unload_coordinator(self, path: str) -> None:
+        """Closes the coordinator with the owner record at `path`, if it runs here. The caller must give its ownership
+        away afterwards."""
+        for running in self.loaded_coordinators:
+            if owner_path(running.number) == path:
+                await running.close()
+                self._remove_running(running)
+
     async def close(self) -> None:
         """Closes all coordinators. The caller must release the ownership of the coordinators afterwards."""
         self._closed = True

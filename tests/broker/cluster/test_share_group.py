@@ -99,7 +99,7 @@ async def test_an_assignment_ends_with_the_broker_that_made_it_unless_it_was_tak
     assert (await second.find_owner(taken, POLICIES)).name == "second"
     for topic in TOPICS:
         await first.find_owner(topic, POLICIES)
-    await first._store.close()  # type: ignore[attr-defined]
+    await first._store.close()
     left = {await tree.get(second.owner_path(topic, POLICIES)) for topic in TOPICS} - {None}
     assert len(left) == 1, "what second has taken"
     assert owns(second, taken)
@@ -127,7 +127,7 @@ async def test_the_only_broker_takes_what_it_is_asked_for_also_when_it_drains(tr
 async def test_a_load_that_changed_is_registered_and_an_equal_one_is_not_written(tree: SqliteStore) -> None:
     first = await _broker(tree, "first")
     await first.report_load(42)
-    found = {each.name: each for each in await list_brokers(tree)}["first"]
+    found = {each.name: each for each in await list_brokers(first._store)}["first"]
     assert (found.busy_percent, found.report, found.endpoint) == (42, 1, "first:1")
     revision = await first._store.revision()
     await first.report_load(45)
