@@ -17,6 +17,8 @@ from magnetar.metadata.records import OwnerRecord
 from magnetar.metadata.store import get_record
 from magnetar.proto.errors import ConnectionLost, MagnetarError, NotOwner
 from magnetar.proto.names import TopicName
+from magnetar.runtime.network import Endpoint
+from tests.broker.pulsar.raw import Raw
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
@@ -62,6 +64,20 @@ async def test_a_drained_broker_names_the_next_one_to_its_clients_and_gets_nothi
             name = TopicName.parse(f"persistent://public/default/n{number}")
             assert (await first.topic_manager.find_owner(name)).name == "second"
         await first.topic_manager.end_drain()
+
+
+async def test_a_close_on_pulsars_protocol_has_the_address_of_the_next_broker(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        first, second = await two(running, pulsar_listen=Endpoint("127.0.0.1", 0))
+        assert first._pulsar is not None
+        raw = await Raw.connected(running.world, first._pulsar.endpoint)
+        await raw.open_producer(topic=TOPIC)
+        await raw.subscribe(2, topic=TOPIC)
+        assert await first.topic_manager.drain() == 0
+        for command in ("close_producer", "close_consumer"):
+            told = await raw.next(command)
+            assert [told.assignedBrokerServiceUrl] == list(second.pulsar_urls[""])
+            assert not told.assignedBrokerServiceUrlTls
 
 
 async def test_a_program_publishes_and_consumes_over_moves_without_an_error_and_in_order(tmp_path: Path) -> None:
