@@ -55,7 +55,7 @@ class BrokerConfig(Applied, frozen=True):
     min_racks_per_write_quorum: Positive = 1  # racks of the copies of an entry, at most write_quorum
     enforce_min_racks: bool = False  # with too few racks publishing waits; or copies share racks, with a warning
     degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
-    namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
+    namespace_bundles: Positive = 32  # of new namespaces: so many brokers may share one; a node each, in use
     auto_topic_creation: bool = True  # a topic is made at its first look-up
     metrics_topics: MetricsTopics = "auto"  # on the page of metrics: auto, all, namespace, none (docs/metrics.md)
     max_tenants: Limit = 0  # of the cluster; concurrent creations may exceed it, as in all that follow; 0: any number
@@ -105,6 +105,7 @@ class BrokerConfig(Applied, frozen=True):
     transaction_half_unknown_max: Positive = 15  # so many answers of UNKNOWN park a half message
     transaction_half_open_s: Seconds = 86_400.0  # … and this age
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
+    drain_timeout_s: float = 10.0  # of giving its bundles to others when it stops; then they are released; 0: at once
     session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
 
     # ---- performance
@@ -173,6 +174,8 @@ class BrokerConfig(Applied, frozen=True):
             )
         if self.session_lost_grace_s < 0:
             raise InvalidConfiguration("session_lost_grace_s must not be negative", setting="session_lost_grace_s")
+        if self.drain_timeout_s < 0:
+            raise InvalidConfiguration("drain_timeout_s must not be negative", setting="drain_timeout_s")
 
 
 class Replication(msgspec.Struct, frozen=True):

@@ -76,6 +76,10 @@ LOADED_AT_ONCE = 64
 AT_ONCE = 100
 """Topics that are unloaded at a time when the broker closes, or checked at a time in a new session."""
 
+MOVED_AT_ONCE = 4
+"""Bundles that are given away at a time: more would share the processor and the disk, and each pause would be longer.
+"""
+
 SKIP_TRIES = 5
 """Attempts of a call that skips lost entries: it fails if a load that had begun before, or another broker, changes the
 topic's list of ledgers."""
@@ -102,7 +106,7 @@ class _OwnershipSession:
         self.policies = PolicyCache(metadata, config, policies_changed)
         self.grants = Grants(metadata, world.clock, grants_changed)
         self.schemas = SchemaRegistry(world, metadata)
-        self.ownership = Ownership(metadata, me)
+        self.ownership = Ownership(metadata, me, world.rng, world.clock.monotonic)
         limits = CatalogLimits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
         self.catalog = Catalog(
             world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation, limits=limits,
@@ -160,6 +164,7 @@ class TopicManager:
         self.lookups = 0  # questions for the owner of a topic
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.survey = Surveyor(world.clock, lambda: self.loaded.values())
+        self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
             world.clock, lambda name: self._open().grants.get_rights(name),
@@ -275,6 +280,57 @@ class TopicManager:
             _LOG.warning("bundles are not given back in order: %s", error)
         await session.close()
 
+    # ------------------------------------------------------------------ drain
+    async def drain(self) -> int:
+        """Registers this broker as one that drains, and gives what it owns to the other brokers of its group, a few
+        bundles at a time. Returns what is left: without another broker it keeps all. May be called again."""
+        session = self._open()
+        if not session.settled:
+            raise Unavailable(_UNSETTLED)
+        ownership, turns = session.ownership, asyncio.Semaphore(MOVED_AT_ONCE)
+        await ownership.set_draining(True)
+
+        async def move(path: str) -> None:
+            async with turns:
+                try:
+                    await self._move(session, path)
+                except MagnetarError as error:
+                    _LOG.warning("%s is not given away: %s", path, error)
+
+        await run_together([move(path) for path in ownership.owned_paths], "drain")
+        return len(ownership.owned_paths)
+
+    async def can_move(self) -> bool:
+        """Whether this broker could give bundles away now: it owns some, and the metadata answers."""
+        session = self._session
+        return (
+            session is not None and session.settled and bool(session.ownership.owned_paths) and await session.answers()
+        )
+
+    async def end_drain(self) -> None:
+        """Registers this broker as one that gets bundles again."""
+        await self._open().ownership.set_draining(False)
+
+    async def _move(self, session: _OwnershipSession, path: str) -> None:
+        heir = await session.ownership.choose_heir(path, others=True)
+        if heir is None or not session.settled:
+            return
+        self.heirs[heir.endpoint] = heir
+        going: list[Topic] = []
+        is_of_bundle = session.ownership.make_owner_check(path)
+
+        async def unload() -> None:
+            going.extend(topic for topic in self.loaded.values() if topic.owned is is_of_bundle)
+            for start in range(0, len(going), AT_ONCE):
+                await run_together([
+                    self._unload(topic, NotOwner(f"topic {topic.name} moves to {heir.endpoint}", owner=heir.endpoint))
+                    for topic in going[start : start + AT_ONCE]
+                ], "topic-move")  # fmt: skip
+            await session.transactions.unload_coordinator(path)
+
+        await session.ownership.move_bundle(path, heir, unload)
+        _LOG.info("%s, with %d topics, is given to %s", path, len(going), heir.name)
+
     def _leave(self, *, keep_bundles: bool = False) -> _OwnershipSession:
         session, self._session = self._open(), None
         session.ownership.lost = not keep_bundles
@@ -330,6 +386,12 @@ class TopicManager:
             raise Unavailable(_UNSETTLED)
         return await session.ownership.find_owner(name, await session.catalog.get_cached_namespace(name.namespace_name))
 
+    async def report_load(self, busy_percent: int) -> None:
+        """Reports the load of this broker (broker/cluster/placement_core.py)."""
+        session = self._session
+        if session is not None and session.settled and self.config.share_group:
+            await session.ownership.report_load(busy_percent)
+
     @property
     def own_record(self) -> BrokerRecord | None:
         """The record with this broker's addresses; None if the broker is not registered now."""
@@ -380,7 +442,7 @@ class TopicManager:
         namespace = await session.catalog.get_cached_namespace(name.namespace_name)
         ownership, path = session.ownership, session.ownership.owner_path(name, namespace)
         if not ownership.is_owned(path):
-            owner = await ownership.find_owner(name, namespace)
+            owner = await ownership.find_owner(name, namespace, opens=True)
             if owner.name != self.name:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
         topic = Topic(
@@ -412,9 +474,9 @@ class TopicManager:
             del self.loaded[topic.name.full]
         self._ending.spawn(self._close_topic(topic), f"end of {topic.name}")
 
-    async def _close_topic(self, topic: Topic) -> None:
+    async def _close_topic(self, topic: Topic, error: MagnetarError | None = None) -> None:
         try:
-            await topic.close()
+            await topic.close(error)
         except MagnetarError as error:
             _LOG.warning("%s: %s", topic.name, error)
         except Exception:  # a fault of one topic must not keep the others from being closed
@@ -455,10 +517,10 @@ class TopicManager:
             topics, bundles = topics + len(going), bundles + 1
         return topics, bundles
 
-    async def _unload(self, topic: Topic) -> None:
+    async def _unload(self, topic: Topic, error: MagnetarError | None = None) -> None:
         if self.loaded.get(topic.name.full) is topic:
             del self.loaded[topic.name.full]
-        await self._close_topic(topic)
+        await self._close_topic(topic, error)
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
         """Marks lost entries as skipped (broker/log/skip_lost.py); returns their ranges. Unloads the topic before and

@@ -123,7 +123,7 @@ def status(session: Session) -> None:
     bookies, repair = _bookies(session), _repair(session)
     backlogs, oldest = largest(summary, "backlog", WORST), largest(summary, "age", WORST)
     alarms = find_alarms(brokers, summary.silent, bookies, repair, oldest, now_ms)
-    if session.out.json:
+    if session.out.structured:
         session.out.print_document({
             "brokers": brokers, "silent": list(summary.silent), "bookies": bookies, "repair": repair,
             "backlogs": [topic_row(each, now_ms) for each in backlogs],
@@ -236,7 +236,7 @@ def top(session: Session, by: str, contains: str, limit: int, every_s: float, on
       magnetar top
       magnetar top --by backlog --once -o json
     """
-    live = not once and not session.out.json and sys.stdout.isatty()
+    live = not once and not session.out.structured and sys.stdout.isatty()
     while True:
         rows, silent = _largest_now(session, by, contains, limit)
         if live:
@@ -276,7 +276,7 @@ def why(session: Session, topic: str, subscription: str = "") -> None:
         stuck = [{"subscription": name, **asdict(session.admin.why_stuck(part, name))} for name in names]
         kept = [] if subscription else [asdict(each) for each in session.admin.why_kept(part).ledgers]
         found.append({"topic": part, "subscriptions": stuck, "ledgers": kept})
-    if session.out.json:
+    if session.out.structured:
         session.out.print_document(found)
         return
     for each in found:

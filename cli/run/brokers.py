@@ -7,6 +7,7 @@ one's address; look-ups, of all protocols, lead to the process that has the topi
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -101,7 +102,9 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
             for each in later:
                 await each.close()
 
-        starting = Broker.start(with_authentication(serving, security), settings, store, next_session)
+        starting = Broker.start(
+            with_authentication(serving, security), settings, store, next_session, time.process_time
+        )
         running = await parts.start("broker", starting, close)
         own = MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
         running.rest.measure = page = RepeatedPage(voice.combine_metrics(own), world.clock)
